@@ -14,10 +14,10 @@ from paceline.engines.distributed.transport.task_messages import CancelTask, Gra
 from this_process import in_thread, what_is_open
 
 TASK = RemoteTask(1, 7, True, 0.5)
-LARGE = 3_000_000  # bytes of a bucket that no buffer of the operating system holds
+LARGE = 24_000_000  # bytes of a bucket that no buffer of the operating system holds
 
 LONG = Leave("x" * 4000)
-FLOOD = 3 * MAX_WAITING  # more than the operating system holds, and the messages for which a side waits
+FLOOD = 6000
 
 
 @pytest.fixture(params=list(KINDS))

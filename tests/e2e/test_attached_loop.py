@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+from paths import ROOT
 from torchrun import torchrun
 
 SCRIPT = Path(__file__).parents[1] / "support/attached_script.py"
@@ -45,3 +46,12 @@ def test_dropped_gradients_leave_epochs_whole(protocol, tmp_path):
     assert sum(update.workload for update in history.updates[-1:]) >= 3 * SAMPLES // 8
     assert all(answer["over"] for answer in found)
     assert pl.replay(tmp_path / "run").identical
+
+
+@pytest.mark.slow
+def test_the_example_learns_on_every_rank(tmp_path):
+    done = torchrun(tmp_path, "--nproc-per-node", 3, ROOT / "examples/plain_loop/attached.py")
+    assert done.returncode == 0, done.stderr
+    last = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "epoch 9" in line]
+    assert last
+    assert max(last) < 0.4

@@ -117,8 +117,7 @@ class AttachedThreads:
     def _attach(self, rank):
         model, optimizer, loader = self.parts[rank]
         accumulate = self._settings.get("accumulate", 1)
-        batch_size = loader.batch_size * accumulate
-        training = describe(model, optimizer, len(loader.dataset), batch_size, self._settings.get("clip_norm"))
+        training = describe(model, optimizer, loader, accumulate, self._settings.get("clip_norm"))
         job, exchange = make_job(training, tensors_of(model)), Exchange()
         plan = parse_plan(self._protocol)
 

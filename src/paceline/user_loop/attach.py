@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sized
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
@@ -25,6 +23,7 @@ from paceline.user_loop.description import ServerRun, describe, make_job, tensor
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.single_run import SingleRun
+from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.validation import check_range
 
@@ -34,6 +33,7 @@ OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_
 attached: list[AttachedRun] = []  # the run of this process
 
 
+@checked_types
 def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -59,7 +59,7 @@ def attach(
         optimizer: optimizer of `torch.optim` before its first step; its learning rates follow those of this object, so
             that schedulers work as before.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
-            ``batch_size * accumulate`` samples to the ranks, each once per epoch in a shuffled order. The samples after
+            ``batch_size * accumulate`` samples to the ranks, each once per epoch. The samples after
             the last whole minibatch are left out of an epoch, as with ``drop_last``.
         protocol: protocol with a server as text, as "k_sync(k=3)".
         stop: conditions that end the run, as "loss=0.2,epochs=10"; `AttachedRun.epochs` sets the epochs by default.
@@ -104,8 +104,7 @@ def attach(
     environment = LaunchEnv.from_environment(os.environ)
     cluster = cluster or Torchrun()
     _check_cluster(cluster)
-    batch_size = (loader.batch_size or 0) * accumulate
-    training = describe(model, optimizer, len(loader.dataset), batch_size, clip_norm)  # type: ignore[arg-type]
+    training = describe(model, optimizer, loader, accumulate, clip_norm)
     tensors = tensors_of(model)
     exchange = Exchange()
     job = make_job(training, tensors)
@@ -148,7 +147,7 @@ def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:
 def _check_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise UsageError("the model is a DistributedDataParallel: give the model itself, as attach(ddp.module, ...)")
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters()):  # its import is slow
         raise UsageError(
             "the model has DTensor parameters, as of FSDP or tensor parallelism, but a rank sends whole gradients: "
             "attach a model that fits on each rank"
@@ -156,7 +155,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
-    if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+    if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
             "the loader is over an IterableDataset, whose samples have no numbers that the server could deal to the "
             "ranks: give a map-style data set"
@@ -165,6 +164,11 @@ def _check_loader(loader: DataLoader[Any]) -> None:
         raise UsageError(
             "the loader has a DistributedSampler, but the server deals the samples to the ranks: omit it, and give "
             "shuffle=True"
+        )
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise UsageError(
+            f"the loader has a {type(loader.sampler).__name__}, but the server deals the samples in order or shuffled: "
+            "omit sampler, and give shuffle="
         )
     if loader.batch_size is None:
         raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")

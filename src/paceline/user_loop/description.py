@@ -10,6 +10,7 @@ import msgspec
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
@@ -39,6 +40,7 @@ class Description(msgspec.Struct, frozen=True):
         groups: its parameter groups.
         samples: samples of the training data, >= 1.
         batch_size: samples in the minibatch of one step, >= 1.
+        shuffles: whether each epoch shuffles the samples.
         clip_norm: largest norm of the mean gradient, None for no clipping.
     """
 
@@ -49,6 +51,7 @@ class Description(msgspec.Struct, frozen=True):
     groups: list[ParameterGroup]
     samples: int
     batch_size: int
+    shuffles: bool
     clip_norm: float | None
 
 
@@ -77,8 +80,8 @@ class ServerRun(msgspec.Struct, frozen=True):
 def describe(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    samples: int,
-    batch_size: int,
+    loader: DataLoader[Any],
+    accumulate: int,
     clip_norm: float | None,
 ) -> Description:
     """Return the description of a training.
@@ -105,8 +108,9 @@ def describe(
         buffers=[name for name, _ in model.named_buffers()],
         optimizer=kind.__name__,
         groups=[_describe_group(number, group, names) for number, group in enumerate(optimizer.param_groups)],
-        samples=samples,
-        batch_size=batch_size,
+        samples=len(loader.dataset),  # type: ignore[arg-type]  # map-style
+        batch_size=(loader.batch_size or 0) * accumulate,
+        shuffles=isinstance(loader.sampler, RandomSampler),
         clip_norm=clip_norm,
     )
 
@@ -148,11 +152,13 @@ class ParameterBag(nn.Module):
 def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
     """Return the job of a described training, which the ranks compute in the user's loop."""
     groups = [(group.names, group.options) for group in training.groups]
+    data = SampleNumbers(training.samples)
     return Job(
         name="attached",
         model=ParameterBag(training, tensors),
         optimizer=partial(make_optimizer, kind=training.optimizer, groups=groups),
-        data=SampleNumbers(training.samples),
+        data=data,
+        sampler=None if training.shuffles else SequentialSampler(data),
         batch_size=training.batch_size,
         step=_computed_by_the_user,
         sampling="epoch",

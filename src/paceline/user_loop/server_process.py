@@ -19,7 +19,9 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.errors import PacelineError, RunError
 from paceline.run.train import train
 from paceline.user_loop.description import ServerRun, make_job, recv_run, send_run
+from paceline.utils.rank_logger import RankLogger
 
+LOG = RankLogger(__name__)
 STOP_TIMEOUT_S = 20.0
 
 
@@ -84,7 +86,7 @@ def main(stream: IO[bytes]) -> int:
             **run.options,
         )
     except PacelineError as error:
-        print(f"paceline server: {error}", file=sys.stderr)
+        LOG.error("the server: %s", error)
         return 1
     return 0
 

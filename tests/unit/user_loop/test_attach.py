@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import paceline as pl
 
@@ -36,6 +36,9 @@ class Numbers(IterableDataset):
     def __iter__(self):
         return iter(range(8))
 
+    def __len__(self):
+        return 8
+
 
 class OwnOptimizer(torch.optim.SGD):
     pass
@@ -63,6 +66,10 @@ def parallel():
         (
             {"loader": DataLoader(DATA, batch_size=2, sampler=DistributedSampler(DATA, 2, 0))},
             "omit it, and give shuffle=True",
+        ),
+        (
+            {"loader": DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler([1.0] * 8, 8))},
+            "has a WeightedRandomSampler",
         ),
         ({"loader": DataLoader(DATA, batch_size=None)}, "the loader has no batch_size"),
         ({"optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())}, "LBFGS evaluates the loss within a step"),

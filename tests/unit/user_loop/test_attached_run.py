@@ -154,6 +154,13 @@ def test_a_step_after_the_end_names_run_over(network, data):
         assert "run.over" in str(error)
 
 
+def test_a_loader_that_does_not_shuffle_keeps_its_order(network, data):
+    ranks = AttachedThreads(2, make_parts(network, data, shuffle=False), "bsp")
+    steps = ranks.run(train(epochs=1))
+    of_updates = [{int(n) for each in done for _, y in each for n in y} for done in zip(*steps, strict=True)]
+    assert of_updates == [{*range(first, first + 2 * BATCH)} for first in range(0, SAMPLES, 2 * BATCH)]
+
+
 def test_a_stop_condition_ends_the_loop(network, data):
     ranks = AttachedThreads(2, make_parts(network, data), "bsp", stop="updates=5")
     steps = ranks.run(train(epochs=100))

@@ -41,7 +41,8 @@ def description(model, kind=torch.optim.AdamW):
     vectors = [each for each in trainable(model) if each.ndim < 2]
     matrices = [each for each in trainable(model) if each.ndim == 2]
     groups = [{"params": [*matrices, *model.frozen.parameters()]}, {"params": vectors, "weight_decay": 0.0}]
-    return describe(model, kind(groups, lr=0.25, betas=(0.8, 0.9)), samples=10, batch_size=2, clip_norm=1.5)
+    loader = torch.utils.data.DataLoader(range(10), batch_size=1)
+    return describe(model, kind(groups, lr=0.25, betas=(0.8, 0.9)), loader, accumulate=2, clip_norm=1.5)
 
 
 def test_a_bag_has_the_trainable_parameters_and_the_buffers_in_the_model_s_order(model):
@@ -67,6 +68,7 @@ def test_a_run_is_received_as_it_was_sent(model):
     assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(model).items())
     job = make_job(received.training, tensors)
     assert (job.batch_size, job.clip_norm, job.minibatches_per_epoch()) == (2, 1.5, 5)
+    assert [*job.sampler] == [*range(10)]
 
 
 def test_the_server_s_optimizer_has_the_groups_of_the_user_s(model):

@@ -178,6 +178,13 @@ def arguments(name, called, tmp_path):
         given = {next(iter(parameters(called))): tmp_path / "file"}
     if name in {"advise", "estimate_constants", "replay"}:
         given["run"] = tmp_path / "nowhere"
+    if name == "advise_recording":
+        given["recording"] = tmp_path / "nowhere"
+    if name == "attach":
+        model = torch.nn.Linear(1, 1)
+        loader = torch.utils.data.DataLoader([torch.ones(1)], batch_size=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given |= {"model": model, "optimizer": optimizer, "loader": loader, "protocol": "bsp"}
     return given | OF_CALL.get(name, {})
 
 
