@@ -12,7 +12,7 @@ data = TensorDataset(points, (points[:, 0] * points[:, 1] > 0).long())
 model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 320)
-sampler = DistributedSampler(data)
+sampler = DistributedSampler(data)  # type: ignore[var-annotated]
 loader = DataLoader(data, batch_size=64, sampler=sampler)
 
 for epoch in range(10):

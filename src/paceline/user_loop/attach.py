@@ -62,7 +62,7 @@ def attach(
             ``batch_size * accumulate`` samples to the ranks, each once per epoch. The samples after
             the last whole minibatch are left out of an epoch, as with ``drop_last``.
         protocol: protocol with a server as text, as "k_sync(k=3)".
-        stop: conditions that end the run, as "loss=0.2,epochs=10"; `AttachedRun.epochs` sets the epochs by default.
+        stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
         clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
         cluster: how the processes reach each other, as ``pl.Torchrun(address=...)``.
