@@ -65,48 +65,56 @@ class StepProbe:
         self._sampler = sampler
         self._timer = StepTimer(files.add_step)
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        self._facts: list[dict[str, Any]] = []
+        self._has_models = False
         self._sees_forward = False  # not the case where torch.compile compiles the DDP module itself
         self._is_synced: bool | None = None  # of the last forward pass
         self._is_in_backward = self._is_in_collective = False
         self._is_sampled = False
         self._has_failed = False
         self._collectives = CollectiveLog(files.add_collectives)
-        self._originals: list[tuple[Any, str, Function]] = []
+        self._step_hook: Any = None
+        self._patches: list[tuple[Any, str, Function, Function]] = []
+        self._add_patch(dist, "destroy_process_group", self._with_destroy)
+        self._add_patch(DistributedDataParallel, "__init__", self._with_init)
+        self._add_patch(DistributedDataParallel, "forward", self._with_forward)
+        self._add_patch(DistributedDataParallel, "_sync_buffers", self._timed)
+        self._add_patch(torch.autograd, "backward", self._with_backward)
+        self._add_patch(torch.amp.GradScaler, "scale", self._with_scale)
+        for name in COLLECTIVES:
+            if hasattr(dist, name):
+                self._add_patch(dist, name, self._timed)
+        self._add_patch(dist.Work, "wait", self._timed)
 
     def install(self) -> None:
         """Replace the functions of torch that the marks need."""
-        self._collectives.enable()
-        self._step_hook = register_optimizer_step_post_hook(self._on_optimizer_step)
-        self._replace(dist, "destroy_process_group", self._with_destroy)
-        self._replace(DistributedDataParallel, "__init__", self._with_init)
-        self._replace(DistributedDataParallel, "forward", self._with_forward)
-        self._replace(DistributedDataParallel, "_sync_buffers", self._timed)
-        self._replace(torch.autograd, "backward", self._with_backward)
-        self._replace(torch.amp.GradScaler, "scale", self._with_scale)
-        for name in COLLECTIVES:
-            if hasattr(dist, name):
-                self._replace(dist, name, self._timed)
-        self._replace(dist.Work, "wait", self._timed)
+        if not self._has_models:
+            self._collectives.enable()
+            self._step_hook = register_optimizer_step_post_hook(self._on_optimizer_step)
+        for owner, name, _, patched in self._patches:
+            setattr(owner, name, patched)
 
     def remove(self) -> None:
         """Put the functions of torch back."""
-        self._step_hook.remove()
-        while self._originals:
-            setattr(*self._originals.pop())
+        self._remove_step_hook()
+        for owner, name, original, _ in self._patches:
+            setattr(owner, name, original)
 
-    def _replace(self, owner: Any, name: str, patched: Callable[[Function], Function]) -> None:
+    def _add_patch(self, owner: Any, name: str, patched: Callable[[Function], Function]) -> None:
         original = getattr(owner, name)
-        self._originals.append((owner, name, original))
-        setattr(owner, name, wraps(original)(patched(original)))
+        self._patches.append((owner, name, original, wraps(original)(patched(original))))
+
+    def _remove_step_hook(self) -> None:
+        if self._step_hook is not None:
+            self._step_hook.remove()
+            self._step_hook = None
 
     def _on_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._models and dist.is_initialized():
+        if dist.is_initialized():
             self._guard(self._collectives.step_ended)
 
     def _with_destroy(self, original: Function) -> Function:
         def destroy(*args: Any, **kwargs: Any) -> None:
-            if not self._models:
+            if not self._has_models:
                 self._guard(self._collectives.read)
             original(*args, **kwargs)
 
@@ -133,7 +141,7 @@ class StepProbe:
 
     def _with_backward(self, original: Function) -> Function:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._is_in_backward or not self._models:
+            if self._is_in_backward or not self._has_models:
                 self._nested_backward(original, tensors, *args, **kwargs)
                 return
             self._is_in_backward = True
@@ -156,7 +164,7 @@ class StepProbe:
         done_ns: list[int] = []
         if self._is_in_backward:
             self._guard(self._sampler.expect_nested)
-            self._guard(_call_at_end_of_graph, tensors, lambda: done_ns.append(perf_counter_ns()))
+            self._guard(_call_at_end_of_graph, _root_of(tensors), lambda: done_ns.append(perf_counter_ns()))
         original(tensors, *args, **kwargs)
         if done_ns:
             self._timer.sums_took(perf_counter_ns() - done_ns[-1])
@@ -190,8 +198,9 @@ class StepProbe:
         return any(model.require_backward_grad_sync for model in self._models)
 
     def _await_graph(self, tensors: Any) -> None:
-        self._is_sampled = self._sampler.begin(self._timer.step, _root_of(tensors))
-        _call_at_end_of_graph(tensors, self._on_graph_done)
+        root = _root_of(tensors)
+        self._is_sampled = self._sampler.begin(self._timer.step, root)
+        _call_at_end_of_graph(root, self._on_graph_done)
 
     def _on_graph_done(self) -> None:
         self._timer.graph_done(perf_counter_ns())
@@ -211,6 +220,8 @@ class StepProbe:
 
     def _add_model(self, model: DistributedDataParallel) -> None:
         self._models.add(model)
+        self._has_models = True
+        self._remove_step_hook()
         trained = [each for each in model.parameters() if each.requires_grad]
         self._sampler.watch(trained, model.gradient_as_bucket_view)
         self._files.open()
@@ -260,8 +271,8 @@ def _root_of(tensors: Any) -> torch.Tensor:
     return root
 
 
-def _call_at_end_of_graph(tensors: Any, mark: Callable[[], None]) -> None:
-    """Call a function when the next backward pass from these tensors has done its own graph.
+def _call_at_end_of_graph(root: torch.Tensor, mark: Callable[[], None]) -> None:
+    """Call a function when the next backward pass from this tensor has done its own graph.
 
     A hook on the root queues it when the pass begins. DDP queues its wait for the sums later, so the mark comes first.
     """
@@ -271,4 +282,4 @@ def _call_at_end_of_graph(tensors: Any, mark: Callable[[], None]) -> None:
         if waiting:  # a second pass through a graph that was kept runs the hook again
             torch.autograd.Variable._execution_engine.queue_callback(waiting.pop())
 
-    _root_of(tensors).register_hook(on_root)
+    root.register_hook(on_root)

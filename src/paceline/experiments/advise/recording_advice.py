@@ -27,6 +27,12 @@ COARSE = (
 )
 
 
+ON_HOST = (
+    "The model is not on a CPU: these are times of the host, which does not wait for the device. They show data and "
+    "host delays, but not which device computes slowly."
+)
+
+
 class DDPPrediction(NamedTuple):
     """Predicted time of one protocol on the recorded ranks.
 
@@ -124,7 +130,9 @@ class RecordingAdvice(TableRepresentation):
     def _notes(self) -> list[str]:
         if self.recording.is_coarse:
             return [*self._straggler_notes(), COARSE]
-        return [*self._straggler_notes(), *self._noise_notes(), *self._link_notes()]
+        devices = {model.device for header in self.recording.headers for model in header.models}
+        on_host = [ON_HOST] if any(not device.startswith("cpu") for device in devices) else []
+        return [*on_host, *self._straggler_notes(), *self._noise_notes(), *self._link_notes()]
 
     def _straggler_notes(self) -> list[str]:
         if not self.stragglers:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from ddp_recordings import write_recording
+from ddp_recordings import MODEL, describe, write_recording
 from paceline.ddp_recording.recording import GradientSample
 from paceline.errors import UsageError
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
@@ -114,3 +114,11 @@ def test_the_limits_of_little_and_much_noise():
     assert NoiseScale(1.0, 0.0, 4).ratio == inf
     assert NoiseScale(1.0, 0.0, 4).relative_updates(2, 0.0) == 2.0
     assert NoiseScale(4.0, 1.0, 4).relative_updates(4, 3.0) == (3 + 1) / 2
+
+
+def test_times_of_a_model_on_a_device_are_said_to_be_those_of_the_host(tmp_path):
+    folder = write_recording(tmp_path, work_ms())
+    assert "does not wait for the device" not in str(pl.advise_recording(folder, protocols=["bsp"]))
+    describe(folder, 1, 0, models=[{**MODEL, "device": "cuda:0"}])
+    text = str(pl.advise_recording(folder, protocols=["bsp"])).replace("\n", " ")
+    assert "times of the host, which does not wait for the device" in text
