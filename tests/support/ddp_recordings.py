@@ -6,6 +6,7 @@ import os
 import numpy as np
 
 from paceline.ddp_recording import layout
+from paceline.ddp_recording.recording import WARM_UP
 from paceline.probe.rank_files import RankFiles
 
 MODEL = {
@@ -18,12 +19,13 @@ MODEL = {
 
 
 def write_recording(folder, work_ms, *, sum_ms=5.0, part="backward", hosts=None, gradients=(), attempt=0):
-    """Write the recording of ranks whose own work took these milliseconds: ranks x steps; a first step is added.
+    """Write the recording of ranks whose own work took these milliseconds: ranks x steps.
 
-    Data and forward take 1 ms each, except that the given part has all that is left of the work.
+    The first steps, which are not read, are added. Data and forward take 1 ms each, except that the given
+    part has all that is left of the work.
     """
     work_ms = np.asarray(work_ms, dtype=float)
-    work_ms = np.concatenate([work_ms[:, :1], work_ms], axis=1)
+    work_ms = np.concatenate([work_ms[:, :1]] * WARM_UP + [work_ms], axis=1)
     step_ms = work_ms.max(axis=0) + sum_ms
     host = "alpha"
     folder.mkdir(parents=True, exist_ok=True)

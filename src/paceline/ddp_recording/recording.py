@@ -19,6 +19,7 @@ from paceline.utils import files
 from paceline.utils.wording import counted, join_words, listed
 
 LEAST_STEPS = 10
+WARM_UP = 2  # steps left out: in the second one all ranks wait for the buckets that DDP rebuilds
 NS = 1e-9
 MOST_RANKS = 100_000
 MOST_ROWS_BYTES = 1024 * files.MIB
@@ -83,7 +84,7 @@ class GradientSample(NamedTuple):
 
 
 class DDPRecording:
-    """Times of a DDP run that `paceline record` has recorded, without the first step.
+    """Times of a DDP run that `paceline record` has recorded, without the first two steps.
 
     Args:
         path: folder of the recording.
@@ -106,14 +107,14 @@ class DDPRecording:
         if not any(ranks for ranks in read):
             raise UsageError(_without_ranks(self.path))
         self.attempts = len(attempts)
-        ranks = max(read, key=lambda each: min((len(rank.rows) for rank in each), default=-1))
+        ranks = max(read, key=lambda each: min((len(rank.rows["step"]) for rank in each), default=-1))
         self.headers = [rank.header for rank in ranks]
         self.is_coarse = any(rank.is_coarse for rank in ranks)
         _check_ranks(self.path, self.headers, self.is_coarse)
         self.step_numbers, self._columns = _aligned([rank.rows for rank in ranks])
         if self.steps < LEAST_STEPS:
             raise UsageError(
-                f"{self.path} has {counted(self.steps, 'step')} that all ranks recorded after the first one, "
+                f"{self.path} has {counted(self.steps, 'step')} that all ranks recorded after the first {WARM_UP}, "
                 f"expected at least {LEAST_STEPS}; record a longer run"
             )
         self._samples = [rank.samples for rank in ranks]
@@ -272,11 +273,11 @@ def _check_ranks(path: Path, headers: Sequence[RankHeader], is_coarse: bool) -> 
 
 
 def _aligned(ranks: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[NDArray[np.int64], dict[str, Seconds]]:
-    """Return the steps that all ranks recorded, without the first one, and the columns as ranks x steps."""
+    """Return the steps that all ranks recorded, without the first two, and the columns as ranks x steps."""
     common = ranks[0]["step"]
     for rank in ranks[1:]:
         common = np.intersect1d(common, rank["step"])
-    common = common[common > 0]
+    common = common[common >= WARM_UP]
     rows = [np.searchsorted(rank["step"], common) for rank in ranks]
     return common, {
         name: np.stack([rank[name][chosen] for rank, chosen in zip(ranks, rows, strict=True)])

@@ -27,7 +27,7 @@ def message(folder):
     return str(caught.value)
 
 
-def test_the_parts_are_read_in_seconds_without_the_first_step(folder):
+def test_the_parts_are_read_in_seconds_without_the_first_two_steps(folder):
     recording = DDPRecording(folder)
     assert (recording.ranks, recording.steps, recording.payload_bytes) == (3, 20, MODEL["payload_bytes"])
     assert recording.work_s == pytest.approx(np.repeat([[0.05], [0.08], [0.05]], 20, axis=1))
@@ -44,13 +44,14 @@ def test_the_last_line_of_a_killed_rank_may_be_cut_off(folder):
 def test_only_steps_of_all_ranks_are_read(folder):
     rewrite(folder, 2, lambda text: "".join(text.splitlines(keepends=True)[:15]))
     rewrite(folder, 0, lambda text: re.sub(r"\n3,.*", "", text))
-    assert DDPRecording(folder).steps == 12  # of 13 without the first, one is missing
+    assert DDPRecording(folder).steps == 11  # of 12 after the first two, one is missing
 
 
-def test_of_several_attempts_the_one_with_the_most_steps_is_read(folder):
-    write_recording(folder, np.full((3, 12), 20.0), attempt=1)
+@pytest.mark.parametrize(("steps", "read"), [(12, 20), (25, 25)])
+def test_of_several_attempts_the_one_with_the_most_steps_is_read(steps, read, folder):
+    write_recording(folder, np.full((3, steps), 20.0), attempt=1)
     recording = DDPRecording(folder)
-    assert (recording.attempts, recording.steps) == (2, 20)
+    assert (recording.attempts, recording.steps) == (2, read)
 
 
 def test_gradients_are_means_over_the_ranks(tmp_path):
@@ -102,7 +103,7 @@ def test_a_single_rank(tmp_path):
 
 def test_three_steps(tmp_path):
     folder = write_recording(tmp_path, np.full((2, 3), 9.0))
-    assert "has 3 steps that all ranks recorded after the first one, expected at least 10; record a longer" in message(
+    assert "has 3 steps that all ranks recorded after the first 2, expected at least 10; record a longer" in message(
         folder
     )
 
