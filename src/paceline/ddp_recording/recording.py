@@ -84,7 +84,7 @@ class GradientSample(NamedTuple):
 
 
 class DDPRecording:
-    """Times of a DDP run that `paceline record` has recorded, without the first two steps.
+    """Times of a DDP run that ``paceline record`` has recorded, without the first two steps.
 
     Args:
         path: folder of the recording.
@@ -144,7 +144,7 @@ class DDPRecording:
 
     @cached_property
     def work_s(self) -> Seconds:
-        """Seconds of each rank's own work in each step: ranks x steps."""
+        """Own work of each rank in each step, in seconds, as ranks x steps."""
         work_s: Seconds = np.sum([self.part_s(part) for part in layout.PARTS], axis=0)
         return work_s
 
@@ -156,7 +156,7 @@ class DDPRecording:
 
     @cached_property
     def step_s(self) -> Seconds:
-        """Seconds of each step: ranks x steps."""
+        """Length of each step, in seconds, as ranks x steps."""
         step_s: Seconds = self.work_s + self.part_s("collectives") + self.part_s("sync")
         return step_s
 
