@@ -37,15 +37,11 @@ def test_bsp_is_ddp(optimizer, accumulate, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "protocol", ["k_sync(k=2)", "k_async(k=2)", "k_batch_async(k=3)", "asp", "dbw", "ssp(bound=2)"]
-)
-def test_dropped_gradients_leave_epochs_whole(protocol, tmp_path):
+@pytest.mark.parametrize("protocol", ["k_sync(k=2)", "k_batch_async(k=3)", "dbw", "asp"])
+def test_every_protocol_ends_on_all_ranks_and_its_decisions_are_those_of_the_replay(protocol, tmp_path):
     found = answers(tmp_path, 3, optimizer="SGD", attach={"protocol": protocol, "out": "run"})
-    history = pl.History.load(tmp_path / "run")
-    assert sum(update.workload for update in history.updates[-1:]) >= 3 * SAMPLES // 8
-    assert all(answer["over"] for answer in found)
-    assert pl.replay(tmp_path / "run").identical
+    assert {answer["stopped_by"] for answer in found} == {"epochs"}
+    assert pl.replay(tmp_path / "run").is_same
 
 
 @pytest.mark.slow
