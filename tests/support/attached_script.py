@@ -54,8 +54,7 @@ def step(model, optimizer, batches, accumulate):
 def main(settings):
     torch.manual_seed(0)
     rank, accumulate = int(os.environ["RANK"]), settings.get("accumulate", 1)
-    data = TensorDataset(torch.randn(alive = []  # the end of a gloo group may wait for processes that have ended
-SAMPLES, FEATURES).double(), torch.randint(0, CLASSES, (SAMPLES,)))
+    data = TensorDataset(torch.randn(SAMPLES, FEATURES).double(), torch.randint(0, CLASSES, (SAMPLES,)))
     model = Network().double()
     reference = copy.deepcopy(model)
     optimizer = make_optimizer(model, settings["optimizer"])
