@@ -99,7 +99,7 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
                 "faults": [],
                 "torchrun": {"encrypt": encrypts},
             }
-            [ours] = Job("train_ours", WORKERS + 1, settings).answers()
+            ours = Job("train_ours", WORKERS + 1, settings).answers()[0]
             measured[encrypts].append(WORKERS / rate(ours["updates"]))
     ratio = ratios(measured[True], measured[False])
     return {
