@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from user_loop_ranks import WARM_UP
 from common import options, ratios, report, spread
 from distributed_ranks import ANSWER
+from user_loop_ranks import WARM_UP
 
 RANKS = Path(__file__).with_name("user_loop_ranks.py")
 PREMIUM_BAR, START_BAR_S = 1.03, 5.0
