@@ -26,10 +26,12 @@ from paceline.user_loop.single_run import SingleRun
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.validation import check_range
+from paceline.utils.wording import join_words
 
 LOG = RankLogger(__name__)
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_s")
+OPTIONS = ("overwrite", "checkpoint_every", "keep_checkpoints")
 attached: list[AttachedRun] = []  # the run of this process
 
 
@@ -68,7 +70,7 @@ def attach(
         cluster: how the processes reach each other, as ``pl.Torchrun(address=...)``.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
-        options: other arguments of `pl.train`, as ``overwrite`` and ``checkpoint_every``.
+        options: ``overwrite``, ``checkpoint_every`` and ``keep_checkpoints``, as in `pl.train`.
 
     Raises:
         UsageError: the arguments cannot work.
@@ -89,6 +91,7 @@ def attach(
         True
     """
     check_range("[1, inf)", accumulate=accumulate)
+    _check_options(options)
     _check_model(model)
     _check_loader(loader)
     if parse_plan(protocol).allreduce is not None:
@@ -122,7 +125,7 @@ def attach(
             ",".join(stop.conditions),
             seed,
             {**options, "out": None if out is None else str(Path(out).resolve())},
-            {name: getattr(cluster, name) for name in OF_THE_SERVER},
+            {name: _plain(getattr(cluster, name)) for name in OF_THE_SERVER},
             asdict(_ranks(environment, 0)),
         )
         return ServerProcess(run, tensors)
@@ -131,6 +134,16 @@ def attach(
     run = AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
     attached[:] = [run]
     return run
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in OPTIONS:
+            raise UsageError(f"attach has no argument {name!r}, expected {join_words(OPTIONS)} beside its own: omit it")
 
 
 def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:

@@ -78,6 +78,7 @@ def parallel():
         (stepped(), "attach before the first step"),
         ({"protocol": "all_reduce"}, "has no server, which attach needs"),
         ({"accumulate": 0}, "accumulate"),
+        ({"callbacks": ()}, "attach has no argument 'callbacks'"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
     ],
 )
