@@ -8,10 +8,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from paceline.core.stop import Stop
 from paceline.engines.distributed import RunFinished
@@ -19,6 +18,7 @@ from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
+from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopTask
 from paceline.user_loop.loss_reader import LossReader
 from paceline.user_loop.server_process import ServerProcess
@@ -220,48 +220,6 @@ class AttachedRun:
         tensors = zip([*self._parameters, *self._buffers], [*trainable(model), *model.buffers()], strict=True)
         for ours, theirs in tensors:
             ours.copy_(theirs)
-
-
-class LeasedLoader:
-    """Batches that the server deals to this rank; each iteration is one epoch.
-
-    Args:
-        run: run of this rank.
-        loader: DataLoader of the user, whose data set and collate function are used.
-        accumulate: batches of each step, >= 1.
-    """
-
-    def __init__(self, run: AttachedRun, loader: DataLoader[Any], accumulate: int) -> None:
-        self._run = weakref.proxy(run)
-        self._loader = loader
-        self._accumulate = accumulate
-        if loader.num_workers:
-            LOG.warning("run.loader loads in this process: num_workers=%d has no effect", loader.num_workers)
-
-    def __len__(self) -> int:
-        """Return the number of batches that one rank alone would have in an epoch."""
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch.
-
-        Raises:
-            RunError: `optimizer.step()` was not called after the last batches.
-        """
-        while (task := self._run.next_task()) is not None:
-            for indices in np.array_split(task.indices, self._accumulate):
-                yield self._batch(indices.tolist())
-            if self._run.next_task() is task:
-                raise RunError(
-                    f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
-                    "accumulate= if a step takes more batches"
-                )
-
-    def _batch(self, indices: list[int]) -> Any:
-        data: Any = self._loader.dataset
-        samples = data.__getitems__(indices) if hasattr(data, "__getitems__") else [data[i] for i in indices]
-        collate: Callable[[Any], Any] = self._loader.collate_fn or default_collate
-        return collate(samples)
 
 
 def _live(run: weakref.ref[AttachedRun]) -> AttachedRun:
