@@ -46,9 +46,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--compute-s", type=float, default=0.1)
     parser.add_argument("--updates", type=int, default=40, help="updates of each training")
+    parser.add_argument("--plain", action="store_true", help="train without encryption")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
     name = "distributed" if args.parts == list(PARTS) else "_".join(["distributed", *args.parts])
+    name += "_plain" if args.plain else ""
     report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
@@ -232,7 +234,13 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def train_ours(
     args: argparse.Namespace, compute_s: list[float], protocol: str, faults: list[tuple[int, int]] | None = None
 ) -> dict[str, Any]:
-    settings = {"protocol": protocol, "compute_s": compute_s, "updates": args.updates, "faults": faults or []}
+    settings = {
+        "protocol": protocol,
+        "compute_s": compute_s,
+        "updates": args.updates,
+        "faults": faults or [],
+        "encrypt": not args.plain,
+    }
     return dict(Job("train_ours", len(compute_s) + 1, settings).answers()[0])
 
 

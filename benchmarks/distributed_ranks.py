@@ -189,7 +189,12 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
             model=make_model, loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=LR), data=make_data(), batch_size=1
         ),
         protocol=settings["protocol"],
-        cluster=pl.Torchrun(threads=1, slowness=pl.Cluster(len(compute_s), timing=sleeps), faults=faults),
+        cluster=pl.Torchrun(
+            threads=1,
+            slowness=pl.Cluster(len(compute_s), timing=sleeps),
+            faults=faults,
+            encrypt=settings["encrypt"],
+        ),
         stop=pl.Stop(updates=settings["updates"]),
         callbacks=[clock],
     )

@@ -97,7 +97,7 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
                 "compute_s": [0.1] * WORKERS,
                 "updates": args.updates,
                 "faults": [],
-                "torchrun": {"encrypt": encrypts},
+                "encrypt": encrypts,
             }
             ours = Job("train_ours", WORKERS + 1, settings).answers()[0]
             measured[encrypts].append(WORKERS / rate(ours["updates"]))

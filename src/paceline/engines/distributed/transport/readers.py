@@ -55,6 +55,10 @@ class MessageReader(StreamReader):
             return None
         return self._memory[self._stop :]
 
+    def bytes_to_come(self) -> int:
+        """Return 1: a message may have any size."""
+        return 1
+
     def on_bytes(self, count: int) -> None:
         """Deliver the messages that are complete."""
         self._connection.on_bytes()
@@ -120,6 +124,10 @@ class TensorReader(StreamReader):
         if self._announced is not None:
             return None
         return self._unread or self._ahead[self._stop :]
+
+    def bytes_to_come(self) -> int:
+        """Return the number of bytes that are left of a tensor, or 1."""
+        return len(self._unread or b".")
 
     def on_bytes(self, count: int) -> None:
         """Record bytes of a tensor, or frames with the bytes of their tensors, and report complete tensors."""

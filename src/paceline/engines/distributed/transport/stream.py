@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ FIRST_BYTES = 1 << 17  # that the thread of the sender writes itself
 JOINED_BYTES = 1 << 14  # of small parts that are sent together
 PIECE_BYTES = 1 << 22  # of one system call
 TURN_BYTES = 1 << 22  # that one socket reads or writes before the others have their turn
+LOW_WATER_BYTES = 1 << 20  # that must have arrived before the thread wakes up, if at least as many are to come
+RECORD_BYTES = 1 << 15  # of an incomplete TLS record, which has arrived but is not read, and its frame
 
 
 class StreamSocket(Protocol):
@@ -35,6 +38,9 @@ class StreamSocket(Protocol):
     def setblocking(self, is_blocking: bool, /) -> None:
         """Set whether calls wait."""
 
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        """Set an option of the socket."""
+
     def getpeername(self) -> Any:
         """Return the address of the other side."""
 
@@ -50,6 +56,9 @@ class StreamReader(Protocol):
 
     def next_buffer(self) -> memoryview | None:
         """Return memory for the next bytes, not empty; None to read nothing until `Stream.resume`."""
+
+    def bytes_to_come(self) -> int:
+        """Return the number of bytes that will come in any case, >= 1; with fewer there is nothing to do."""
 
     def on_bytes(self, count: int) -> None:
         """Handle that this many bytes, at least one, have been written to the memory of `next_buffer`."""
@@ -74,6 +83,7 @@ class Stream:
         self._unsent: deque[memoryview] = deque()
         self._lock = threading.Lock()  # OpenSSL allows one thread at a time
         self._watched = 0  # events
+        self._low_water_bytes = 1
         self._has_ended = False
         sock.setblocking(False)
 
@@ -196,6 +206,14 @@ class Stream:
         if self._has_ended:
             return
         events = (READ if self._reader.next_buffer() is not None else 0) | (WRITE if self._unsent else 0)
+        if events & READ:
+            self._set_low_water(max(1, min(LOW_WATER_BYTES, self._reader.bytes_to_come() - RECORD_BYTES)))
         if events != self._watched:
             self._loop.watch(self._sock, events, self._on_ready)
             self._watched = events
+
+    def _set_low_water(self, nbytes: int) -> None:
+        """Wake up for this many bytes: each piece of a large tensor costs a system call and a change of threads."""
+        if nbytes != self._low_water_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._low_water_bytes = nbytes

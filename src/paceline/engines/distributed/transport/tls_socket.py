@@ -94,6 +94,10 @@ class TLSSocket:
         """Set whether calls wait."""
         self._sock.setblocking(is_blocking)
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket."""
+        self._sock.setsockopt(level, option, value)
+
     def getpeername(self) -> Any:
         """Return the address of the other side."""
         return self._sock.getpeername()

@@ -3,7 +3,7 @@
 import queue
 import socket
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
@@ -108,7 +108,7 @@ def test_another_version_is_answered_and_reported_once_and_another_run_is_not(se
 
 @pytest.mark.parametrize("stage", ["no byte", "half a handshake", "no preamble", "half a preamble", "no partner"])
 def test_each_step_of_a_connection_has_the_same_deadline(stage, monkeypatch, caplog):
-    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.04)
+    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.2)
     steps = {
         "no byte": lambda server: server.dial(),
         "half a handshake": lambda server: sending(server.dial(), bytes(5)),
@@ -118,10 +118,11 @@ def test_each_step_of_a_connection_has_the_same_deadline(stage, monkeypatch, cap
     }
     with accepting() as server:
         sock = steps[stage](server)
-        while sock.recv(1 << 10):
-            pass
+        with suppress(ConnectionResetError):  # the listener has not read what was sent
+            while sock.recv(1 << 10):
+                pass
         assert server.pairs.empty()
-    assert "no complete handshake within 0.04 s" in caplog.text
+    assert "no complete handshake within 0.2 s" in caplog.text
 
 
 def sending(sock, content):

@@ -9,16 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
-from paceline.engines.distributed.transport.stream import FIRST_BYTES, JOINED_BYTES, Stream
+from paceline.engines.distributed.transport.stream import (
+    FIRST_BYTES,
+    JOINED_BYTES,
+    LOW_WATER_BYTES,
+    RECORD_BYTES,
+    Stream,
+)
 from this_process import wait_until
 
 LIMIT_S = 20
 
 
 class Received:
-    """Reader that takes bytes in pieces of a size, and none after a number of bytes."""
+    """Reader that takes bytes in pieces of a size, none after a number of bytes, and expects so many in all."""
 
-    def __init__(self, size, most=1 << 62):
+    def __init__(self, size, most=1 << 62, in_all=0):
+        self.calls = 0
+        self._in_all = in_all
         self.content = bytearray()
         self.ends = queue.SimpleQueue()
         self.most = most
@@ -27,7 +35,11 @@ class Received:
     def next_buffer(self):
         return None if len(self.content) >= self.most else self._memory
 
+    def bytes_to_come(self):
+        return max(1, self._in_all - len(self.content))
+
     def on_bytes(self, count):
+        self.calls += 1
         self.content += self._memory[:count]
 
     def on_end(self, reason):
@@ -141,3 +153,22 @@ def test_a_reader_without_memory_reads_nothing_until_it_resumes(loop):
     stream.resume()
     assert reader.ends.get(timeout=LIMIT_S) == "the other process has closed the connection"
     assert reader.content == b"0123456789"
+
+
+@pytest.mark.parametrize("missing", [1, RECORD_BYTES, LOW_WATER_BYTES])
+def test_the_pieces_of_a_tensor_wake_the_thread_only_when_many_bytes_have_come_or_the_last_ones(loop, missing):
+    nbytes = LOW_WATER_BYTES + RECORD_BYTES
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sender:
+        sock, _ = listener.accept()
+        received = Received(nbytes, in_all=nbytes)
+        stream = Stream(loop, sock, received)
+        stream.resume()
+        in_loop(loop, lambda: None)
+        content = bytes(range(256)) * (nbytes // 256)
+        for start in range(0, nbytes - missing, 1 << 12):
+            sender.sendall(content[start : min(start + (1 << 12), nbytes - missing)])
+        sender.sendall(content[nbytes - missing :])
+        wait_until(lambda: len(received.content) == nbytes)
+        assert received.content == content
+        assert received.calls <= 3 + missing // (1 << 12)
+        in_loop(loop, lambda: stream.end("the end"))
