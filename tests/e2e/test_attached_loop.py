@@ -22,11 +22,11 @@ def answers(folder, ranks, **settings):
     return sorted((json.loads(line) for line in lines), key=lambda answer: answer["rank"])
 
 
-def check_equal_to_ddp(found):
+def check_equal_to_ddp(found, epochs=3):
     assert all(answer["over"] for answer in found)
     assert {answer["stopped_by"] for answer in found} == {"epochs"}
     assert all(answer["difference"] < 1e-12 for answer in found), found
-    assert Counter(number for answer in found for number in answer["samples"]) == dict.fromkeys(range(SAMPLES), 3)
+    assert Counter(number for answer in found for number in answer["samples"]) == dict.fromkeys(range(SAMPLES), epochs)
 
 
 @pytest.mark.slow
@@ -41,6 +41,29 @@ def test_bsp_is_ddp(optimizer, accumulate, tmp_path):
 def test_every_protocol_ends_on_all_ranks_and_its_decisions_are_those_of_the_replay(protocol, tmp_path):
     found = answers(tmp_path, 3, optimizer="SGD", attach={"protocol": protocol, "out": "run"})
     assert {answer["stopped_by"] for answer in found} == {"epochs"}
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_all_reduce_is_ddp(optimizer, accumulate, tmp_path):
+    settings = {"accumulate": accumulate, "epochs": 8, "attach": {"protocol": "all_reduce"}}  # 32 updates
+    check_equal_to_ddp(answers(tmp_path, 3, optimizer=optimizer, compare=True, **settings), epochs=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd"])
+def test_every_protocol_without_a_server_ends_on_all_ranks_and_learns(protocol, tmp_path):
+    text = (ROOT / "examples/plain_loop/attached.py").read_text()
+    assert text.count("k_sync(k=2)") == 1
+    script = tmp_path / "script.py"
+    script.write_text(text.replace("k_sync(k=2)", f'{protocol}", out="run'))
+    done = torchrun(tmp_path, "--nproc-per-node", 2, script)
+    assert done.returncode == 0, done.stderr
+    last = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "epoch 9" in line]
+    assert max(last) < 0.4
+    assert len(last) == 2
     assert pl.replay(tmp_path / "run").is_same
 
 

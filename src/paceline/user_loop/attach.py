@@ -1,9 +1,10 @@
-"""`attach`: the user's own loop on the ranks of torchrun, with a server beside rank 0."""
+"""`attach`: the user's own loop on the ranks of torchrun, with a server beside rank 0 or with all-reduce."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
+from paceline.protocols.protocol import Plan
 from paceline.run.config import RunConfig
+from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import ServerRun, describe, make_job, tensors_of
+from paceline.user_loop.loop_optimizer import SteppingHost, UserLoop, check_steps, make_stepping_job, shared_parameters
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.single_run import SingleRun
@@ -50,24 +54,27 @@ def attach(
     out: str | Path | None = None,
     **options: Any,
 ) -> AttachedRun | SingleRun:
-    """Attach the loop of every rank to one run with a server.
+    """Attach the loop of every rank to one run.
 
     Every rank that torchrun has started is a worker. Before each ``optimizer.step()`` its gradient is sent to the
     server, a process beside rank 0, and the step itself finds no gradient; after it the parameters are those of the
-    version that the protocol gives this rank next. Without torchrun the loop trains alone.
+    version that the protocol gives this rank next. Under a protocol without a server (all_reduce, local_sgd, s3gd,
+    dc_s3gd), the optimizer of each rank steps, and the ranks average. Without torchrun the loop trains alone.
 
     Args:
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
-        optimizer: optimizer of `torch.optim` before its first step; its learning rates follow those of this object, so
-            that schedulers work as before.
+        optimizer: optimizer of `torch.optim` before its first step; the server's learning rates follow those of this
+            object, so that schedulers work as before. Without a server any optimizer but LBFGS; its state at rank 0
+            is the first state of all ranks.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
             ``batch_size * accumulate`` samples to the ranks, each once per epoch. The samples after
             the last whole minibatch are left out of an epoch, as with ``drop_last``.
-        protocol: protocol with a server as text, as "k_sync(k=3)".
+        protocol: protocol as text, as "k_sync(k=3)" or "all_reduce".
         stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
         clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
-        cluster: how the processes reach each other, as ``pl.Torchrun(address=...)``.
+        cluster: how the processes reach each other, as ``pl.Torchrun(address=...)``; ``elastic=True`` without a
+            server only.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
         options: ``overwrite``, ``checkpoint_every`` and ``keep_checkpoints``, as in `pl.train`.
@@ -94,11 +101,7 @@ def attach(
     _check_options(options)
     _check_model(model)
     _check_loader(loader)
-    if parse_plan(protocol).allreduce is not None:
-        raise UsageError(
-            f"protocol={protocol!r} has no server, which attach needs: give a protocol with one, as k_sync(k=3), or "
-            "train a pl.Job with pl.train"
-        )
+    plan = parse_plan(protocol)
     if not started_by_torchrun(os.environ):
         LOG.warning("torchrun has not started this process: the loop trains alone, without a protocol")
         return SingleRun(loader)
@@ -106,6 +109,11 @@ def attach(
         raise UsageError("this process has an attached run already: call its finish() before attach")
     environment = LaunchEnv.from_environment(os.environ)
     cluster = cluster or Torchrun()
+    stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    if plan.allreduce is not None:
+        loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
+        attached[:] = [_without_server(loop, plan, cluster, stop, seed, {**options, "out": out})]
+        return attached[-1]
     _check_cluster(cluster)
     training = describe(model, optimizer, loader, accumulate, clip_norm)
     tensors = tensors_of(model)
@@ -130,10 +138,24 @@ def attach(
         )
         return ServerProcess(run, tensors)
 
-    stop = Stop.parse(stop) if isinstance(stop, str) else stop
     run = AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
     attached[:] = [run]
     return run
+
+
+def _without_server(
+    loop: UserLoop, plan: Plan, cluster: Torchrun, stop: Stop | None, seed: int, options: dict[str, Any]
+) -> AttachedRun:
+    cluster = cluster.fitted_to(plan)
+    _check_cluster(replace(cluster, elastic=False))  # possible without a server
+    check_steps(loop)
+    exchange, shared = Exchange(), shared_parameters(loop.model)
+    job, host = make_stepping_job(loop, shared, exchange), SteppingHost(exchange, shared)
+
+    def config_of(stop: Stop) -> RunConfig:
+        return RunConfig(job, plan, cluster, stop, seed, process=host)
+
+    return AllReduceRun(*loop[:4], stop, exchange, config_of, partial(lead, **options))
 
 
 def _plain(value: object) -> object:

@@ -19,7 +19,7 @@ from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
 from paceline.user_loop.leased_loader import LeasedLoader
-from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopTask
+from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopStep, LoopTask
 from paceline.user_loop.loss_reader import LossReader
 from paceline.user_loop.server_process import ServerProcess
 from paceline.utils.rank_logger import RankLogger
@@ -50,6 +50,8 @@ class AttachedRun:
         stopped_by: condition that ended the run, empty before its end.
         reason: reason for the end as a sentence, empty before it.
     """
+
+    _leader = "the server"
 
     def __init__(
         self,
@@ -136,12 +138,15 @@ class AttachedRun:
         """Take part in the run, and pass its end or the error to the loop."""
         result: LoopEnd | BaseException
         try:
-            result = LoopEnd(*serve(self._config))
+            result = self._take_part()
         except RunFinished as finished:
             result = LoopEnd(None, finished.end)
         except BaseException as error:  # raised in the thread of the loop
             result = error
         self._exchange.to_loop.put(result)
+
+    def _take_part(self) -> LoopEnd:
+        return LoopEnd(*serve(self._config))
 
     def _leave(self) -> None:
         """Leave a run that has not ended."""
@@ -190,7 +195,10 @@ class AttachedRun:
 
     def _receive(self) -> None:
         """Wait for the next version and its task, or for the end of the run."""
-        match self._get():
+        self._on_message(self._get())
+
+    def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
+        match message:
             case LoopTask() as task:
                 self._task = task
                 self._load(task.model)
@@ -198,7 +206,7 @@ class AttachedRun:
                 self._task, self.over = None, True
                 self.stopped_by, self.reason = end.outcome, end.reason
                 if end.has_failed:
-                    raise (UsageError if end.is_usage else RunError)(f"the server: {end.reason}")
+                    raise (UsageError if end.is_usage else RunError)(f"{self._leader}: {end.reason}")
                 if model is not None:
                     self._load(model)
             case BaseException() as error:
@@ -206,7 +214,7 @@ class AttachedRun:
                 self.reason = str(error)
                 raise error
 
-    def _get(self) -> LoopTask | LoopEnd | BaseException:
+    def _get(self) -> LoopTask | LoopStep | LoopEnd | BaseException:
         while True:
             try:
                 return self._exchange.to_loop.get(timeout=CHECK_SERVER_S)

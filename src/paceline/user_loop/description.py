@@ -160,7 +160,7 @@ def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
         data=data,
         sampler=None if training.shuffles else SequentialSampler(data),
         batch_size=training.batch_size,
-        step=_computed_by_the_user,
+        step=computed_by_the_user,
         sampling="epoch",
         clip_norm=training.clip_norm,
     )
@@ -180,7 +180,8 @@ def make_optimizer(
     return optimizer
 
 
-def _computed_by_the_user(model: nn.Module, batch: object) -> Tensor:
+def computed_by_the_user(model: nn.Module, batch: object) -> Tensor:
+    """Raise: the loss of an attached job is computed in the loop of the user."""
     raise NotImplementedError("the loss is computed in the loop of the user")
 
 

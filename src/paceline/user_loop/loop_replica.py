@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,11 @@ class LoopAnswer(NamedTuple):
     learning_rates: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class LoopStep:
+    """Step that the user's optimizer is to make, with the gradients in place; the loop returns it afterwards."""
+
+
 class LoopEnd(NamedTuple):
     """End of the run.
 
@@ -63,13 +69,28 @@ class Exchange:
     """Exchange between the thread of the worker and the user's loop, of which one waits for the other.
 
     Attributes:
-        to_loop: tasks, and then the end of the run or an error.
-        to_worker: answers; None if the loop has ended.
+        to_loop: tasks, steps of the user's optimizer where it steps, and then the end of the run or an error.
+        to_worker: answers, and steps that were made; None if the loop has ended.
     """
 
     def __init__(self) -> None:
-        self.to_loop: queue.SimpleQueue[LoopTask | LoopEnd | BaseException] = queue.SimpleQueue()
-        self.to_worker: queue.SimpleQueue[LoopAnswer | None] = queue.SimpleQueue()
+        self.to_loop: queue.SimpleQueue[LoopTask | LoopStep | LoopEnd | BaseException] = queue.SimpleQueue()
+        self.to_worker: queue.SimpleQueue[LoopAnswer | LoopStep | None] = queue.SimpleQueue()
+        self._has_ended = False
+
+    def ask(self, what: LoopTask | LoopStep) -> LoopAnswer | LoopStep:
+        """Send a task or a step to the loop, and wait for what it returns.
+
+        Raises:
+            Interrupted: the loop has ended.
+        """
+        if not self._has_ended:
+            self.to_loop.put(what)
+            answer = self.to_worker.get()
+            if answer is not None:
+                return answer
+            self._has_ended = True
+        raise Interrupted
 
 
 class LoopReplica(Replica):
@@ -95,10 +116,8 @@ class LoopReplica(Replica):
 
     def _forward_backward(self, batch: Batch, gradient: FlatBuffers, *, notifies: bool) -> PartialGradient:
         epoch, indices = batch
-        self._exchange.to_loop.put(LoopTask(epoch, indices, self.model, gradient))
-        answer = self._exchange.to_worker.get()
-        if answer is None:
-            raise Interrupted
+        answer = self._exchange.ask(LoopTask(epoch, indices, self.model, gradient))
+        assert isinstance(answer, LoopAnswer)
         if self._check is not None:
             self._check()
         self.learning_rates = answer.learning_rates

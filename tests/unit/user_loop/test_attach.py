@@ -76,7 +76,17 @@ def parallel():
         ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "OwnOptimizer is not of torch.optim"),
         ({"optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
         (stepped(), "attach before the first step"),
-        ({"protocol": "all_reduce"}, "has no server, which attach needs"),
+        (
+            {"protocol": "all_reduce", "optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())},
+            "the ranks average one gradient for each step",
+        ),
+        (
+            {"protocol": "s3gd", "optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())},
+            "which the ranks would not average",
+        ),
+        ({"protocol": "dc_s3gd", "model": nn.Linear(2, 1, device="meta")}, "the model is on meta"),
+        ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "sums in float32 only"),
+        ({"protocol": "all_reduce", "cluster_options": {"shards": 2}}, "cluster has shards=2"),
         ({"accumulate": 0}, "accumulate"),
         ({"callbacks": ()}, "attach has no argument 'callbacks'"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
@@ -85,7 +95,8 @@ def parallel():
 @pytest.mark.usefixtures("torchrun")
 def test_what_cannot_work_is_refused_with_what_to_type(changes, expected):
     if "cluster_options" in changes:
-        changes = {"cluster": pl.Torchrun(**changes["cluster_options"])}
+        changes = {**changes, "cluster": pl.Torchrun(**changes["cluster_options"])}
+        del changes["cluster_options"]
     with pytest.raises(pl.UsageError) as refused:
         attach(**changes)
     assert expected in str(refused.value)

@@ -5,105 +5,34 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 from attached_threads import AttachedThreads
+from loop_parts import (
+    BATCH,
+    SAMPLES,
+    adamw,
+    loss_of,
+    make_network,
+    make_parts,
+    numbered_data,
+    of_the_mean_gradient,
+    sgd,
+    step,
+    train,
+)
 
-SAMPLES, BATCH = 48, 4
 EXACT = 1e-12
-
-
-class Network(nn.Module):
-    """Network with batch norm, a tied weight and a frozen parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(3, 3, bias=False)
-        self.norm = nn.BatchNorm1d(3)
-        self.second = nn.Linear(3, 3)
-        self.second.weight = self.first.weight
-        self.last = nn.Linear(3, 1)
-        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
-
-    def forward(self, x):
-        return self.frozen * self.last(torch.tanh(self.second(self.norm(self.first(x)))))
 
 
 @pytest.fixture(scope="module")
 def data():
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(SAMPLES, 3, generator=generator).double(), torch.arange(SAMPLES).double()[:, None])
+    return numbered_data()
 
 
 @pytest.fixture(scope="module")
 def network():
-    torch.manual_seed(0)
-    return Network().double()
-
-
-def sgd(model):
-    matrices, vectors = ([each for each in model.parameters() if (each.ndim > 1) == large] for large in (True, False))
-    groups = [{"params": matrices, "lr": 0.05}, {"params": vectors, "momentum": 0.5}]
-    return torch.optim.SGD(groups, lr=0.02, momentum=0.9)
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
-
-
-def make_parts(network, data, make_optimizer=sgd, **loader):
-    def parts():
-        model = copy.deepcopy(network)
-        return model, make_optimizer(model), DataLoader(data, **{"batch_size": BATCH, "shuffle": True, **loader})
-
-    return parts
-
-
-def step(model, optimizer, batches):
-    optimizer.zero_grad()
-    for x, y in batches:
-        (mse_loss(model(x), y / SAMPLES) / len(batches)).backward()
-    optimizer.step()
-
-
-def train(epochs=2, accumulate=1):
-    """Return a loop that returns the batches of each of its steps."""
-
-    def loop(run, model, optimizer):
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-        steps, batches = [], []
-        for _ in run.epochs(epochs):
-            for batch in run.loader:
-                batches.append(batch)
-                if len(batches) == accumulate:
-                    step(model, optimizer, batches)
-                    scheduler.step()
-                    steps.append(batches)
-                    batches = []
-        assert run.over
-        return steps
-
-    return loop
-
-
-def of_the_mean_gradient(network, make_optimizer, steps, clip_norm=None):
-    """Return the parameters after steps by the mean of the ranks' gradients."""
-    model = copy.deepcopy(network)
-    optimizer = make_optimizer(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    for of_ranks in zip(*steps, strict=True):
-        optimizer.zero_grad()
-        for batches in of_ranks:
-            for x, y in batches:
-                (mse_loss(model(x), y / SAMPLES) / len(batches) / len(of_ranks)).backward()
-        if clip_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        optimizer.step()
-        scheduler.step()
-    return list(model.parameters())
+    return make_network()
 
 
 def counted(steps):
@@ -139,7 +68,7 @@ def test_the_loss_is_that_of_backward(network, data):
     ranks = AttachedThreads(2, make_parts(network, data, batch_size=2), "bsp", accumulate=2)
     [steps, _] = ranks.run(train(epochs=1, accumulate=2))
     model = copy.deepcopy(network)
-    first = sum(mse_loss(model(x), y / SAMPLES).item() / 2 for x, y in steps[0])
+    first = sum(loss_of(model, x, y).item() / 2 for x, y in steps[0])
     arrived = [each for each in ranks.server.result.history.of(pl.GradientArrived) if each.worker == 0]
     assert arrived[0].loss == pytest.approx(first, rel=1e-9)
 
@@ -207,7 +136,7 @@ def test_a_closure_is_refused(network, data):
     def loop(run, model, optimizer):
         for _ in run.epochs(1):
             for x, y in run.loader:
-                optimizer.step(lambda: mse_loss(model(x), y))  # noqa: B023  # called at once
+                optimizer.step(lambda: loss_of(model, x, y))  # noqa: B023  # called at once
 
     for error in AttachedThreads(2, make_parts(network, data), "bsp").run(loop):
         assert "optimizer.step(closure)" in str(error)

@@ -25,7 +25,6 @@ from paceline.jobs.job import trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
-from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 
 __all__ = [
@@ -59,7 +58,7 @@ def make_engine(
     allreduce = rank.plan.allreduce
     if allreduce is None:
         return ParameterServerEngine(rank, server, layout, shards)
-    replica = Replica(rank.job, rank.seed, rank.cluster.n, device=server.device, debug=rank.cluster.debug)
+    replica = rank.process.replica(rank.job, rank.seed, rank.cluster.n, device=server.device, debug=rank.cluster.debug)
     return AllReduceEngine(rank, allreduce, replica, make_algorithm(allreduce, server, layout))
 
 

@@ -28,10 +28,12 @@ class HostProcess:
 
     Attributes:
         has_served: whether the process has taken part in an earlier run.
+        interruption: why the process leaves a run without a server, like the name of a signal; empty if it stays.
         fault_actions: what a scripted fault does, by its kind.
     """
 
     has_served = False
+    interruption = ""
     fault_actions: Mapping[str, Callable[[], None]] = FAULT_ACTIONS
 
     def transport(self, cluster: Torchrun, security: JobSecurity) -> Transport:

@@ -176,7 +176,7 @@ class AllReduceEngine(WallClockEngine):
 
     def _iterate(self) -> None:
         if self._leaves_alone and isinstance(self._membership, MembershipClient):
-            self._membership.leave("SIGTERM")
+            self._membership.leave(self._caught)
             raise SystemExit(self._cluster.leaving_status)
         report = self._local_step.contribute(
             self._tasks.get(self._number), self.now, self._coordinator.expected_update()
@@ -202,14 +202,19 @@ class AllReduceEngine(WallClockEngine):
         self._add_events(summary)
 
     @property
+    def _caught(self) -> str:
+        """Signal that this process has caught, or another reason why it leaves; empty if it stays."""
+        return self.signals.caught or self._process.interruption
+
+    @property
     def _leaves_alone(self) -> bool:
         """Whether this process ends alone, as after the notice of a spot instance, and the others continue."""
-        return self._cluster.elastic and not self._is_rank_0 and self.signals.caught == "SIGTERM"
+        return self._cluster.elastic and not self._is_rank_0 and self._caught not in ("", "Ctrl-C")
 
     @property
     def _interruption(self) -> str:
         """Why this rank ends the run of all ranks; empty if it does not."""
-        caught = "" if self._leaves_alone else self.signals.caught
+        caught = "" if self._leaves_alone else self._caught
         return f"interrupted by {caught}{'' if self._is_rank_0 else f' at worker {self._number}'}" if caught else ""
 
     def _add_events(self, summary: StepSummary) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from math import inf, isnan, nan
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
 from paceline.worker.parameter_guard import ParameterGuard
-from paceline.worker.replica import GradientStats, Replica
+from paceline.worker.replica import GradientStats, Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner
 
 
@@ -200,9 +201,11 @@ class LocalStep:
             update: expected update, if all ranks contribute.
         """
         if command is None:
-            self._algorithm.skip()
-            return StepReport()
-        stats, ahead_s = self._gradient(command, run_s)
+            return self._skip()
+        try:
+            stats, ahead_s = self._gradient(command, run_s)
+        except Interrupted:  # this process leaves the run
+            return self._skip()
         self.check()
         contribution = Contribution(finite=False)
         if stats.finite:
@@ -221,12 +224,17 @@ class LocalStep:
             compute_s=ahead_s,
         )
 
+    def _skip(self) -> StepReport:
+        self._algorithm.skip()
+        return StepReport()
+
     def prefetch(self, command: Compute, run_s: float) -> None:
         """Compute the gradient of the task that this rank will probably have next."""
         self.discard_prefetched()
         begun_s = time.monotonic()
-        stats, _ = self._gradient(command, run_s)
-        self._prefetched = _Prefetched(command, stats, time.monotonic() - begun_s)
+        with suppress(Interrupted):  # this process leaves the run
+            stats, _ = self._gradient(command, run_s)
+            self._prefetched = _Prefetched(command, stats, time.monotonic() - begun_s)
 
     def discard_prefetched(self) -> None:
         """Discard the gradient that was computed ahead."""

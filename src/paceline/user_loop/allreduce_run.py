@@ -1,0 +1,166 @@
+"""Attached run without a server: the user's optimizer steps, and the ranks average by all-reduce."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.clusters.torchrun import Torchrun
+from paceline.core.duration import Duration
+from paceline.core.stop import Stop
+from paceline.engines.distributed import End
+from paceline.jobs.job import trainable
+from paceline.recording.callback import Callback
+from paceline.recording.run_folder import RunFolder
+from paceline.run.checkpointer import CheckpointPolicy
+from paceline.run.config import RunConfig
+from paceline.run.session import Session
+from paceline.run.train import run_session
+from paceline.server.flat_buffers import bind
+from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep, LoopTask
+
+
+class AllReduceRun(AttachedRun):
+    """Part of one rank in a run without a server.
+
+    During the run the parameters are views of the flat memory of the worker. The gradient is handed in before the
+    user's step; the step is made with the gradient that the protocol gives, as the mean over the ranks. A rank that
+    has no minibatch left makes the steps of the others without a call of the user.
+
+    Args:
+        model: model of the user.
+        optimizer: optimizer of the user, on which the hooks are registered.
+        loader: DataLoader of the user.
+        accumulate: batches of each step, >= 1.
+        stop: conditions that end the run, None for the number of epochs.
+        exchange: exchange with the thread of the worker.
+        config_of: returns the configuration of this rank, given the stop conditions.
+        lead: takes part in the run at rank 0.
+    """
+
+    _leader = "rank 0"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        accumulate: int,
+        stop: Stop | None,
+        exchange: Exchange,
+        config_of: Callable[[Stop], RunConfig],
+        lead: Callable[[RunConfig], LoopEnd],
+    ) -> None:
+        super().__init__(model, optimizer, loader, accumulate, stop, exchange, config_of, lambda _: None)
+        self._lead = lead
+        self._makes_step = False  # whether the step under way has the gradient of the protocol
+        self._owes_step = False  # whether the other ranks make a step for which this one has no minibatch
+        self._is_extra = False  # whether the step under way is such a step
+
+    def next_task(self) -> LoopTask | None:
+        """Return the task of this rank, None if it is of a later epoch or the run is over."""
+        self._make_owed_steps()
+        return super().next_task()
+
+    def _take_part(self) -> LoopEnd:
+        assert isinstance(self._config.cluster, Torchrun)
+        return self._lead(self._config) if self._config.cluster.is_server else super()._take_part()
+
+    def _leave(self) -> None:
+        self._make_owed_steps()
+        had_ended = self.over
+        super()._leave()
+        if not had_ended:
+            self._take_end()
+
+    def _take_end(self) -> None:
+        """Take over the end of the run that this rank has left, if all ranks have left it by now."""
+        while True:
+            try:
+                message = self._exchange.to_loop.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(message, LoopEnd) and not message.end.has_failed:
+                self._on_message(message)
+
+    # --- the thread of the loop ---------------------------------------------------------------------------
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hand in the gradient, and wait for that of the protocol; without one the step finds none."""
+        if self._is_extra:
+            return
+        super()._before_step(args, kwargs)
+        message = self._get()
+        self._makes_step = isinstance(message, LoopStep)
+        if not self._makes_step:  # the gradient is not finite, or the task begins anew
+            self._on_message(message)
+
+    def _after_step(self) -> None:
+        if self._makes_step and not self._is_extra:
+            self._makes_step = False
+            self._exchange.to_worker.put(LoopStep())
+            self._receive()
+
+    def _receive(self) -> None:
+        """Wait for the next task, the end, or a step for which this rank has no minibatch."""
+        message = self._get()
+        self._owes_step = isinstance(message, LoopStep)
+        if self._owes_step:
+            self._task = None  # the step is made later: a scheduler may follow the present one
+        else:
+            self._on_message(message)
+
+    def _make_owed_steps(self) -> None:
+        """Make the steps for which this rank has no minibatch."""
+        while self._owes_step:
+            self._owes_step, self._is_extra = False, True
+            try:
+                self._optimizer.step()
+            finally:
+                self._is_extra = False
+            self._exchange.to_worker.put(LoopStep())
+            self._receive()
+
+    def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
+        try:
+            super()._on_message(message)
+        finally:
+            if self.over:
+                _own_memory(self._parameters)
+
+    @torch.no_grad()
+    def _load(self, model: nn.Module) -> None:
+        """Bind the parameters of the user to a version, and copy its buffers."""
+        bind(self._parameters, [parameter.data for parameter in trainable(model)])
+        for ours, theirs in zip(self._buffers, model.buffers(), strict=True):
+            ours.copy_(theirs)
+
+
+def lead(
+    config: RunConfig,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    checkpoint_every: str | Duration = "seconds=60",
+    keep_checkpoints: int = 3,
+    callbacks: Sequence[Callback] = (),
+) -> LoopEnd:
+    """Take part in a run as rank 0, which records it; the arguments are those of `pl.train`."""
+    interval = Duration.parse(checkpoint_every) if isinstance(checkpoint_every, str) else checkpoint_every
+    policy = CheckpointPolicy(config.in_gradients(interval), keep_checkpoints)
+    session = Session(config)
+    folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
+    result = run_session(session, folder, None, callbacks, policy)
+    return LoopEnd(result.model, End(result.stopped_by, result.reason, result.time_s))
+
+
+def _own_memory(parameters: Sequence[nn.Parameter]) -> None:
+    """Give each parameter memory of its own, so that files of some of them do not contain the rest."""
+    bind(parameters, [parameter.data.clone() for parameter in parameters])

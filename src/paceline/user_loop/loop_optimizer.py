@@ -1,0 +1,175 @@
+"""Optimizer of the user's loop, as the worker's thread steps it, and the job of a rank without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from paceline.errors import RunError, UsageError
+from paceline.jobs.job import Job
+from paceline.jobs.sample_numbers import SampleNumbers
+from paceline.user_loop.description import computed_by_the_user
+from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopStep
+from paceline.worker.replica import Interrupted, Replica
+
+
+class UserLoop(NamedTuple):
+    """Parts of a user's loop, as they were given to `pl.attach`.
+
+    Attributes:
+        model: model of the user.
+        optimizer: optimizer of the user.
+        loader: DataLoader of the user.
+        accumulate: batches of each step, >= 1.
+        clip_norm: largest norm of the mean gradient, None for no clipping.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader[Any]
+    accumulate: int
+    clip_norm: float | None
+
+
+class LoopOptimizer(torch.optim.Optimizer):
+    """Optimizer of the user, whose steps are made in the thread of the loop.
+
+    Args:
+        optimizer: optimizer of the user, which has the parameter groups and the state.
+        exchange: exchange with the loop.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+        # Not Optimizer.__init__, which would make groups and a state of its own.
+        self._of_the_user = optimizer
+        self._exchange = exchange
+        self.defaults = optimizer.defaults
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute there
+        """Parameter groups of the user's optimizer."""
+        return self._of_the_user.param_groups
+
+    @property
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]  # an attribute there
+        """State of the user's optimizer."""
+        return self._of_the_user.state
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no loss
+        """Wait until the loop has made a step.
+
+        Raises:
+            RunError: the loop has ended in the meantime, so the parameters lack this step.
+        """
+        try:
+            self._exchange.ask(LoopStep())
+        except Interrupted:
+            raise RunError("the loop of this rank ended within optimizer.step()") from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the user's optimizer."""
+        return self._of_the_user.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the user's optimizer."""
+        self._of_the_user.load_state_dict(state_dict)
+
+
+class SteppingHost(LoopHost):
+    """Process of a rank whose loop also steps.
+
+    Args:
+        exchange: exchange with the loop.
+        shared: module with the parameters of the user's model.
+    """
+
+    def __init__(self, exchange: Exchange, shared: nn.Module) -> None:
+        super().__init__(exchange)
+        self._shared = shared
+        self.leave = self._interrupt
+
+    def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
+        """Return the replica that waits for the user's loop; its parameters are its own."""
+        return super().replica(replace(job, model=self._shared), seed, n, **settings)
+
+    def _interrupt(self) -> None:
+        self.interruption = "the end of its loop"
+
+
+def shared_parameters(model: nn.Module) -> nn.Module:
+    """Return a module with the trainable parameters of a model, the same objects, and with copies of its buffers.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    >>> shared = shared_parameters(model)
+    >>> all(a is b for a, b in zip(shared.parameters(), model.parameters(), strict=True))
+    True
+    """
+    shared = nn.Module()
+    for name, _ in model.named_modules():
+        if name:
+            parent, _, child = name.rpartition(".")
+            shared.get_submodule(parent).add_module(child, nn.Module())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parent, _, child = name.rpartition(".")
+            shared.get_submodule(parent).register_parameter(child, parameter)
+    for name, buffer in model.named_buffers():
+        parent, _, child = name.rpartition(".")
+        shared.get_submodule(parent).register_buffer(child, buffer.detach().clone())
+    return shared
+
+
+def make_stepping_job(loop: UserLoop, shared: nn.Module, exchange: Exchange) -> Job:
+    """Return the job of a rank whose gradients and steps are computed in the user's loop.
+
+    Args:
+        loop: parts of the loop.
+        shared: module with the parameters of its model.
+        exchange: exchange with the loop.
+    """
+    loader = loop.loader
+    data = SampleNumbers(len(loader.dataset))  # type: ignore[arg-type]  # map-style
+    return Job(
+        name="attached",
+        model=lambda: shared,
+        optimizer=lambda parameters: LoopOptimizer(loop.optimizer, exchange),
+        data=data,
+        sampler=None if isinstance(loader.sampler, RandomSampler) else SequentialSampler(data),
+        batch_size=(loader.batch_size or 0) * loop.accumulate,
+        step=computed_by_the_user,
+        sampling="epoch",
+        clip_norm=loop.clip_norm,
+    )
+
+
+def check_steps(loop: UserLoop) -> None:
+    """Check that a loop can step its optimizer without a server.
+
+    Raises:
+        UsageError: the optimizer evaluates the loss within a step or holds parameters of another model, or the model is
+            on a GPU.
+    """
+    optimizer = loop.optimizer
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "the optimizer LBFGS evaluates the loss within a step, but the ranks average one gradient for each step: "
+            "give an optimizer whose step() needs gradients only"
+        )
+    own = set(loop.model.parameters())
+    for number, group in enumerate(optimizer.param_groups):
+        if not own.issuperset(group["params"]):
+            raise UsageError(
+                f"parameter group {number} of the optimizer holds parameters that are not in the model, which the "
+                "ranks would not average: give the model whose parameters the optimizer has"
+            )
+    devices = {parameter.device.type for parameter in own}
+    if devices != {"cpu"}:
+        raise UsageError(
+            f"the model is on {' and '.join(sorted(devices - {'cpu'}))}, but without a server attach averages on the "
+            "CPU only: move the model to the CPU, or give a protocol with a server, as k_sync(k=3)"
+        )

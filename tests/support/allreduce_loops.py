@@ -1,0 +1,103 @@
+"""Attached loops without a server as threads of this process, which reach each other in memory."""
+
+import threading
+from dataclasses import replace
+
+from memory_transport import MemoryNetwork, MemoryTransport
+from paceline import Stop, Torchrun
+from paceline.catalogue.parser import parse_plan
+from paceline.clusters.launch_env import LaunchEnv
+from paceline.run.config import RunConfig
+from paceline.user_loop.allreduce_run import AllReduceRun, lead
+from paceline.user_loop.loop_optimizer import SteppingHost, UserLoop, make_stepping_job, shared_parameters
+from paceline.user_loop.loop_replica import Exchange
+from rank_threads import LIMIT_S, TOKEN, Killed
+
+
+class Rank(SteppingHost):
+    """Process of a rank; a scripted death ends its connections."""
+
+    def __init__(self, network, exchange, shared):
+        super().__init__(exchange, shared)
+        self._own_transport = MemoryTransport(network)
+        self.fault_actions = {"die": self.die}
+
+    def transport(self, cluster, security):
+        self._own_transport.token = cluster.ranks.token
+        return self._own_transport
+
+    def die(self):
+        self._own_transport.kill()
+        raise Killed
+
+
+class AllReduceLoops:
+    """Ranks with a loop each.
+
+    Args:
+        count: number of ranks.
+        make_parts: returns model, optimizer and loader of a rank.
+        protocol: protocol as text.
+        torchrun: arguments of `Torchrun`.
+        settings: `accumulate`, `clip_norm`, `stop`, and the options of rank 0.
+    """
+
+    def __init__(self, count, make_parts, protocol, torchrun=None, **settings):
+        self._network = MemoryNetwork()
+        self._count = count
+        self._plan = parse_plan(protocol)
+        self._torchrun = {"start_timeout_s": 5.0, **(torchrun or {})}
+        self._accumulate = settings.pop("accumulate", 1)
+        self._clip_norm = settings.pop("clip_norm", None)
+        self._stop = settings.pop("stop", None)
+        self._options = settings
+        self._starting = threading.Lock()  # the random numbers of a model belong to the whole process
+        self.parts = [make_parts() for _ in range(count)]
+        self.runs = [None] * count
+        self.answers = [None] * count
+
+    def run(self, loop):
+        """Call `loop(run, model, optimizer)` in the thread of each rank, and return what it returns or raises."""
+        threads = [threading.Thread(target=self._loop, args=[loop, rank], daemon=True) for rank in range(self._count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), f"a loop does not end: {self.answers}"
+        return self.answers
+
+    def _loop(self, loop, rank):
+        model, optimizer, _ = self.parts[rank]
+        try:
+            with self._attach(rank) as run:
+                self.runs[rank] = run
+                self.answers[rank] = loop(run, model, optimizer)
+        except BaseException as error:
+            self.answers[rank] = error
+
+    def _attach(self, rank):
+        loop = UserLoop(*self.parts[rank], self._accumulate, self._clip_norm)
+        exchange, shared = Exchange(), shared_parameters(loop.model)
+        job, host = make_stepping_job(loop, shared, exchange), Rank(self._network, exchange, shared)
+
+        def config_of(stop):
+            return RunConfig(job, self._plan, self._cluster(rank), stop, 1, process=host)
+
+        def lead_here(config):
+            return lead(config, **self._options)
+
+        stop = Stop.parse(self._stop) if self._stop else None
+        return AllReduceRun(*loop[:4], stop, exchange, config_of, lead_here)
+
+    def _cluster(self, rank):
+        ranks = LaunchEnv.from_environment(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self._count),
+                "LOCAL_WORLD_SIZE": str(self._count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+                "PACELINE_TOKEN": TOKEN,
+            }
+        )
+        return replace(Torchrun(ranks=ranks, **self._torchrun)).fitted_to(self._plan)

@@ -1,0 +1,103 @@
+"""Network, data and loops for tests of attached runs."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+SAMPLES, BATCH = 48, 4
+
+
+class Network(nn.Module):
+    """Network with batch norm, a tied weight and a frozen parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.norm = nn.BatchNorm1d(3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(3, 1)
+        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, x):
+        return self.frozen * self.last(torch.tanh(self.second(self.norm(self.first(x)))))
+
+
+def numbered_data():
+    """Return samples whose targets are their numbers."""
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(SAMPLES, 3, generator=generator).double(), torch.arange(SAMPLES).double()[:, None])
+
+
+def make_network():
+    torch.manual_seed(0)
+    return Network().double()
+
+
+def loss_of(model, x, y):
+    return mse_loss(model(x), y / SAMPLES)
+
+
+def sgd(model):
+    matrices, vectors = ([each for each in model.parameters() if (each.ndim > 1) == large] for large in (True, False))
+    groups = [{"params": matrices, "lr": 0.05}, {"params": vectors, "momentum": 0.5}]
+    return torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def make_parts(network, data, make_optimizer=sgd, **loader):
+    def parts():
+        model = copy.deepcopy(network)
+        return model, make_optimizer(model), DataLoader(data, **{"batch_size": BATCH, "shuffle": True, **loader})
+
+    return parts
+
+
+def step(model, optimizer, batches):
+    optimizer.zero_grad()
+    for x, y in batches:
+        (loss_of(model, x, y) / len(batches)).backward()
+    optimizer.step()
+
+
+def train(epochs=2, accumulate=1):
+    """Return a loop that returns the batches of each of its steps."""
+
+    def loop(run, model, optimizer):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        steps, batches = [], []
+        for _ in run.epochs(epochs):
+            for batch in run.loader:
+                batches.append(batch)
+                if len(batches) == accumulate:
+                    step(model, optimizer, batches)
+                    scheduler.step()
+                    steps.append(batches)
+                    batches = []
+        assert run.over
+        return steps
+
+    return loop
+
+
+def of_the_mean_gradient(network, make_optimizer, steps, clip_norm=None):
+    """Return the parameters after steps by the mean of the ranks' gradients."""
+    model = copy.deepcopy(network)
+    optimizer = make_optimizer(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for of_ranks in zip(*steps, strict=True):
+        optimizer.zero_grad()
+        for batches in of_ranks:
+            for x, y in batches:
+                (loss_of(model, x, y) / len(batches) / len(of_ranks)).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        scheduler.step()
+    return list(model.parameters())
