@@ -19,7 +19,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.worker.data_loader import fetch
 from paceline.worker.seeding import seeded
 
-_ONLY_TIME = {"loader_workers", "prefetch"}
+_ONLY_TIME = {"loader_workers", "prefetch", "ahead"}
 SHORT = 20  # a longer sequence is described by its length
 
 

@@ -69,6 +69,7 @@ class Dispatcher(Stateful):
         self.table.assign(worker, state, version, now)
         if self._minibatches is not None:
             state.minibatch = self._minibatches.next(worker)
+            return Compute(worker, version, state.draw, state.minibatch, self._minibatches.upcoming(worker))
         return Compute(worker, version, state.draw, state.minibatch)
 
     def probe(self, worker: int, version: int, now: float) -> Compute:
@@ -109,7 +110,8 @@ class Dispatcher(Stateful):
             if self.is_limited and coming is not None and not coming.has_next(worker):
                 continue
             minibatch = coming.next(worker) if coming is not None else None
-            work[worker] = Compute(worker, version, self._workers[worker].draw + 1, minibatch)
+            upcoming = coming.upcoming(worker) if coming is not None else ()
+            work[worker] = Compute(worker, version, self._workers[worker].draw + 1, minibatch, upcoming)
         return work
 
     @property
@@ -139,18 +141,25 @@ class Dispatcher(Stateful):
         state = self._workers[worker]
         if state.status is BUSY:
             self.cancel(worker, state)
+        self._release_reserve(worker)
         self.table.remove(worker, status)
         self._assign_shards()
         if self._ssp_bound is not None and self._ssp_bound.leave(worker):
             self.is_due = True
 
     def cancel_all(self) -> None:
-        """Cancel all work, probes included."""
+        """Cancel all work, probes included, and discard what workers have loaded ahead."""
         for worker, state in list(self._in_flight.items()):
             self.cancel(worker, state)
+        for worker in self._workers:
+            self._release_reserve(worker)
         for state in self._workers.values():
             if state.status is PROBED:
                 state.status = EXCLUDED
+
+    def _release_reserve(self, worker: int) -> None:
+        if self._minibatches is not None:
+            self._minibatches.release(worker)
 
     def _assign_shards(self) -> None:
         if self._minibatches is not None:

@@ -14,6 +14,9 @@ class MinibatchSampler:
     A shared data set is one shard that all workers own. A partitioned data set has one shard per worker; the shards
     of a lost worker are assigned to the others until it returns.
 
+    A reserve is a forecast of a worker's next minibatches, with which it can load data ahead. It is binding unless
+    the data of the run are used up: then a worker without a minibatch takes one from the reserve of another worker.
+
     Args:
         n: number of workers, >= 1.
         per_epoch: number of minibatches in one pass over a shard; None to draw with replacement.
@@ -21,6 +24,7 @@ class MinibatchSampler:
         requeue: whether a minibatch whose gradient was not applied is assigned again.
         per_run: number of minibatches of a shard in the whole run; None for no limit. With `requeue`, each of them
             is applied exactly once.
+        ahead: minibatches in the reserve of each worker, >= 0; 0 for partitioned data.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class MinibatchSampler:
         partitioned: bool,
         requeue: bool = True,
         per_run: int | None = None,
+        ahead: int = 0,
     ) -> None:
         shards = n if partitioned else 1
         self._requeue = requeue and per_epoch is not None
@@ -39,9 +44,31 @@ class MinibatchSampler:
         self._partitioned = partitioned
         self._owners = {shard: shard for shard in range(shards)}
         self._turns: dict[int, int] = {}
+        self._ahead = ahead
+        self._reserves: dict[int, deque[Minibatch]] = {}
 
     def next(self, worker: int) -> Minibatch:
         """Return the next minibatch of a worker; a worker that owns several shards takes them in turn."""
+        if not self._ahead:
+            return self._next_of_queue(worker)
+        reserve = self._reserves.setdefault(worker, deque())
+        self._fill(reserve, self._ahead + 1)
+        return reserve.popleft() if reserve else max(self._reserves.values(), key=len).pop()
+
+    def upcoming(self, worker: int) -> tuple[Minibatch, ...]:
+        """Return the reserve of a worker, oldest first."""
+        return tuple(self._reserves.get(worker, ()))
+
+    def release(self, worker: int) -> None:
+        """Queue the reserve of a worker again."""
+        for minibatch in self._reserves.pop(worker, ()):
+            self._queues[minibatch.shard].returned.append(minibatch)
+
+    def _fill(self, reserve: deque[Minibatch], size: int) -> None:
+        while len(reserve) < size and self._queues[0].has_next:
+            reserve.append(self._queues[0].next())
+
+    def _next_of_queue(self, worker: int) -> Minibatch:
         if not self._partitioned:
             return self._queues[0].next()
         owned = self._owned(worker)
@@ -50,12 +77,12 @@ class MinibatchSampler:
 
     def has_next(self, worker: int) -> bool:
         """Return whether a minibatch is left for the worker now."""
-        return bool(self._owned(worker))
+        return bool(self._owned(worker)) or any(self._reserves.values())
 
     @property
     def are_used_up(self) -> bool:
         """Whether no minibatch is left for any worker now."""
-        return not any(queue.has_next for queue in self._queues)
+        return not any(queue.has_next for queue in self._queues) and not any(self._reserves.values())
 
     def _owned(self, worker: int) -> list["_Shard"]:
         """Return the shards that the worker may take from; at least one if the data are unlimited."""
@@ -65,9 +92,10 @@ class MinibatchSampler:
         return [queue for queue in owned or [self._queues[worker % len(self._queues)]] if queue.has_next]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions in the shards, the requeued minibatches, and the owners of the shards."""
+        """Return the positions in the shards, the requeued minibatches, the reserves, and the owners of the shards."""
         shards = [{"dealt": queue.dealt, "returned": list(queue.returned)} for queue in self._queues]
-        return {"shards": shards, "owners": dict(self._owners), "turns": dict(self._turns)}
+        reserves = {worker: list(reserve) for worker, reserve in self._reserves.items()}
+        return {"shards": shards, "owners": dict(self._owners), "turns": dict(self._turns), "reserves": reserves}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load such a state with the same number of shards."""
@@ -76,6 +104,8 @@ class MinibatchSampler:
             queue.returned = deque(saved["returned"])
         self._owners = dict(state["owners"])
         self._turns = dict(state["turns"])
+        reserves = state.get("reserves", {})  # missing in early runs
+        self._reserves = {worker: deque(reserve) for worker, reserve in reserves.items()}
 
     def put_back(self, minibatch: Minibatch) -> None:
         """Queue a minibatch again whose gradient was not applied."""

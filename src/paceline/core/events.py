@@ -125,12 +125,17 @@ Event = Arrival | UpdateApplied | Joined | Lost | Timer | Evaluated | AbortRun |
 
 
 class Compute(NamedTuple):
-    """Assign work to a worker: the gradient of a minibatch at a version."""
+    """Assign work to a worker: the gradient of a minibatch at a version.
+
+    Attributes:
+        upcoming: forecast of the minibatches that follow, with which the worker can load data ahead.
+    """
 
     worker: int
     version: int
     draw: int
     minibatch: Minibatch | None = None
+    upcoming: tuple[Minibatch, ...] = ()
 
 
 class Interrupt(NamedTuple):

@@ -258,6 +258,11 @@ class Job(Representation):
         """Scaling of the learning rate by the number of gradients."""
         return LRScaling(self.lr_rule, self.lr_is)
 
+    @property
+    def minibatches_ahead(self) -> int:
+        """Minibatches that the coordinator forecasts for each worker."""
+        return 0
+
     def minibatches_per_epoch(self, shards: int = 1) -> int | None:
         """Return the number of whole minibatches in one pass over a shard, None for iterable data.
 

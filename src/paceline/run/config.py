@@ -133,4 +133,5 @@ class RunConfig:
             "per_epoch": per_epoch,
             "partitioned": job.sharding == "partitioned",
             "requeue": job.on_drop == "requeue",
+            "ahead": job.minibatches_ahead,
         }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
@@ -23,6 +23,7 @@ from paceline.run.config import RunConfig
 from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import ServerRun, describe, make_job, tensors_of
+from paceline.user_loop.loop_data import check_loader
 from paceline.user_loop.loop_optimizer import SteppingHost, UserLoop, check_steps, make_stepping_job, shared_parameters
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.server_process import ServerProcess
@@ -67,8 +68,8 @@ def attach(
             object, so that schedulers work as before. Without a server any optimizer but LBFGS; its state at rank 0
             is the first state of all ranks.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
-            ``batch_size * accumulate`` samples to the ranks, each once per epoch. The samples after
-            the last whole minibatch are left out of an epoch, as with ``drop_last``.
+            ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
+            minibatch is smaller. Samples too few for ``accumulate`` batches are left out.
         protocol: protocol as text, as "k_sync(k=3)" or "all_reduce".
         stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
         clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
@@ -100,7 +101,7 @@ def attach(
     check_range("[1, inf)", accumulate=accumulate)
     _check_options(options)
     _check_model(model)
-    _check_loader(loader)
+    check_loader(loader)
     plan = parse_plan(protocol)
     if not started_by_torchrun(os.environ):
         LOG.warning("torchrun has not started this process: the loop trains alone, without a protocol")
@@ -187,26 +188,6 @@ def _check_model(model: nn.Module) -> None:
             "the model has DTensor parameters, as of FSDP or tensor parallelism, but a rank sends whole gradients: "
             "attach a model that fits on each rank"
         )
-
-
-def _check_loader(loader: DataLoader[Any]) -> None:
-    if isinstance(loader.dataset, IterableDataset):
-        raise UsageError(
-            "the loader is over an IterableDataset, whose samples have no numbers that the server could deal to the "
-            "ranks: give a map-style data set"
-        )
-    if isinstance(loader.sampler, DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, but the server deals the samples to the ranks: omit it, and give "
-            "shuffle=True"
-        )
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        raise UsageError(
-            f"the loader has a {type(loader.sampler).__name__}, but the server deals the samples in order or shuffled: "
-            "omit sampler, and give shuffle="
-        )
-    if loader.batch_size is None:
-        raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
 
 
 def _check_cluster(cluster: Torchrun) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.engines.distributed import RunFinished
 from paceline.errors import RunError, UsageError
@@ -129,6 +130,8 @@ class AttachedRun:
             raise UsageError("the run has no end: iterate over run.epochs(10), or give stop= to attach")
         self._config = self._config_of(self._stop)
         self._config.check()
+        assert isinstance(self._config.cluster, Torchrun)
+        self.loader.start(self._config.cluster.worker)
         self._server = self._start_server(self._stop)
         self._thread = threading.Thread(target=self._serve, name="paceline-worker", daemon=True)
         self._thread.start()
@@ -157,7 +160,11 @@ class AttachedRun:
             self._config.process.leave()
             self._exchange.to_worker.put(None)
             self._thread.join(LEAVE_S)
+        self._end()
+
+    def _end(self) -> None:
         self.over, self._task = True, None
+        self.loader.close()
 
     # --- the thread of the loop ---------------------------------------------------------------------------
 
@@ -203,14 +210,14 @@ class AttachedRun:
                 self._task = task
                 self._load(task.model)
             case LoopEnd(model, end):
-                self._task, self.over = None, True
+                self._end()
                 self.stopped_by, self.reason = end.outcome, end.reason
                 if end.has_failed:
                     raise (UsageError if end.is_usage else RunError)(f"{self._leader}: {end.reason}")
                 if model is not None:
                     self._load(model)
             case BaseException() as error:
-                self._task, self.over = None, True
+                self._end()
                 self.reason = str(error)
                 raise error
 

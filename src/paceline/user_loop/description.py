@@ -10,11 +10,11 @@ import msgspec
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.jobs.sample_numbers import SampleNumbers
+from paceline.user_loop.loop_data import LoopData, LoopJob
 
 
 class ParameterGroup(msgspec.Struct, frozen=True):
@@ -38,9 +38,7 @@ class Description(msgspec.Struct, frozen=True):
         buffers: names of the buffers, in the model's order.
         optimizer: name of the optimizer's class in `torch.optim`.
         groups: its parameter groups.
-        samples: samples of the training data, >= 1.
-        batch_size: samples in the minibatch of one step, >= 1.
-        shuffles: whether each epoch shuffles the samples.
+        data: training data.
         clip_norm: largest norm of the mean gradient, None for no clipping.
     """
 
@@ -49,9 +47,7 @@ class Description(msgspec.Struct, frozen=True):
     buffers: list[str]
     optimizer: str
     groups: list[ParameterGroup]
-    samples: int
-    batch_size: int
-    shuffles: bool
+    data: LoopData
     clip_norm: float | None
 
 
@@ -108,9 +104,7 @@ def describe(
         buffers=[name for name, _ in model.named_buffers()],
         optimizer=kind.__name__,
         groups=[_describe_group(number, group, names) for number, group in enumerate(optimizer.param_groups)],
-        samples=len(loader.dataset),  # type: ignore[arg-type]  # map-style
-        batch_size=(loader.batch_size or 0) * accumulate,
-        shuffles=isinstance(loader.sampler, RandomSampler),
+        data=LoopData.of_loader(loader, accumulate),
         clip_norm=clip_norm,
     )
 
@@ -152,17 +146,13 @@ class ParameterBag(nn.Module):
 def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
     """Return the job of a described training, which the ranks compute in the user's loop."""
     groups = [(group.names, group.options) for group in training.groups]
-    data = SampleNumbers(training.samples)
-    return Job(
+    return LoopJob(
         name="attached",
         model=ParameterBag(training, tensors),
         optimizer=partial(make_optimizer, kind=training.optimizer, groups=groups),
-        data=data,
-        sampler=None if training.shuffles else SequentialSampler(data),
-        batch_size=training.batch_size,
         step=computed_by_the_user,
-        sampling="epoch",
         clip_norm=training.clip_norm,
+        **training.data.job_settings(),
     )
 
 

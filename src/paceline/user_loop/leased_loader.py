@@ -1,29 +1,32 @@
-"""Leased loader: the batches that the server deals to one rank."""
+"""Leased loader: the batches that the server deals to one rank, loaded by the user's DataLoader."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader, default_collate
+import torch
+from torch.utils.data import DataLoader
 
+from paceline.core.events import Minibatch
 from paceline.errors import RunError
-from paceline.utils.rank_logger import RankLogger
+from paceline.user_loop.loop_replica import LoopTask
 
 if TYPE_CHECKING:
     from paceline.user_loop.attached_run import AttachedRun
-
-LOG = RankLogger(__name__)
 
 
 class LeasedLoader:
     """Batches that the server deals to this rank; each iteration is one epoch.
 
+    The processes of the DataLoader load the leased minibatches ahead, and live until the end of the run.
+
     Args:
         run: run of this rank.
-        loader: DataLoader of the user, whose data set and collate function are used.
+        loader: DataLoader of the user, of which all but the order of the samples is used.
         accumulate: batches of each step, >= 1.
     """
 
@@ -31,8 +34,7 @@ class LeasedLoader:
         self._run = weakref.proxy(run)
         self._loader = loader
         self._accumulate = accumulate
-        if loader.num_workers:
-            LOG.warning("run.loader loads in this process: num_workers=%d has no effect", loader.num_workers)
+        self._ahead: AheadLoader | None = None
 
     def __len__(self) -> int:
         """Return the number of batches that one rank alone would have in an epoch."""
@@ -45,16 +47,109 @@ class LeasedLoader:
             RunError: `optimizer.step()` was not called after the last batches.
         """
         while (task := self._run.next_task()) is not None:
-            for indices in np.array_split(task.indices, self._accumulate):
-                yield self._batch(indices.tolist())
+            assert self._ahead is not None
+            yield from self._ahead.batches(task)
             if self._run.next_task() is task:
                 raise RunError(
                     f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
                     "accumulate= if a step takes more batches"
                 )
 
-    def _batch(self, indices: list[int]) -> Any:
-        data: Any = self._loader.dataset
-        samples = data.__getitems__(indices) if hasattr(data, "__getitems__") else [data[i] for i in indices]
-        collate: Callable[[Any], Any] = self._loader.collate_fn or default_collate
-        return collate(samples)
+    def start(self, rank: int) -> None:
+        """Start the processes of the DataLoader, before this process has threads and connections.
+
+        Args:
+            rank: rank of this process, on which the random numbers of the processes depend.
+        """
+        self._ahead = AheadLoader(self._loader, self._accumulate, rank)
+
+    def close(self) -> None:
+        """End the processes of the DataLoader."""
+        self._ahead = None
+
+
+class _Part(NamedTuple):
+    """One of the batches of a minibatch."""
+
+    minibatch: Minibatch
+    number: int
+
+
+class LeaseSampler(Iterator[list[int]]):
+    """Batch sampler of leases. Its end, where no further lease is known, is not final.
+
+    Attributes:
+        requested: batches that the DataLoader has requested and not returned, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.requested: deque[_Part] = deque()
+        self._next: deque[tuple[_Part, list[int]]] = deque()
+
+    def __next__(self) -> list[int]:
+        if not self._next:
+            raise StopIteration
+        part, indices = self._next.popleft()
+        self.requested.append(part)
+        return indices
+
+    def request(self, parts: Iterable[tuple[_Part, list[int]]]) -> None:
+        """Set the batches to request next, with their samples."""
+        self._next = deque(parts)
+
+
+class AheadLoader:
+    """DataLoader of the leases of one rank. A batch whose lease has gone to another rank is discarded.
+
+    Args:
+        loader: DataLoader of the user.
+        accumulate: batches of each minibatch, >= 1.
+        rank: rank of this process.
+    """
+
+    def __init__(self, loader: DataLoader[Any], accumulate: int, rank: int) -> None:
+        self._accumulate = accumulate
+        self._sampler = LeaseSampler()
+        self._loader: DataLoader[Any] = DataLoader(
+            loader.dataset,
+            batch_sampler=self._sampler,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator or torch.Generator().manual_seed(torch.initial_seed() + rank),
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.num_workers > 0,
+        )
+        self._batches = iter(self._loader)
+
+    def batches(self, task: LoopTask) -> Iterator[Any]:
+        """Yield the batches of a task, and request those of the minibatches that follow."""
+        parts = [
+            (_Part(lease.minibatch, number), indices.tolist())
+            for lease in (task.lease, *task.upcoming)
+            for number, indices in enumerate(np.array_split(lease.indices, self._accumulate))
+        ]
+        self._sampler.request(each for each in parts if each[0] not in self._sampler.requested)
+        for number in range(self._accumulate):
+            yield self._batch(parts[number:])
+
+    def _batch(self, parts: list[tuple[_Part, list[int]]]) -> Any:
+        """Return the first one of these batches."""
+        requested = self._sampler.requested
+        part = parts[0][0]
+        if part not in requested:
+            requested.clear()
+            self._sampler.request(parts)
+            if self._loader.num_workers:
+                self._batches = iter(self._loader)  # discards what the processes have loaded
+        try:
+            while True:
+                batch = next(self._batches)
+                if requested.popleft() == part:
+                    return batch
+        except BaseException:
+            requested.clear()  # the DataLoader may have returned a batch or not
+            raise

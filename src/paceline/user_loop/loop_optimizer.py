@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
-from paceline.jobs.sample_numbers import SampleNumbers
 from paceline.user_loop.description import computed_by_the_user
+from paceline.user_loop.loop_data import LoopData, LoopJob
 from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopStep
 from paceline.worker.replica import Interrupted, Replica
 
@@ -132,18 +132,13 @@ def make_stepping_job(loop: UserLoop, shared: nn.Module, exchange: Exchange) -> 
         shared: module with the parameters of its model.
         exchange: exchange with the loop.
     """
-    loader = loop.loader
-    data = SampleNumbers(len(loader.dataset))  # type: ignore[arg-type]  # map-style
-    return Job(
+    return LoopJob(
         name="attached",
         model=lambda: shared,
         optimizer=lambda parameters: LoopOptimizer(loop.optimizer, exchange),
-        data=data,
-        sampler=None if isinstance(loader.sampler, RandomSampler) else SequentialSampler(data),
-        batch_size=(loader.batch_size or 0) * loop.accumulate,
         step=computed_by_the_user,
-        sampling="epoch",
         clip_norm=loop.clip_norm,
+        **LoopData.of_loader(loop.loader, loop.accumulate).job_settings(),
     )
 
 

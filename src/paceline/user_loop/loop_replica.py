@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,23 +17,42 @@ from paceline.engines.distributed import End, HostProcess
 from paceline.jobs.job import Batch, Job
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.data_loader import MinibatchLoader
+from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import Interrupted, PartialGradient, Replica
+
+
+class Lease(NamedTuple):
+    """Minibatch of a rank.
+
+    Attributes:
+        minibatch: number of the minibatch.
+        indices: its samples.
+    """
+
+    minibatch: Minibatch
+    indices: NDArray[np.int64]
 
 
 class LoopTask(NamedTuple):
     """Task of the user's loop.
 
     Attributes:
-        epoch: epoch of the minibatch, >= 0.
-        indices: samples of the minibatch.
+        lease: minibatch of the task.
+        upcoming: forecast of the minibatches that follow.
         model: parameters and buffers of the version; buffers are changed in place.
         gradient: flat buffers for the gradient.
     """
 
-    epoch: int
-    indices: NDArray[np.int64]
+    lease: Lease
+    upcoming: tuple[Lease, ...]
     model: nn.Module
     gradient: FlatBuffers
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the minibatch, >= 0."""
+        assert self.lease.minibatch.epoch is not None
+        return self.lease.minibatch.epoch
 
 
 class LoopAnswer(NamedTuple):
@@ -107,21 +126,29 @@ class LoopReplica(Replica):
     def __init__(self, exchange: Exchange, job: Job, seed: int, n: int, **settings: Any) -> None:
         super().__init__(job, seed, n, **settings)
         self._exchange = exchange
+        self._known: tuple[UpcomingMinibatch, ...] = ()
+
+    def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
+        """Set the forecast of the minibatches that follow the next one."""
+        self._known = tuple(known)
 
     def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
+        first = UpcomingMinibatch(worker, draw, minibatch)
+        return [self._lease(*each) for each in (first, *self._known)]
+
+    def _lease(self, worker: int, draw: int, minibatch: Minibatch | None) -> Lease:
         assert minibatch is not None
-        assert minibatch.epoch is not None
         assert isinstance(self._loader, MinibatchLoader)
-        return minibatch.epoch, self._loader.indices(worker, draw, minibatch)
+        return Lease(minibatch, self._loader.indices(worker, draw, minibatch))
 
     def _forward_backward(self, batch: Batch, gradient: FlatBuffers, *, notifies: bool) -> PartialGradient:
-        epoch, indices = batch
-        answer = self._exchange.ask(LoopTask(epoch, indices, self.model, gradient))
+        lease, *upcoming = batch
+        answer = self._exchange.ask(LoopTask(lease, tuple(upcoming), self.model, gradient))
         assert isinstance(answer, LoopAnswer)
         if self._check is not None:
             self._check()
         self.learning_rates = answer.learning_rates
-        return PartialGradient(answer.loss, len(indices), mean_square=0.0, microbatches=0)
+        return PartialGradient(answer.loss, len(lease.indices), mean_square=0.0, microbatches=0)
 
 
 class LoopHost(HostProcess):

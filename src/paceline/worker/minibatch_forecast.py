@@ -37,6 +37,11 @@ class UpcomingMinibatch(NamedTuple):
         return f"{text}, minibatch {self.minibatch.number} of epoch {self.minibatch.epoch}{shard}"
 
 
+def following(worker: int, draw: int, minibatches: Iterable[Minibatch]) -> list[UpcomingMinibatch]:
+    """Return the draws of a worker that follow one draw, if these are their minibatches."""
+    return [UpcomingMinibatch(worker, number, minibatch) for number, minibatch in enumerate(minibatches, draw + 1)]
+
+
 class MinibatchForecast:
     """Forecast of every worker's next draws from its latest draw; the least recently served worker comes first.
 

@@ -10,11 +10,12 @@ from paceline.core.events import NOT_FINITE, Arrival, Compute, Drop, Joined, Los
 from paceline.core.stop import Stop
 
 
-def coordinator(n, per_epoch, partitioned, epochs):
+def coordinator(n, per_epoch, partitioned, epochs, ahead):
     minibatches = None
     if per_epoch:
         per_run = epochs * per_epoch
-        minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned, per_run=per_run)
+        ahead = 0 if partitioned else ahead
+        minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned, per_run=per_run, ahead=ahead)
     plan = parse_plan("dc_s3gd").checked(n, total=None, per_epoch=None)
     return Coordinator(plan, workers=n, stop=Stop(updates=50), minibatches=minibatches)
 
@@ -27,13 +28,14 @@ def works(commands):
     n=st.integers(1, 5),
     per_epoch=st.sampled_from([0, 1, 3, 7]),
     partitioned=st.booleans(),
+    reserve=st.integers(0, 2),
     finite=st.lists(st.booleans(), min_size=60, max_size=60),
     changes=st.lists(st.sampled_from(["none", "none", "none", "lost", "joined"]), min_size=12, max_size=12),
 )
 def test_next_minibatches_are_known_in_advance_unless_a_worker_joins_or_work_is_requeued(
-    n, per_epoch, partitioned, finite, changes
+    n, per_epoch, partitioned, reserve, finite, changes
 ):
-    decides = coordinator(n, per_epoch, partitioned, epochs=4)
+    decides = coordinator(n, per_epoch, partitioned, epochs=4, ahead=reserve)
     at_work = works(decides.begin(0.0))
     draws = iter(finite)
     for now, change in enumerate(changes, start=1):
@@ -53,3 +55,4 @@ def test_next_minibatches_are_known_in_advance_unless_a_worker_joins_or_work_is_
         for worker, work in at_work.items() if change != "joined" and not came_back else ():
             assert worker in ahead
             assert (work.draw, work.minibatch) == (ahead[worker].draw, ahead[worker].minibatch)
+            assert work.upcoming == ahead[worker].upcoming

@@ -273,7 +273,8 @@ class Dealt:
 def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, steps):
     per_epoch = data.draw(st.integers(1, 8))
     plan, known = data.draw(plans(n))
-    minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned)
+    ahead = 0 if partitioned else data.draw(st.integers(0, 3))
+    minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned, ahead=ahead)
     checker = InvariantChecker(coordinator(plan, n, minibatches=minibatches), n, known)
     dealt = Dealt(checker.commands[0])
     handle = checker.driven.handle
@@ -286,9 +287,12 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
     checker.driven.handle = handle_and_see
     for what, number in steps:
         happen(checker, what, number)
+    reserved = [each for worker in range(1, MOST_WORKERS) for each in minibatches.upcoming(worker)]
+    assert all(worker in checker.live for worker in range(MOST_WORKERS) if minibatches.upcoming(worker))
     minibatches.assign_shards([0])  # who now takes what came back, and then new ones, of all shards in turn
     shards = n if partitioned else 1
     undealt = [minibatches.next(0) for _ in range(shards * (len(checker.commands) + per_epoch + MOST_WORKERS))]
+    undealt += [*minibatches.upcoming(0), *reserved]
     everything = [*dealt.applied, *dealt.held, *dealt.discarded, *dealt.out.values(), *undealt]
     for shard in range(shards):
         numbers = sorted(epoch * per_epoch + number for part, epoch, number in everything if part == shard)

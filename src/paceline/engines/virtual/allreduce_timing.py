@@ -74,7 +74,7 @@ class AllReduceTiming(TimingEngine):
 
     def compute(self, command: Compute) -> None:
         """Start the task when the worker became free, which may be in the past."""
-        worker, _, draw, _ = command
+        worker, _, draw, *_ = command
         self.pulls += 1
         self._current[worker] = draw
         self._started_s[worker] = self.now

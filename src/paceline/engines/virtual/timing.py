@@ -101,7 +101,7 @@ class TimingEngine(Stateful, Engine):
 
     def compute(self, command: events.Compute) -> None:
         """Schedule the arrival of the gradient after a round trip."""
-        worker, _, draw, _ = command
+        worker, _, draw, *_ = command
         self.pulls += 1
         self._current[worker] = draw
         self._started_s[worker] = self.now

@@ -15,6 +15,7 @@ from paceline.engines.distributed.transport.sum_messages import StepReport, Step
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
+from paceline.worker.minibatch_forecast import following
 from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.replica import GradientStats, Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner
@@ -166,7 +167,7 @@ class LocalStep:
         self._task_runner = TaskRunner(
             replica, cluster.worker, cluster.slowness, rank.seed, faults, time.sleep, actions
         )
-        self._batch_size = replica.batch_size
+        self._replica = replica
         self._algorithm = algorithm
         self._prefetched: _Prefetched | None = None
         self._name = f"worker {cluster.worker}"
@@ -209,7 +210,9 @@ class LocalStep:
         self.check()
         contribution = Contribution(finite=False)
         if stats.finite:
-            contribution = self._algorithm.contribute(stats.squared_norm, stats.samples / self._batch_size, update)
+            contribution = self._algorithm.contribute(
+                stats.squared_norm, stats.samples / self._replica.batch_size, update
+            )
         else:
             self._algorithm.skip()
         self.snapshot(f"contributed its draw {command.draw}")
@@ -246,6 +249,7 @@ class LocalStep:
         if done is not None and (done.command.draw, done.command.minibatch) == (command.draw, command.minibatch):
             return done.stats, done.took_s
         ours = self._algorithm
+        self._replica.prefetch(following(command.worker, command.draw, command.upcoming))
         try:
             stats = self._task_runner.gradient(command.draw, command.minibatch, run_s, ours.weights, ours.gradient)
         except Exception as error:

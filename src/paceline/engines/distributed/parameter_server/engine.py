@@ -204,7 +204,12 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
         sends_version = worker.newest_sent != command.version
         task = task_messages.RemoteTask(
-            command.draw, command.version, sends_version, self._elapsed_s(), command.minibatch
+            command.draw,
+            command.version,
+            sends_version,
+            self._elapsed_s(),
+            command.minibatch,
+            upcoming=command.upcoming,
         )
         if self._cluster.debug:
             task = replace(task, checksum=checksum(self._published.packed(command.version)))

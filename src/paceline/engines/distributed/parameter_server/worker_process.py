@@ -32,6 +32,7 @@ from paceline.engines.distributed.transport.messages import Message
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place
+from paceline.worker.minibatch_forecast import following
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import GradientStats, Interrupted, Replica
 from paceline.worker.task_runner import TaskRunner, device_of, pin
@@ -183,6 +184,7 @@ class WorkerProcess:
             channel.begin(task.draw)
         self.leader.on_task(task)
         self._check_version(task, "before")
+        self._replica.prefetch(following(self._worker, task.draw, task.upcoming))
         try:
             stats = self._task_runner.gradient(task.draw, task.minibatch, task.run_s, self._version, self._gradient)
         except Interrupted:

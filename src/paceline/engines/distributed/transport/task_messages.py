@@ -22,6 +22,7 @@ class RemoteTask(MessageStruct, frozen=True):
         run_s: seconds since the run began.
         minibatch: samples of the task; None where the worker draws them itself.
         checksum: checksum of the version as sent, in debug mode.
+        upcoming: forecast of the minibatches that follow.
     """
 
     draw: int
@@ -30,6 +31,7 @@ class RemoteTask(MessageStruct, frozen=True):
     run_s: float
     minibatch: Minibatch | None = None
     checksum: int | None = None
+    upcoming: tuple[Minibatch, ...] = ()
 
 
 class CancelTask(MessageStruct, frozen=True):

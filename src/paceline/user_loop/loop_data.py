@@ -1,0 +1,112 @@
+"""Data of a user's loop: what the server and the job of a rank need of the DataLoader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from paceline.errors import UsageError
+from paceline.jobs.job import Job
+from paceline.jobs.sample_numbers import SampleNumbers
+from paceline.utils.wording import counted
+
+
+class LoopData(msgspec.Struct, frozen=True):
+    """Data of a loop, equal on all ranks.
+
+    Attributes:
+        samples: samples of the training data, >= 1.
+        batch_size: samples in the minibatch of one step, >= 1.
+        drop_last: whether an epoch leaves out the samples after the last whole minibatch.
+        ahead: minibatches that each rank loads ahead, >= 0.
+        shuffles: whether each epoch shuffles the samples.
+    """
+
+    samples: int
+    batch_size: int
+    drop_last: bool
+    ahead: int
+    shuffles: bool
+
+    @classmethod
+    def of_loader(cls, loader: DataLoader[Any], accumulate: int) -> LoopData:
+        """Return the data of a loop whose steps take several batches of a DataLoader."""
+        samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style
+        batch_size = (loader.batch_size or 0) * accumulate
+        return cls(
+            samples,
+            batch_size,
+            drop_last=loader.drop_last or samples % batch_size < accumulate,  # no batch of a step may be empty
+            ahead=-(-loader.num_workers * (loader.prefetch_factor or 0) // accumulate),
+            shuffles=isinstance(loader.sampler, RandomSampler),
+        )
+
+    def job_settings(self) -> dict[str, Any]:
+        """Return the arguments of a `LoopJob` with these data, of which it holds only the numbers of the samples."""
+        data = SampleNumbers(self.samples)
+        return {
+            "data": data,
+            "sampler": None if self.shuffles else SequentialSampler(data),
+            "sampling": "epoch",
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "ahead": self.ahead,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoopJob(Job):
+    """Job of a user's loop.
+
+    Attributes:
+        drop_last: whether an epoch leaves out the samples after the last whole minibatch.
+        ahead: minibatches that each rank loads ahead, >= 0.
+    """
+
+    drop_last: bool
+    ahead: int
+
+    @property
+    def minibatches_ahead(self) -> int:
+        """Minibatches that the coordinator forecasts for each rank."""
+        return self.ahead
+
+    def minibatches_per_epoch(self, shards: int = 1) -> int:
+        """Return the number of minibatches in an epoch, of which the last one may be smaller."""
+        samples = len(self.data)  # type: ignore[arg-type]  # numbers of samples
+        whole, rest = divmod(samples, self.batch_size)
+        per_epoch = whole + (rest > 0 and not self.drop_last)
+        if not per_epoch:
+            raise UsageError(
+                f"the data set has {counted(samples, 'sample')}, too few for a step of {self.batch_size}: give the "
+                "loader a smaller batch_size"
+            )
+        return per_epoch
+
+
+def check_loader(loader: DataLoader[Any]) -> None:
+    """Check that the samples of a DataLoader can be dealt to the ranks.
+
+    Raises:
+        UsageError: they have no numbers, or an order of their own.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise UsageError(
+            "the loader is over an IterableDataset, whose samples have no numbers that the server could deal to the "
+            "ranks: give a map-style data set"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, but the server deals the samples to the ranks: omit it, and give "
+            "shuffle=True"
+        )
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise UsageError(
+            f"the loader has a {type(loader.sampler).__name__}, but the server deals the samples in order or shuffled: "
+            "omit sampler, and give shuffle="
+        )
+    if loader.batch_size is None:
+        raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
