@@ -198,6 +198,7 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
             "compute_s": compute_s,
             "faults": [(1, DYING_UPDATE)],
             "updates": DYING_UPDATE + round(12 / args.compute_s),
+            "encrypt": not args.plain,
         }
         job = Job("train_ours", args.workers + 1, settings)
         begun_s = job.start_again(2)

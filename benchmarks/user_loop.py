@@ -3,6 +3,7 @@
 - `premium`: time of a step under BSP, all ranks at one speed.
 - `straggler`: one rank at half speed, protocols that do not wait for it: updates, or minibatches, in a second.
 - `start`: seconds from the start of the script to the end of the first step.
+- `predictions`: seconds per update as `advise` predicts them from a recording of the DDP loop, against attached runs.
 """
 
 from __future__ import annotations
@@ -11,16 +12,27 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import paceline as pl
 from common import options, ratios, report, spread
 from distributed_ranks import ANSWER
+from paceline.core.records import UpdateMade
+from paceline.recording.event_log import read_records
+from paceline.recording.run_folder import EVENTS
 from user_loop_ranks import WARM_UP
 
 RANKS = Path(__file__).with_name("user_loop_ranks.py")
 PREMIUM_BAR, START_BAR_S = 1.03, 5.0
 STRAGGLER_BARS = {"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")}
+PREDICTION_BAR = 0.05
+PREDICTED = ("bsp", "k_sync(k=3)", "k_batch_async(k=4)")
+PATTERNS = ("persistent", "random", "transient")
+PREDICTION_PARAMETERS = 10_000  # a server's transfers are not in a recording of DDP
 LIMIT_S = 120
 
 
@@ -30,9 +42,11 @@ def main() -> None:
     parser.add_argument("--compute-s", type=float, default=0.1)
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--steps", type=int, default=40, help="steps of each rank under DDP")
+    parser.add_argument("--plain", action="store_true", help="train without encryption")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
     name = "user_loop" if args.parts == list(PARTS) else "_".join(["user_loop", *args.parts])
+    name += "_plain" if args.plain else ""
     report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
@@ -88,13 +102,59 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-PARTS = {"premium": premium, "straggler": straggler, "start": start}
+def predictions(args: argparse.Namespace) -> dict[str, Any]:
+    results = {}
+    for pattern in PATTERNS:
+        usual_s = [args.compute_s] * args.workers
+        if pattern == "persistent":
+            usual_s[-1] *= 2
+        found = [predict(args, pattern, usual_s) for _ in range(args.rounds)]
+        for protocol in PREDICTED:
+            ours, predicted = ([each[protocol][i] for each in found] for i in (0, 1))
+            ratio = ratios(predicted, ours)
+            results[f"{pattern}, {protocol}"] = {
+                "bar": f"within {PREDICTION_BAR:.0%} of the attached run",
+                "attached_s": spread(ours),
+                "predicted_s": spread(predicted),
+                "ratio": ratio,
+                "meets_bar": abs(ratio["median"] - 1) <= PREDICTION_BAR,
+            }
+    return results
 
 
-def measure(args: argparse.Namespace, protocol: str, compute_s: list[float]) -> list[dict[str, Any]]:
-    """Return the answer of each rank."""
+def predict(args: argparse.Namespace, pattern: str, usual_s: list[float]) -> dict[str, tuple[float, float]]:
+    """Return the seconds per update of each protocol, measured and predicted."""
+    small = argparse.Namespace(**{**vars(args), "parameters": PREDICTION_PARAMETERS})
+    with tempfile.TemporaryDirectory() as folder:
+        record = [sys.executable, "-m", "paceline", "record", "--out", f"{folder}/ddp", "--"]
+        measure(small, "", usual_s, {"pattern": pattern}, before=record)
+        advice = pl.advise_recording(f"{folder}/ddp", protocols=PREDICTED)
+        predicted_s = {each.protocol: each.seconds_per_update for each in advice.ranking}
+        found = {}
+        for number, protocol in enumerate(PREDICTED):
+            out = f"{folder}/{number}"
+            measure(small, protocol, usual_s, {"pattern": pattern, "out": out})
+            updates = [each for each in read_records(Path(out, EVENTS)) if isinstance(each, UpdateMade)][WARM_UP:]
+            attached_s = (updates[-1].now_s - updates[0].now_s) / (len(updates) - 1)
+            found[protocol] = attached_s, predicted_s[protocol]
+    return found
+
+
+PARTS = {"premium": premium, "straggler": straggler, "start": start, "predictions": predictions}
+
+
+def measure(
+    args: argparse.Namespace,
+    protocol: str,
+    compute_s: list[float],
+    more: Mapping[str, object] = MappingProxyType({}),
+    before: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return the answer of each rank, given more settings of the ranks and the beginning of the command."""
     settings = {"protocol": protocol, "compute_s": compute_s, "steps": args.steps, "parameters": args.parameters}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.workers)]
+    settings |= {"encrypt": not args.plain, **more}
+    command = [*before, sys.executable, "-m", "torch.distributed.run"]
+    command += ["--standalone", "--nproc-per-node", str(args.workers)]
     done = subprocess.run(
         [*command, str(RANKS), json.dumps(settings)], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )

@@ -5,12 +5,15 @@ Called with its settings as JSON under torchrun; every rank prints its answer as
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import paceline as pl
 from distributed_ranks import ANSWER
 
+Settings = dict[str, Any]
 BATCH = 4
 WARM_UP = 5
 
@@ -42,9 +46,23 @@ def main() -> None:
     data = TensorDataset(torch.ones(BATCH * ranks * settings["steps"], 1))
     model = Wide(settings["parameters"])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    times_s = (attached if settings["protocol"] else ddp)(model, optimizer, data, settings, settings["compute_s"][rank])
+    compute_s = compute_times(settings, rank)
+    times_s = (attached if settings["protocol"] else ddp)(model, optimizer, data, settings, compute_s)
     print(ANSWER + json.dumps({"rank": rank, "times_s": times_s, "begun_s": begun_s}), flush=True)
     os._exit(0)  # the end of a gloo group may wait for processes that have ended
+
+
+def compute_times(settings: dict[str, Any], rank: int) -> Iterator[float]:
+    """Yield the seconds of computing of each step of a rank."""
+    usual_s: float = settings["compute_s"][rank]
+    for index in itertools.count():
+        match settings.get("pattern"):
+            case "random":  # half of the time is constant
+                yield usual_s * (0.5 + 0.5 * np.random.default_rng([rank, index]).exponential())
+            case "transient":  # three times as long for ten steps in a row, a fifth of the time
+                yield usual_s * (3 if np.random.default_rng([rank, index // 10]).random() < 0.2 else 1)
+            case _:
+                yield usual_s
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, compute_s: float) -> None:
@@ -55,28 +73,37 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, compute_
 
 
 def attached(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, settings: dict[str, Any], compute_s: float
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: TensorDataset,
+    settings: dict[str, Any],
+    compute_s: Iterator[float],
 ) -> list[float]:
     """Return when each step of this rank ended."""
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-    run = pl.attach(model, optimizer, loader, protocol=settings["protocol"])
+    cluster = pl.Torchrun(encrypt=settings["encrypt"])
+    run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster, out=settings.get("out"))
     times_s = []
     for _ in run.epochs(1):
         for (x,) in run.loader:
-            step(model, optimizer, x, compute_s)
+            step(model, optimizer, x, next(compute_s))
             times_s.append(time.time())
     return times_s
 
 
 def ddp(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, settings: dict[str, Any], compute_s: float
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: TensorDataset,
+    settings: dict[str, Any],
+    compute_s: Iterator[float],
 ) -> list[float]:
     """Return when each step of this rank ended."""
     torch.distributed.init_process_group("gloo")
     parallel = DistributedDataParallel(model)
     times_s = []
     for (x,) in DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data)):
-        step(parallel, optimizer, x, compute_s)
+        step(parallel, optimizer, x, next(compute_s))
         times_s.append(time.time())
     return times_s
 
