@@ -32,6 +32,7 @@ COLLECTIVE_COLUMNS = ("step", "group", "sequence", "created_ns")  # without a DD
 FLUSH_ROWS = 256
 FLUSH_S = 5.0
 SAMPLE_EVERY = 50  # steps between two samples of the gradient
+DEVICE_EVERY = 10  # steps between two measurements on a device
 
 
 def host_file(folder: Path, host: str) -> Path:

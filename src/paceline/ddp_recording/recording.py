@@ -55,6 +55,7 @@ class RankHeader(Struct):
         batch_size: size of the first dimension of the first input of the model; None if unknown.
         backend: backend of torch.distributed; empty without a model.
         torch: version of torch.
+        steps_per_row: steps for which each row stands; it is the last one of them.
     """
 
     schema: int
@@ -65,6 +66,7 @@ class RankHeader(Struct):
     batch_size: int | None = None
     backend: str = ""
     torch: str = ""
+    steps_per_row: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
 class GradientSample(NamedTuple):
@@ -216,7 +218,9 @@ def _has_collectives(attempt: Path, header: RankHeader) -> bool:
 def _read_rank(attempt: Path, header: RankHeader) -> _Rank:
     rows = _read_rows(layout.steps_file(attempt, header.rank), layout.STEP_COLUMNS)
     samples = _read_rows(layout.gradients_file(attempt, header.rank), layout.GRADIENT_COLUMNS)
-    steps, *values = rows[0], *(column * NS for column in rows[1:])
+    count = header.steps_per_row
+    earlier = np.tile(np.arange(1 - count, 1), rows.shape[1])
+    steps, *values = rows[0].repeat(count) + earlier, *(column.repeat(count) * NS for column in rows[1:])
     return _Rank(
         header,
         dict(zip(layout.STEP_COLUMNS, [steps.astype(np.int64), *values], strict=True)),

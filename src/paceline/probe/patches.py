@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from paceline.ddp_recording.layout import DEVICE_EVERY
 from paceline.probe.collective_log import CollectiveLog
+from paceline.probe.device_timer import DeviceTimer
 from paceline.probe.gradient_sampler import GradientSampler
 from paceline.probe.rank_files import RankFiles
-from paceline.probe.step_timer import StepTimer
+from paceline.probe.step_timer import Row, StepTimer
 
 COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
@@ -34,6 +36,7 @@ COLLECTIVES = (
     ),
     *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
 )
+TIMED_BY_HOST = frozenset({"cpu"})  # devices for which the host waits
 STEP_WITH_FINAL_BUCKETS = 2  # DDP rebuilds its buckets after the first step
 
 Function = Callable[..., Any]
@@ -63,7 +66,8 @@ class StepProbe:
     def __init__(self, files: RankFiles, sampler: GradientSampler) -> None:
         self._files = files
         self._sampler = sampler
-        self._timer = StepTimer(files.add_step)
+        self._timer = StepTimer(self._add_step)
+        self._device_timer: DeviceTimer | None = None  # of a model on a device
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._has_models = False
         self._sees_forward = False  # not the case where torch.compile compiles the DDP module itself
@@ -135,7 +139,10 @@ class StepProbe:
                     self._sees_forward = True
                     self._guard(self._describe_inputs, inputs, kwargs)
                 self._timer.forward_began(perf_counter_ns())
-            return original(model, *inputs, **kwargs)
+            output = original(model, *inputs, **kwargs)
+            if self._device_timer is not None and self._is_synced:
+                self._guard(self._device_timer.forward_began, perf_counter_ns(), model._get_ddp_logging_data())
+            return output
 
         return forward
 
@@ -225,7 +232,15 @@ class StepProbe:
         trained = [each for each in model.parameters() if each.requires_grad]
         self._sampler.watch(trained, model.gradient_as_bucket_view)
         self._files.open()
+        if trained[0].device.type not in TIMED_BY_HOST:
+            model._set_ddp_runtime_logging_sample_rate(DEVICE_EVERY)
+            self._device_timer = DeviceTimer(self._files.add_step)
+            self._files.describe(steps_per_row=DEVICE_EVERY)
         self._describe_models()
+
+    def _add_step(self, row: Row) -> None:
+        if self._device_timer is None:
+            self._files.add_step(row)
 
     def _describe_models(self) -> None:
         models = [_facts_of(model) for model in self._models]

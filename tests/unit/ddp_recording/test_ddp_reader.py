@@ -9,7 +9,7 @@ import pytest
 
 from ddp_recordings import MODEL, describe, rewrite, write_recording
 from paceline.ddp_recording import layout
-from paceline.ddp_recording.recording import DDPRecording, is_recording
+from paceline.ddp_recording.recording import WARM_UP, DDPRecording, is_recording
 from paceline.errors import UsageError
 from paceline.probe.rank_files import RankFiles
 
@@ -45,6 +45,19 @@ def test_only_steps_of_all_ranks_are_read(folder):
     rewrite(folder, 2, lambda text: "".join(text.splitlines(keepends=True)[:15]))
     rewrite(folder, 0, lambda text: re.sub(r"\n3,.*", "", text))
     assert DDPRecording(folder).steps == 11  # of 12 after the first two, one is missing
+
+
+def test_a_row_of_a_device_stands_for_the_steps_before_it_too(tmp_path):
+    write_recording(tmp_path, [[10.0, 20.0], [11.0, 21.0]])
+    for rank in range(2):
+        describe(tmp_path, rank, 0, world_size=2, host="alpha", steps_per_row=10)
+        rows = layout.steps_file(layout.attempt_folder(tmp_path, 0), rank)
+        head, *lines = rows.read_text().splitlines()
+        lines = [f"{10 * i + 9},{line.partition(',')[2]}" for i, line in enumerate(lines)]
+        rows.write_text("\n".join([head, *lines]) + "\n")
+    recording = DDPRecording(tmp_path)
+    assert recording.step_numbers.tolist() == list(range(WARM_UP, 40))
+    assert recording.work_s[1] == pytest.approx([0.011] * (30 - WARM_UP) + [0.021] * 10)
 
 
 @pytest.mark.parametrize(("steps", "read"), [(12, 20), (25, 25)])

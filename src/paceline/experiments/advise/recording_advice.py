@@ -27,9 +27,9 @@ COARSE = (
 )
 
 
-ON_HOST = (
-    "The model is not on a CPU: these are times of the host, which does not wait for the device. They show data and "
-    "host delays, but not which device computes slowly."
+ON_DEVICE = (
+    "The model is not on a CPU: forward, backward and sums are those of every tenth step, from the timers of DDP on "
+    "the device, and the broadcast of buffers counts as forward. These timers have not been tried on a GPU."
 )
 
 
@@ -131,8 +131,8 @@ class RecordingAdvice(TableRepresentation):
         if self.recording.is_coarse:
             return [*self._straggler_notes(), COARSE]
         devices = {model.device for header in self.recording.headers for model in header.models}
-        on_host = [ON_HOST] if any(not device.startswith("cpu") for device in devices) else []
-        return [*on_host, *self._straggler_notes(), *self._noise_notes(), *self._link_notes()]
+        on_device = [ON_DEVICE] if any(not device.startswith("cpu") for device in devices) else []
+        return [*on_device, *self._straggler_notes(), *self._noise_notes(), *self._link_notes()]
 
     def _straggler_notes(self) -> list[str]:
         if not self.stragglers:

@@ -121,4 +121,4 @@ def test_times_of_a_model_on_a_device_are_said_to_be_those_of_the_host(tmp_path)
     assert "does not wait for the device" not in str(pl.advise_recording(folder, protocols=["bsp"]))
     describe(folder, 1, 0, models=[{**MODEL, "device": "cuda:0"}])
     text = str(pl.advise_recording(folder, protocols=["bsp"])).replace("\n", " ")
-    assert "times of the host, which does not wait for the device" in text
+    assert "from the timers of DDP on the device" in text
