@@ -66,7 +66,18 @@ def step(model, optimizer, batches):
     optimizer.step()
 
 
-def train(epochs=2, accumulate=1):
+def step_with_closure(model, optimizer, batches):
+    def closure():
+        optimizer.zero_grad()
+        losses = [loss_of(model, x, y) / len(batches) for x, y in batches]
+        for loss in losses:
+            loss.backward()
+        return sum(loss.item() for loss in losses)
+
+    return optimizer.step(closure=closure)
+
+
+def train(epochs=2, accumulate=1, step=step):
     """Return a loop that returns the batches of each of its steps."""
 
     def loop(run, model, optimizer):

@@ -25,6 +25,7 @@ from paceline.run.train import run_session
 from paceline.server.flat_buffers import bind
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep, LoopTask
+from paceline.user_loop.step_closure import StepArguments
 
 
 class AllReduceRun(AttachedRun):
@@ -92,15 +93,16 @@ class AllReduceRun(AttachedRun):
 
     # --- the thread of the loop ---------------------------------------------------------------------------
 
-    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
         """Hand in the gradient, and wait for that of the protocol; without one the step finds none."""
         if self._is_extra:
-            return
-        super()._before_step(args, kwargs)
+            return None
+        arguments = super()._before_step(args, kwargs)
         message = self._get()
         self._makes_step = isinstance(message, LoopStep)
         if not self._makes_step:  # the gradient is not finite, or the task begins anew
             self._on_message(message)
+        return arguments
 
     def _after_step(self) -> None:
         if self._makes_step and not self._is_extra:

@@ -23,6 +23,7 @@ from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopStep, LoopTask
 from paceline.user_loop.loss_reader import LossReader
 from paceline.user_loop.server_process import ServerProcess
+from paceline.user_loop.step_closure import StepArguments, call_closure
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -168,19 +169,19 @@ class AttachedRun:
 
     # --- the thread of the loop ---------------------------------------------------------------------------
 
-    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hand in the gradient, so that the step finds none."""
-        if args[1:] or kwargs.get("closure") is not None:
-            raise RunError("optimizer.step(closure) computes within the step: compute first, then call step() alone")
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
+        """Call a closure and hand in the gradient, so that the step finds none; return the arguments of the step."""
         if self.over:
             reason = self.reason or "this rank has finished"
             raise RunError(f"the run is over ({reason}): check run.over before optimizer.step()")
         task = self._task
         if task is None:
             raise RunError("optimizer.step() without a batch of run.loader: iterate over run.loader")
+        arguments = call_closure(args, kwargs)
         self._write_gradient(task)
         rates = tuple(float(group["lr"]) for group in self._optimizer.param_groups)
         self._exchange.to_worker.put(LoopAnswer(self._losses.take(), rates))
+        return arguments
 
     def _after_step(self) -> None:
         self._receive()

@@ -262,16 +262,6 @@ def test_a_step_after_the_end_names_run_over(network, data):
         assert "check run.over before optimizer.step()" in str(error)
 
 
-def test_a_closure_is_refused(network, data):
-    def loop(run, model, optimizer):
-        for _ in run.epochs(1):
-            for x, y in run.loader:
-                optimizer.step(lambda: loss_of(model, x, y))  # noqa: B023  # called at once
-
-    for error in AllReduceLoops(2, make_parts(network, data), "all_reduce").run(loop):
-        assert "optimizer.step(closure)" in str(error)
-
-
 def test_every_sample_is_used_once_in_an_epoch(network, data):
     ranks = AllReduceLoops(3, make_parts(network, data), "local_sgd(H=2)")
     steps = ranks.run(train(epochs=1))

@@ -130,13 +130,3 @@ def test_a_loop_without_an_end_is_refused(network, data):
     for error in AttachedThreads(2, make_parts(network, data), "bsp").run(loop):
         assert isinstance(error, pl.UsageError)
         assert "the run has no end: iterate over run.epochs(10)" in str(error)
-
-
-def test_a_closure_is_refused(network, data):
-    def loop(run, model, optimizer):
-        for _ in run.epochs(1):
-            for x, y in run.loader:
-                optimizer.step(lambda: loss_of(model, x, y))  # noqa: B023  # called at once
-
-    for error in AttachedThreads(2, make_parts(network, data), "bsp").run(loop):
-        assert "optimizer.step(closure)" in str(error)
