@@ -1,6 +1,7 @@
 """Attached loops against the same loop under DistributedDataParallel (DDP), each rank a new process on loopback.
 
 - `premium`: time of a step under BSP, all ranks at one speed.
+- `all_reduce`: the same under all_reduce, without a server.
 - `straggler`: one rank at half speed, protocols that do not wait for it: updates, or minibatches, in a second.
 - `start`: seconds from the start of the script to the end of the first step.
 - `predictions`: seconds per update as `advise` predicts them from a recording of the DDP loop, against attached runs.
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,11 +52,11 @@ def main() -> None:
     report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
-def premium(args: argparse.Namespace) -> dict[str, Any]:
+def premium(args: argparse.Namespace, protocol: str = "bsp") -> dict[str, Any]:
     compute_s = [args.compute_s] * args.workers
     ours, ddp = [], []
     for _ in range(args.rounds):
-        ours.append(1 / per_s(measure(args, "bsp", compute_s)[:1]))
+        ours.append(1 / per_s(measure(args, protocol, compute_s)[:1]))
         ddp.append(1 / per_s(measure(args, "", compute_s)[:1]))
     ratio = ratios(ours, ddp)
     return {
@@ -140,7 +142,13 @@ def predict(args: argparse.Namespace, pattern: str, usual_s: list[float]) -> dic
     return found
 
 
-PARTS = {"premium": premium, "straggler": straggler, "start": start, "predictions": predictions}
+PARTS = {
+    "premium": premium,
+    "all_reduce": partial(premium, protocol="all_reduce"),
+    "straggler": straggler,
+    "start": start,
+    "predictions": predictions,
+}
 
 
 def measure(
