@@ -144,23 +144,40 @@ def train(
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
         return serve_run(config)
-    if resume is None and out is not None and _is_restarted(config, Path(out)):
-        out, resume = None, out
     policy = CheckpointPolicy(config.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
-    session = Session(config)
-    if resume is None:
-        folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
-        resumption = None
-    elif out is not None:
-        raise UsageError(
-            f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays in its folder; give only one of them"
-        )
-    else:
-        resumption = Resumption(Path(resume), session, allow_change)
-        folder = RunFolder(Path(resume), session.configuration, overwrite=True, keep=resumption.kept)
+    session, folder, resumption = open_session(
+        config, out, overwrite=overwrite, resume=resume, allow_change=allow_change
+    )
     title = protocol if isinstance(protocol, str) else str(plan)
     with shown(progress, title, stop, stop.workload(config.per_epoch), cluster.n) as line:
         return run_session(session, folder, resumption, [*callbacks, *line], policy)
+
+
+def open_session(
+    config: RunConfig,
+    out: str | Path | None,
+    *,
+    overwrite: bool = False,
+    resume: str | Path | None = None,
+    allow_change: bool = False,
+) -> tuple[Session, RunFolder | None, Resumption | None]:
+    """Return the session of a run, its folder, and the run to resume; the arguments are those of `train`.
+
+    Raises:
+        UsageError: the arguments contradict each other, or the run in a folder cannot be resumed.
+    """
+    if resume is None and out is not None and _is_restarted(config, Path(out)):
+        out, resume = None, out
+    session = Session(config)
+    if resume is None:
+        folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
+        return session, folder, None
+    if out is not None:
+        raise UsageError(
+            f"out={str(out)!r} and resume={str(resume)!r}: a resumed run stays in its folder; give only one of them"
+        )
+    resumption = Resumption(Path(resume), session, allow_change)
+    return session, RunFolder(Path(resume), session.configuration, overwrite=True, keep=resumption.kept), resumption
 
 
 def _is_restarted(config: RunConfig, out: Path) -> bool:

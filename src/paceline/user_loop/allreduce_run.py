@@ -17,11 +17,9 @@ from paceline.core.stop import Stop
 from paceline.engines.distributed import End
 from paceline.jobs.job import trainable
 from paceline.recording.callback import Callback
-from paceline.recording.run_folder import RunFolder
 from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
-from paceline.run.session import Session
-from paceline.run.train import run_session
+from paceline.run.train import open_session, run_session
 from paceline.server.flat_buffers import bind
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep, LoopTask
@@ -150,6 +148,7 @@ def lead(
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
+    resume: str | Path | None = None,
     checkpoint_every: str | Duration = "seconds=60",
     keep_checkpoints: int = 3,
     callbacks: Sequence[Callback] = (),
@@ -157,9 +156,8 @@ def lead(
     """Take part in a run as rank 0, which records it; the arguments are those of `pl.train`."""
     interval = Duration.parse(checkpoint_every) if isinstance(checkpoint_every, str) else checkpoint_every
     policy = CheckpointPolicy(config.in_gradients(interval), keep_checkpoints)
-    session = Session(config)
-    folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
-    result = run_session(session, folder, None, callbacks, policy)
+    session, folder, resumption = open_session(config, out, overwrite=overwrite, resume=resume)
+    result = run_session(session, folder, resumption, callbacks, policy)
     return LoopEnd(result.model, End(result.stopped_by, result.reason, result.time_s))
 
 

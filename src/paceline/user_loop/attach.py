@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ LOG = RankLogger(__name__)
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_s")
 OPTIONS = ("overwrite", "checkpoint_every", "keep_checkpoints")
+OPTIONS_WITHOUT_SERVER = (*OPTIONS, "resume", "callbacks")
 attached: list[AttachedRun] = []  # the run of this process
 
 
@@ -78,7 +80,8 @@ def attach(
             server only.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
-        options: ``overwrite``, ``checkpoint_every`` and ``keep_checkpoints``, as in `pl.train`.
+        options: ``overwrite``, ``checkpoint_every`` and ``keep_checkpoints``, as in `pl.train`; without a server also
+            ``resume`` and ``callbacks``.
 
     Raises:
         UsageError: the arguments cannot work.
@@ -99,10 +102,10 @@ def attach(
         True
     """
     check_range("[1, inf)", accumulate=accumulate)
-    _check_options(options)
+    plan = parse_plan(protocol)
+    _check_options(options, OPTIONS if plan.allreduce is None else OPTIONS_WITHOUT_SERVER)
     _check_model(model)
     check_loader(loader)
-    plan = parse_plan(protocol)
     if not started_by_torchrun(os.environ):
         LOG.warning("torchrun has not started this process: the loop trains alone, without a protocol")
         return SingleRun(loader)
@@ -163,10 +166,12 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: dict[str, Any], possible: Sequence[str]) -> None:
     for name in options:
-        if name not in OPTIONS:
-            raise UsageError(f"attach has no argument {name!r}, expected {join_words(OPTIONS)} beside its own: omit it")
+        if name not in possible:
+            raise UsageError(
+                f"attach has no argument {name!r}, expected {join_words(possible)} beside its own: omit it"
+            )
 
 
 def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:

@@ -267,3 +267,23 @@ def test_every_sample_is_used_once_in_an_epoch(network, data):
     steps = ranks.run(train(epochs=1))
     numbers = sorted(int(number) for done in steps for batches in done for _, y in batches for number in y)
     assert numbers == [*range(SAMPLES)]
+
+
+@pytest.mark.parametrize(("protocol", "steps"), [("all_reduce", 7), ("dc_s3gd", 8)])  # the last gradient is not used
+def test_a_recorded_run_is_resumed(protocol, steps, network, data, tmp_path):
+    def loop(run, model, optimizer):
+        return len([step(model, optimizer, [batch]) for _ in run.epochs(2) for batch in run.loader])
+
+    folder = tmp_path / "run"
+    parts = make_parts(network, data)
+    whole = AllReduceLoops(2, parts, protocol)
+    whole.run(loop)
+    first = AllReduceLoops(2, parts, protocol, stop="updates=7", out=folder, checkpoint_every="updates=1")
+    assert first.run(loop) == [steps, steps]
+    second = AllReduceLoops(2, parts, protocol, stop="epochs=2", resume=folder)
+    assert second.run(loop) == [5, 5]
+    assert pl.replay(folder).is_same
+    check_equal_models(second)
+    if protocol == "all_reduce":
+        for ours, theirs in zip(values(second.parts[1][0]), values(whole.parts[1][0]), strict=True):
+            assert (ours - theirs).abs().max() < EXACT
