@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -142,7 +142,7 @@ def predict(args: argparse.Namespace, pattern: str, usual_s: list[float]) -> dic
     return found
 
 
-PARTS = {
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "premium": premium,
     "all_reduce": partial(premium, protocol="all_reduce"),
     "straggler": straggler,
