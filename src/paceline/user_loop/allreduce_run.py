@@ -60,20 +60,13 @@ class AllReduceRun(AttachedRun):
         super().__init__(model, optimizer, loader, accumulate, stop, exchange, config_of, lambda _: None)
         self._lead = lead
         self._makes_step = False  # whether the step under way has the gradient of the protocol
-        self._owes_step = False  # whether the other ranks make a step for which this one has no minibatch
-        self._is_extra = False  # whether the step under way is such a step
-
-    def next_task(self) -> LoopTask | None:
-        """Return the task of this rank, None if it is of a later epoch or the run is over."""
-        self._make_owed_steps()
-        return super().next_task()
+        self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch
 
     def _take_part(self) -> LoopEnd:
         assert isinstance(self._config.cluster, Torchrun)
         return self._lead(self._config) if self._config.cluster.is_server else super()._take_part()
 
     def _leave(self) -> None:
-        self._make_owed_steps()
         had_ended = self.over
         super()._leave()
         if not had_ended:
@@ -109,24 +102,15 @@ class AllReduceRun(AttachedRun):
             self._receive()
 
     def _receive(self) -> None:
-        """Wait for the next task, the end, or a step for which this rank has no minibatch."""
-        message = self._get()
-        self._owes_step = isinstance(message, LoopStep)
-        if self._owes_step:
-            self._task = None  # the step is made later: a scheduler may follow the present one
-        else:
-            self._on_message(message)
-
-    def _make_owed_steps(self) -> None:
-        """Make the steps for which this rank has no minibatch."""
-        while self._owes_step:
-            self._owes_step, self._is_extra = False, True
+        """Wait for the next task or the end; until then make the steps for which this rank has no minibatch."""
+        while isinstance(message := self._get(), LoopStep):
+            self._is_extra = True
             try:
                 self._optimizer.step()
             finally:
                 self._is_extra = False
-            self._exchange.to_worker.put(LoopStep())
-            self._receive()
+            self._exchange.to_worker.put(message)
+        self._on_message(message)
 
     def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
         try:

@@ -118,7 +118,7 @@ def attach(
         loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
         attached[:] = [_without_server(loop, plan, cluster, stop, seed, {**options, "out": out})]
         return attached[-1]
-    _check_cluster(cluster)
+    _check_cluster(cluster, elastic=False)
     training = describe(model, optimizer, loader, accumulate, clip_norm)
     tensors = tensors_of(model)
     exchange = Exchange()
@@ -151,7 +151,7 @@ def _without_server(
     loop: UserLoop, plan: Plan, cluster: Torchrun, stop: Stop | None, seed: int, options: dict[str, Any]
 ) -> AttachedRun:
     cluster = cluster.fitted_to(plan)
-    _check_cluster(replace(cluster, elastic=False))  # possible without a server
+    _check_cluster(cluster, debug=False)
     check_steps(loop)
     exchange, shared = Exchange(), shared_parameters(loop.model)
     job, host = make_stepping_job(loop, shared, exchange), SteppingHost(exchange, shared)
@@ -195,7 +195,7 @@ def _check_model(model: nn.Module) -> None:
         )
 
 
-def _check_cluster(cluster: Torchrun) -> None:
-    for name, expected in {"shards": 1, "workers": "process", "device": "cpu", "elastic": False}.items():
+def _check_cluster(cluster: Torchrun, **also: bool) -> None:
+    for name, expected in {"shards": 1, "workers": "process", "device": "cpu", **also}.items():
         if getattr(cluster, name) != expected:
             raise UsageError(f"cluster has {name}={getattr(cluster, name)!r}, which attach does not support: omit it")

@@ -287,3 +287,59 @@ def test_a_recorded_run_is_resumed(protocol, steps, network, data, tmp_path):
     if protocol == "all_reduce":
         for ours, theirs in zip(values(second.parts[1][0]), values(whole.parts[1][0]), strict=True):
             assert (ours - theirs).abs().max() < EXACT
+
+
+def test_all_reduce_steps_with_the_learning_rates_of_rank_0(network, data):
+    def loop(run, model, optimizer):
+        for epoch in run.epochs(2):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+            if epoch == 0 and run is ranks.runs[0]:
+                optimizer.param_groups[1]["lr"] = 0.5
+        return [group["lr"] for group in optimizer.param_groups]
+
+    ranks = AllReduceLoops(3, make_parts(network, data), "all_reduce")
+    assert ranks.run(loop) == [[0.05, 0.5]] * 3
+    check_equal_models(ranks)
+
+
+@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd"])
+def test_gradients_may_be_set_to_zero_in_place(protocol, network, data):
+    def trained(to_none):
+        def loop(run, model, optimizer):
+            for _ in run.epochs(2):
+                for x, y in run.loader:
+                    optimizer.zero_grad(set_to_none=to_none)
+                    loss_of(model, x, y).backward()
+                    optimizer.step()
+
+        ranks = AllReduceLoops(2, make_parts(network, data), protocol)
+        ranks.run(loop)
+        return values(ranks.parts[0][0])
+
+    assert all(map(torch.equal, trained(to_none=True), trained(to_none=False)))
+
+
+def test_the_gradient_of_the_step_is_left_in_the_parameters(network, data):
+    norms = {}
+
+    def loop(run, model, optimizer):
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                if not run.over:
+                    norms.setdefault(run, []).append(float(model.last.weight.grad.norm()))
+
+    AllReduceLoops(2, make_parts(network, data), "all_reduce").run(loop)
+    first, second = norms.values()
+    assert len(first) > 1
+    assert first == second
+
+
+def test_a_rank_that_dies_is_named_by_the_others(network, data):
+    torchrun = {"faults": [pl.Fault(1, draw=2, kind="die")], "heartbeat_timeout_s": 2.0}
+    first, second, third = AllReduceLoops(3, make_parts(network, data), "all_reduce", torchrun).run(train())
+    assert isinstance(second, rank_threads.Killed)
+    for error in (first, third):
+        assert isinstance(error, pl.RunError)
+        assert "worker 1" in str(error)

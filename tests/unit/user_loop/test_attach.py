@@ -87,6 +87,8 @@ def parallel():
         ({"protocol": "dc_s3gd", "model": nn.Linear(2, 1, device="meta")}, "the model is on meta"),
         ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "sums in float32 only"),
         ({"protocol": "all_reduce", "cluster_options": {"shards": 2}}, "cluster has shards=2"),
+        ({"protocol": "all_reduce", "cluster_options": {"debug": True}}, "cluster has debug=True"),
+        ({"cluster_options": {"elastic": True}}, "cluster has elastic=True"),
         ({"accumulate": 0}, "accumulate"),
         ({"callbacks": ()}, "attach has no argument 'callbacks'"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),

@@ -221,6 +221,8 @@ class AllReduceEngine(WallClockEngine):
         """Turn the reports of all ranks into events."""
         if self._is_rank_0:
             self.now = self._elapsed_s()  # the sum is complete
+        if summary.learning_rates and self._allreduce.sums == "gradients":  # the step is common to all ranks
+            self._algorithm.server.set_learning_rates(summary.learning_rates)
         now = self._common_s = summary.now
         common: dict[str, Any] = {"now": now, "pull_s": min(report.waited_s for report in summary.reports.values())}
         if self._is_rank_0:

@@ -225,6 +225,7 @@ class LocalStep:
             finite=contribution.finite,
             factor=contribution.compensations[0].factor if contribution.compensations else nan,
             compute_s=ahead_s,
+            learning_rates=self._replica.learning_rates,
         )
 
     def _skip(self) -> StepReport:

@@ -100,6 +100,7 @@ class StepReport(MessageStruct, frozen=True):
         compute_s: seconds for the gradient and for the operations on vectors.
         waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
         interruption: why the worker ends the run; empty if it does not.
+        learning_rates: learning rate of each parameter group, where the loop of a user sets them; else empty.
     """
 
     generation: int = 0
@@ -113,6 +114,7 @@ class StepReport(MessageStruct, frozen=True):
     compute_s: float = 0.0
     waited_s: float = 0.0
     interruption: str = ""
+    learning_rates: tuple[float, ...] = ()
 
 
 class StepSummary(MessageStruct, frozen=True):
@@ -134,6 +136,12 @@ class StepSummary(MessageStruct, frozen=True):
     now: float
     reforms: bool
     reports: dict[int, StepReport]
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Learning rates of the first worker that reports some; empty if there is none."""
+        reported = (self.reports[worker].learning_rates for worker in sorted(self.reports))
+        return next(filter(None, reported), ())
 
 
 class MetricsMeasured(MessageStruct, frozen=True):
