@@ -96,7 +96,7 @@ class GlooLines:
         return gloo_lines.RemoteTask(draw, draw, True, 0.5)
 
     def done(self, draw: int) -> gloo_lines.RemoteTaskDone:
-        return gloo_lines.RemoteTaskDone(draw, 0, 0.1, *STATS)
+        return gloo_lines.RemoteTaskDone(draw, 0, 0.1, *STATS[:6])
 
     def received(self, draw: int) -> gloo_lines.GradientReceived:
         return gloo_lines.GradientReceived(1, draw)

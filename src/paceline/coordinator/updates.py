@@ -20,6 +20,7 @@ NO_OTHER_WORKER = "no other live worker can contribute"
 LATE_RETURN = "its worker had been declared lost"
 PROBE = "only a probe of its worker"
 REJECTIONS_IN_A_ROW = 10
+SKIPS_IN_A_ROW = 50  # a GradScaler lowers its scale by a factor of 2 at each one
 
 
 class UpdateRunner:
@@ -92,15 +93,19 @@ class UpdateRunner:
         self._run.commands.append(command)
         self._update.hold(command)
         worker.contributed_to = self._run.version
-        worker.rejections = 0
+        worker.rejections = worker.skips = 0
         self._monitor.accept(event.loss)
         if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.loss)):
             self._run.decide("warm_up", reason)
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
-        self._run.commands.append(events.Drop(event.worker, event.draw, staleness, events.NOT_FINITE))
-        worker.rejections += 1
+        reason = events.SKIPPED if event.skipped else events.NOT_FINITE
+        self._run.commands.append(events.Drop(event.worker, event.draw, staleness, reason))
+        if event.skipped:
+            worker.skips += 1
+        else:
+            worker.rejections += 1
         if not self._has_server:
             self._update_without(event.worker, worker)
         self.check_rejections(event.worker, worker)
@@ -117,7 +122,13 @@ class UpdateRunner:
 
     def check_rejections(self, worker: int, state: WorkerState) -> None:
         """End the run if too many gradients in a row of a worker were not finite."""
-        if state.rejections >= REJECTIONS_IN_A_ROW:
+        if state.skips >= SKIPS_IN_A_ROW:
+            reason = (
+                f"{state.skips} steps in a row were skipped by the loop of worker {worker}, the last at update "
+                f"{self._run.version}; lower the learning rate or check the data"
+            )
+            self._run.end(events.EndRun(events.Outcome.NOT_FINITE, reason))
+        elif state.rejections >= REJECTIONS_IN_A_ROW:
             reason = (
                 f"{state.rejections} gradients in a row of worker {worker} were not finite, the last at "
                 f"update {self._run.version}; lower the learning rate, clip gradients (clip_norm=) or check the data"

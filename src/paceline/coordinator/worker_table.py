@@ -36,6 +36,7 @@ class WorkerState:
         minibatch: minibatch of this work; None if the worker draws samples itself.
         contributed_to: current version when its latest gradient was accepted.
         rejections: number of gradients in a row that were not finite.
+        skips: number of such gradients whose loop skipped the step itself.
     """
 
     status: WorkerStatus = LOST
@@ -45,6 +46,7 @@ class WorkerState:
     minibatch: Minibatch | None = None
     contributed_to: int = NEVER
     rejections: int = 0
+    skips: int = 0
 
 
 class WorkerTable:
@@ -79,7 +81,7 @@ class WorkerTable:
         """Add a worker as idle."""
         state = self.workers.setdefault(worker, WorkerState())
         state.status = IDLE
-        state.rejections = 0
+        state.rejections = state.skips = 0
         self.idle[worker] = None
         self.live += 1
 

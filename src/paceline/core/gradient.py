@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
+SKIPPED = "its loop skipped the step"
 
 
 class Compensation(NamedTuple):
@@ -35,6 +36,8 @@ class Arrival(NamedTuple):
         squared_norm: squared norm of the gradient.
         variance: variance of the gradient, estimated from its microbatches; nan without microbatches.
         finite: whether loss and gradient are finite.
+        skipped: whether the loop of an attached worker skipped the step because the gradient was not finite, as a
+            GradScaler does.
         pull_s: seconds to receive the parameters.
         compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
             real worker without a server includes its own step.
@@ -61,6 +64,7 @@ class Arrival(NamedTuple):
     compensations: tuple[Compensation, ...] = ()
     sum_s: float = nan
     left_over_s: float = 0.0
+    skipped: bool = False
 
 
 class Accept(NamedTuple):
@@ -155,7 +159,9 @@ class GradientArrived:
         """Event of this record."""
         fields = {name: getattr(self, name) for name in _OF_ARRIVAL}
         fields["compensations"] = tuple(Compensation(*each) for each in self.compensations)
-        return Arrival(now=self.event_s, finite=self.reason != NOT_FINITE, **fields)
+        is_skipped = self.reason == SKIPPED
+        is_finite = self.reason != NOT_FINITE and not is_skipped
+        return Arrival(now=self.event_s, finite=is_finite, skipped=is_skipped, **fields)
 
 
 _OF_ARRIVAL = tuple(name for name in Arrival._fields if name in GradientArrived.__dataclass_fields__)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.clusters.torchrun import Torchrun
@@ -19,9 +19,11 @@ from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
+from paceline.user_loop.change_watch import ChangeWatch
 from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopStep, LoopTask
-from paceline.user_loop.loss_reader import LossReader
+from paceline.user_loop.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.scaler_watch import ScalerWatch
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.step_closure import StepArguments, call_closure
 from paceline.utils.rank_logger import RankLogger
@@ -71,6 +73,7 @@ class AttachedRun:
         self.loader = LeasedLoader(self, loader, accumulate)
         self._parameters, self._buffers = trainable(model), list(model.buffers())
         self._optimizer = optimizer
+        self._accumulate = accumulate
         self._stop = stop
         self._exchange = exchange
         self._config_of = config_of
@@ -80,7 +83,12 @@ class AttachedRun:
         self._task: LoopTask | None = None
         self._epoch = 0
         self._losses = LossReader()
+        self._changes: ChangeWatch | None = None
+        self._needs_loss = ""
         ours = weakref.ref(self)
+        self._scalers = ScalerWatch(
+            optimizer, lambda: _live(ours)._on_unscaled(), lambda step: _live(ours)._step_of_scaler(step)
+        )
         optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
         optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
 
@@ -118,6 +126,15 @@ class AttachedRun:
         if self._server is not None:
             self._server.stop()
 
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Call `loss.backward`, in loops whose loss attach cannot see.
+
+        Args:
+            loss: mean loss of a batch, divided by the number of batches of a step, a scalar.
+            options: arguments of `Tensor.backward`.
+        """
+        self._losses.backward(loss, **options)
+
     def next_task(self) -> LoopTask | None:
         """Return the task of this rank, None if it is of a later epoch or the run is over."""
         if self._thread is None and not self.over:
@@ -131,6 +148,10 @@ class AttachedRun:
             raise UsageError("the run has no end: iterate over run.epochs(10), or give stop= to attach")
         self._config = self._config_of(self._stop)
         self._config.check()
+        self._needs_loss = reader_of_losses(self._config.plan, self._stop)
+        allreduce = self._config.plan.allreduce
+        if allreduce is None or allreduce.sums == "gradients":
+            self._changes = ChangeWatch(self._parameters)
         assert isinstance(self._config.cluster, Torchrun)
         self.loader.start(self._config.cluster.worker)
         self._server = self._start_server(self._stop)
@@ -154,7 +175,6 @@ class AttachedRun:
 
     def _leave(self) -> None:
         """Leave a run that has not ended."""
-        self._losses.close()
         if self._thread is not None and not self.over:
             assert isinstance(self._config.process, LoopHost)
             LOG.warning("this rank leaves the run, which has not ended: the loop took no further batch")
@@ -166,6 +186,10 @@ class AttachedRun:
     def _end(self) -> None:
         self.over, self._task = True, None
         self.loader.close()
+        self._losses.close()
+        self._scalers.close()
+        if self._changes is not None:
+            self._changes.close()
 
     # --- the thread of the loop ---------------------------------------------------------------------------
 
@@ -177,11 +201,66 @@ class AttachedRun:
         task = self._task
         if task is None:
             raise RunError("optimizer.step() without a batch of run.loader: iterate over run.loader")
+        if getattr(self._optimizer, "found_inf", None) is not None:
+            raise UsageError(
+                "a fused optimizer skips the steps of a GradScaler by itself, so an overflow would reach the other "
+                "ranks: give the optimizer fused=False"
+            )
         arguments = call_closure(args, kwargs)
+        if self._changes is not None:
+            self._changes.on_step(self._parameters)
+        loss = self._take_loss()
         self._write_gradient(task)
-        rates = tuple(float(group["lr"]) for group in self._optimizer.param_groups)
-        self._exchange.to_worker.put(LoopAnswer(self._losses.take(), rates))
+        self._exchange.to_worker.put(LoopAnswer(loss, self._rates))
         return arguments
+
+    @property
+    def _rates(self) -> tuple[float, ...]:
+        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    def _take_loss(self) -> float | None:
+        loss, scale = self._losses.take(), self._scalers.take_scale()
+        if loss is None and self._needs_loss:
+            raise RunError(
+                f"{self._needs_loss} needs the loss, but backward() was not called on a scalar in this thread: call "
+                "run.backward(loss) in place of loss.backward()"
+            )
+        return None if loss is None else loss / scale
+
+    def _on_unscaled(self) -> None:
+        if self._changes is not None:
+            self._changes.reset(self._parameters)
+
+    def _step_of_scaler(self, step: Callable[[], Any]) -> Any:
+        """Make a step of a GradScaler, which skips that of the optimizer if the gradient is not finite."""
+        task = self._task
+        returned = step()
+        if task is not None and self._task is task:
+            self._skip_step(task)
+        return returned
+
+    def settle_without_step(self, task: LoopTask) -> None:
+        """Settle a task whose batches were used without a step, as a loop does that finds its gradient not finite.
+
+        Raises:
+            RunError: the gradient is finite.
+        """
+        if all(each.grad is None or bool(each.grad.isfinite().all()) for each in self._parameters):
+            raise RunError(
+                f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
+                "accumulate= if a step takes more batches"
+            )
+        self._skip_step(task)
+
+    def _skip_step(self, task: LoopTask) -> None:
+        """Hand in that the gradient of a task is not finite, and wait for the next task."""
+        self._losses.take()
+        self._scalers.take_scale()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._write_gradient(task)
+        self._exchange.to_worker.put(LoopAnswer(None, self._rates, skipped=True))
+        self._receive()
 
     def _after_step(self) -> None:
         self._receive()

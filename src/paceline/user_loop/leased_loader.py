@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.core.events import Minibatch
-from paceline.errors import RunError
 from paceline.user_loop.loop_replica import LoopTask
 
 if TYPE_CHECKING:
@@ -44,16 +43,13 @@ class LeasedLoader:
         """Yield the batches of an epoch.
 
         Raises:
-            RunError: `optimizer.step()` was not called after the last batches.
+            RunError: `optimizer.step()` was not called after the last batches, although the gradient is finite.
         """
         while (task := self._run.next_task()) is not None:
             assert self._ahead is not None
             yield from self._ahead.batches(task)
             if self._run.next_task() is task:
-                raise RunError(
-                    f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
-                    "accumulate= if a step takes more batches"
-                )
+                self._run.settle_without_step(task)
 
     def start(self, rank: int) -> None:
         """Start the processes of the DataLoader, before this process has threads and connections.

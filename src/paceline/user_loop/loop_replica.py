@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from paceline.jobs.job import Batch, Job
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import Interrupted, PartialGradient, Replica
+from paceline.worker.replica import GradientStats, Interrupted, PartialGradient, Replica
 
 
 class Lease(NamedTuple):
@@ -59,12 +60,14 @@ class LoopAnswer(NamedTuple):
     """Gradient of a task, which has been written.
 
     Attributes:
-        loss: mean loss of the samples.
+        loss: mean loss of the samples, None if it is not known.
         learning_rates: learning rate of each parameter group for the step of this gradient.
+        skipped: whether the loop skipped the step, because the gradient was not finite.
     """
 
-    loss: float
+    loss: float | None
     learning_rates: tuple[float, ...]
+    skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,10 +130,20 @@ class LoopReplica(Replica):
         super().__init__(job, seed, n, **settings)
         self._exchange = exchange
         self._known: tuple[UpcomingMinibatch, ...] = ()
+        self._answer = LoopAnswer(None, ())
 
     def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
         """Set the forecast of the minibatches that follow the next one."""
         self._known = tuple(known)
+
+    def gradient(
+        self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
+    ) -> GradientStats:
+        """Wait for the gradient of a minibatch at a version; one whose loss is not known may be finite."""
+        stats = super().gradient(worker, draw, minibatch, version, gradient)
+        if self._answer.skipped:
+            return stats._replace(finite=False, skipped=True)
+        return stats if self._answer.loss is not None else stats._replace(finite=isfinite(stats.squared_norm))
 
     def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
         first = UpcomingMinibatch(worker, draw, minibatch)
@@ -147,8 +160,10 @@ class LoopReplica(Replica):
         assert isinstance(answer, LoopAnswer)
         if self._check is not None:
             self._check()
+        self._answer = answer
         self.learning_rates = answer.learning_rates
-        return PartialGradient(answer.loss, len(lease.indices), mean_square=0.0, microbatches=0)
+        loss = nan if answer.loss is None else answer.loss
+        return PartialGradient(loss, len(lease.indices), mean_square=0.0, microbatches=0)
 
 
 class LoopHost(HostProcess):

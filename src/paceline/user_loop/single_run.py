@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 
@@ -27,6 +28,10 @@ class SingleRun:
         """Yield the numbers of the epochs."""
         yield from range(count)
         self.over = True
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Call `loss.backward`."""
+        loss.backward(**options)
 
     def finish(self) -> None:
         """End the run."""

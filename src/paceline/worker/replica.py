@@ -90,6 +90,7 @@ class GradientStats(NamedTuple):
     variance: float
     finite: bool
     compute_s: float
+    skipped: bool = False
 
 
 class Replica:

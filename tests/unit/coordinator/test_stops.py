@@ -69,6 +69,34 @@ def test_ten_consecutive_non_finite_gradients_of_a_worker_stop_the_run():
     assert play(asp(), 2, script).stopped
 
 
+def test_fifty_skipped_steps_in_a_row_stop_the_run_and_a_skip_is_no_divergence():
+    skips = "\n".join(
+        f"w1.{i} arrives skipped | drop w1.{i} (its loop skipped the step); compute w1.{i + 1} on v0"
+        for i in range(1, 50)
+    )
+    script = f"""
+        {skips}
+        w1.50 arrives skipped | drop w1.50 (its loop skipped the step)
+             | stop not_finite: 50 steps in a row were skipped by the loop of worker 1, the last at update 0
+             | lower the learning rate or check the data
+    """
+    assert play(asp(), 2, script).stopped
+
+
+def test_an_accepted_gradient_resets_the_count_of_skipped_steps():
+    script = (
+        "\n".join(
+            f"w0.{i} arrives skipped | drop w0.{i} (its loop skipped the step); compute w0.{i + 1} on v0"
+            for i in range(1, 50)
+        )
+        + """
+        w0.50 arrives         | accept w0.50; apply v1 = w0.50 (quorum of 1 reached); compute w0.51 on v1
+        w0.51 arrives skipped | drop w0.51 (its loop skipped the step); compute w0.52 on v1
+    """
+    )
+    assert not play(asp(), 1, script).stopped
+
+
 def test_an_accepted_gradient_resets_the_count_of_non_finite_ones():
     driven = coordinator(asp(), 1)
     driven.begin()

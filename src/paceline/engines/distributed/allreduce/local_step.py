@@ -139,6 +139,7 @@ def arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> A
         variance=report.variance,
         compensations=(Compensation(correction.formula, report.factor),) if correction and is_corrected else (),
         sum_s=0.0,
+        skipped=report.skipped,
     )
 
 
@@ -226,6 +227,7 @@ class LocalStep:
             factor=contribution.compensations[0].factor if contribution.compensations else nan,
             compute_s=ahead_s,
             learning_rates=self._replica.learning_rates,
+            skipped=stats.skipped,
         )
 
     def _skip(self) -> StepReport:

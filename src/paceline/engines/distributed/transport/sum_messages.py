@@ -101,6 +101,7 @@ class StepReport(MessageStruct, frozen=True):
         waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
         interruption: why the worker ends the run; empty if it does not.
         learning_rates: learning rate of each parameter group, where the loop of a user sets them; else empty.
+        skipped: whether the loop of the worker skipped the step.
     """
 
     generation: int = 0
@@ -115,6 +116,7 @@ class StepReport(MessageStruct, frozen=True):
     waited_s: float = 0.0
     interruption: str = ""
     learning_rates: tuple[float, ...] = ()
+    skipped: bool = False
 
 
 class StepSummary(MessageStruct, frozen=True):

@@ -1,0 +1,80 @@
+"""Watch over GradScaler: the scale of the losses, and steps that it skips because of an overflow."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+
+
+class ScalerWatch:
+    """Watch over the calls of `torch.amp.GradScaler` in this thread, which change nothing for the scaler.
+
+    Args:
+        optimizer: optimizer of the loop.
+        on_unscaled: called after `unscale_` has divided the gradients by the scale.
+        on_step: called with the scaler's step, which it carries out and whose value it returns.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        on_unscaled: Callable[[], None],
+        on_step: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._thread: int | None = threading.get_ident()
+        self._optimizer = weakref.ref(optimizer)
+        self._on_unscaled, self._on_step = on_unscaled, on_step
+        self._scaler: GradScaler | None = None  # used since the last step
+        self._restores = [
+            self._patch("scale", self._scale),
+            self._patch("unscale_", self._unscale),
+            self._patch("step", self._step),
+        ]
+
+    def take_scale(self) -> float:
+        """Return the factor on the losses since the last call, 1 if no scaler was used."""
+        scaler, self._scaler = self._scaler, None
+        return 1.0 if scaler is None else scaler.get_scale()
+
+    def close(self) -> None:
+        """End the watch, and restore the methods that no other code has replaced since."""
+        self._thread = None
+        for restore in self._restores:
+            restore()
+
+    def _patch(self, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+        """Replace a method by one that passes each call of this thread to a function; return what restores it."""
+        original = getattr(GradScaler, name)
+
+        @wraps(original)
+        def watched(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            call = partial(original, scaler, *args, **kwargs)
+            return around(call, scaler, *args) if threading.get_ident() == self._thread else call()
+
+        def restore() -> None:
+            if getattr(GradScaler, name) is watched:
+                setattr(GradScaler, name, original)
+
+        setattr(GradScaler, name, watched)
+        return restore
+
+    def _scale(self, call: Callable[[], Any], scaler: GradScaler, *_: Any) -> Any:
+        self._scaler = scaler if scaler.is_enabled() else None
+        return call()
+
+    def _unscale(self, call: Callable[[], Any], scaler: GradScaler, *args: Any) -> Any:
+        call()
+        if self._is_ours(*args):
+            self._on_unscaled()
+
+    def _step(self, call: Callable[[], Any], scaler: GradScaler, *args: Any) -> Any:
+        return self._on_step(call) if self._is_ours(*args) else call()
+
+    def _is_ours(self, optimizer: object = None, *_: Any) -> bool:
+        return optimizer is None or optimizer is self._optimizer()
