@@ -51,20 +51,30 @@ class AllReduceLoops:
         self._clip_norm = settings.pop("clip_norm", None)
         self._stop = settings.pop("stop", None)
         self._options = settings
-        self._starting = threading.Lock()  # the random numbers of a model belong to the whole process
+        self._make_parts = make_parts
+        self._threads = {}
         self.parts = [make_parts() for _ in range(count)]
         self.runs = [None] * count
         self.answers = [None] * count
 
     def run(self, loop):
         """Call `loop(run, model, optimizer)` in the thread of each rank, and return what it returns or raises."""
-        threads = [threading.Thread(target=self._loop, args=[loop, rank], daemon=True) for rank in range(self._count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT_S)
-            assert not thread.is_alive(), f"a loop does not end: {self.answers}"
-        return self.answers
+        for rank in range(self._count):
+            self.start(rank, loop)
+        return [self.end(rank) for rank in range(self._count)]
+
+    def start(self, rank, loop):
+        """Start a rank, or start it once more with a new model."""
+        if rank in self._threads:
+            self.parts[rank] = self._make_parts()
+        self._threads[rank] = threading.Thread(target=self._loop, args=[loop, rank], daemon=True)
+        self._threads[rank].start()
+
+    def end(self, rank):
+        """Return what the loop of a rank has returned or raised."""
+        self._threads[rank].join(LIMIT_S)
+        assert not self._threads[rank].is_alive(), f"a loop does not end: {self.answers}"
+        return self.answers[rank]
 
     def _loop(self, loop, rank):
         model, optimizer, _ = self.parts[rank]

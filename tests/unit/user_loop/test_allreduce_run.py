@@ -243,6 +243,36 @@ def test_elastic_ranks_continue_without_one_that_leaves_or_dies(network, data, t
     assert {each.worker for each in SavedRun(tmp_path / "run").history.of(WorkerLost)} == {1, 2}
 
 
+def test_a_rank_that_is_started_again_takes_part(network, data):
+    has_joined = threading.Event()
+
+    def loop(run, model, optimizer):
+        for _ in run.epochs(8):
+            for batch in run.loader:
+                if run is ranks.runs[0]:
+                    has_joined.wait(0.05)
+                step(model, optimizer, [batch])
+        return run.stopped_by
+
+    def leave(run, model, optimizer):
+        next(run.epochs(8))
+        step(model, optimizer, [next(iter(run.loader))])
+
+    def loop_again(run, model, optimizer):
+        next(run.epochs(8))
+        next(iter(run.loader))
+        has_joined.set()
+        return loop(run, model, optimizer)
+
+    ranks = AllReduceLoops(3, make_parts(network, data, adamw), "all_reduce", {"elastic": True})
+    for rank, its_loop in enumerate([loop, loop, leave]):
+        ranks.start(rank, its_loop)
+    assert ranks.end(2) is None
+    ranks.start(2, loop_again)
+    assert [ranks.end(rank) for rank in range(3)] == ["epochs"] * 3
+    check_equal_models(ranks)
+
+
 def test_an_error_of_the_optimizer_ends_the_run(network, data):
     class Failing(torch.optim.SGD):
         def step(self, closure=None):
