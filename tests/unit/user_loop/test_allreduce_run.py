@@ -50,8 +50,7 @@ def check_equal_models(ranks):
         assert all(map(torch.equal, first, other))
 
 
-@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
-@pytest.mark.parametrize(("accumulate", "clip_norm"), [(1, 0.01), (2, None)])
+@pytest.mark.parametrize(("make_optimizer", "accumulate", "clip_norm"), [(sgd, 1, 0.01), (adamw, 2, None)])
 def test_all_reduce_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_norm, network, data):
     parts = make_parts(network, data, make_optimizer, batch_size=BATCH // accumulate)
     ranks = AllReduceLoops(3, parts, "all_reduce", accumulate=accumulate, clip_norm=clip_norm)
@@ -87,7 +86,7 @@ def test_every_protocol_trains_as_a_job_does(protocol, network, data):
         assert (ours - theirs).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
 def test_a_rank_without_a_last_minibatch_ends_with_the_model_of_the_others(protocol, network, data, tmp_path):
     ranks = AllReduceLoops(5, make_parts(network, data), protocol, out=tmp_path / "run")
     steps = ranks.run(train())
@@ -140,7 +139,7 @@ class Counting(torch.optim.Optimizer):
                 parameter.data.sub_(parameter.grad, alpha=group["lr"] / group["steps"])
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
 def test_an_optimizer_of_another_library_makes_one_step_an_update(protocol, network, data):
     def make_optimizer(model):
         return Counting([each for each in model.parameters() if each.requires_grad])
@@ -169,7 +168,7 @@ def test_all_ranks_begin_with_the_model_and_the_optimizer_of_rank_0(network, dat
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd"])
 def test_a_gradient_that_is_not_finite_is_left_out(protocol, everywhere, network, data):
     def loop(run, model, optimizer):
         for epoch in run.epochs(2):
@@ -192,7 +191,7 @@ def test_the_parameters_have_their_own_memory_after_the_run(network, data):
             assert parameter.untyped_storage().nbytes() == parameter.nbytes
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)"])
 def test_all_ranks_may_leave_together_with_equal_models(protocol, network, data, tmp_path):
     def loop(run, model, optimizer):
         for epoch in run.epochs(10):
