@@ -48,7 +48,7 @@ class LoopOptimizer(torch.optim.Optimizer):
         # Not Optimizer.__init__, which would make groups and a state of its own.
         self._of_the_user = optimizer
         self._exchange = exchange
-        self.defaults = optimizer.defaults
+        self.defaults = {"optimizer": type(optimizer).__name__, **optimizer.defaults}  # for the fingerprint of the job
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute there

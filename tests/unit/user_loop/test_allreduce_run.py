@@ -372,3 +372,11 @@ def test_a_rank_that_dies_is_named_by_the_others(network, data):
     for error in (first, third):
         assert isinstance(error, pl.RunError)
         assert "worker 1" in str(error)
+
+
+def test_a_run_is_not_resumed_with_another_optimizer(network, data, tmp_path):
+    folder = tmp_path / "run"
+    AllReduceLoops(1, make_parts(network, data), "all_reduce", stop="updates=2", out=folder).run(train())
+    [refused] = AllReduceLoops(1, make_parts(network, data, adamw), "all_reduce", resume=folder).run(train())
+    assert isinstance(refused, pl.UsageError)
+    assert "optimizer=AdamW" in str(refused)
