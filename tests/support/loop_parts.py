@@ -112,3 +112,15 @@ def of_the_mean_gradient(network, make_optimizer, steps, clip_norm=None):
         optimizer.step()
         scheduler.step()
     return list(model.parameters())
+
+
+def values(model):
+    """Return the parameters and buffers of a model."""
+    return list(model.state_dict().values())
+
+
+def check_equal_models(ranks):
+    """Check that all ranks have equal parameters and buffers."""
+    first, *others = [values(model) for model, _, _ in ranks.parts]
+    for other in others:
+        assert all(map(torch.equal, first, other))
