@@ -68,6 +68,15 @@ def test_every_protocol_without_a_server_ends_on_all_ranks_and_learns(protocol, 
 
 
 @pytest.mark.slow
+def test_a_run_without_a_server_is_resumed_after_a_restart_by_torchrun(tmp_path):
+    script = SCRIPT.with_name("restarted_loop.py")
+    done = torchrun(tmp_path, "--max-restarts", 1, "--nproc-per-node", 2, script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 11 steps, epochs" for rank in range(2)]  # of 16
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.slow
 def test_the_example_learns_on_every_rank(tmp_path):
     done = torchrun(tmp_path, "--nproc-per-node", 3, ROOT / "examples/plain_loop/attached.py")
     assert done.returncode == 0, done.stderr
