@@ -48,6 +48,22 @@ class Rank(LoopHost):
         self._own_transport.token = cluster.ranks.token
         return self._own_transport
 
+    def kill(self):
+        """Let all its connections end now."""
+        self._own_transport.kill()
+
+
+class Killed(BaseException):
+    """Rank that was killed.
+
+    Attributes:
+        is_restarted: whether it starts again.
+    """
+
+    def __init__(self, is_restarted):
+        super().__init__()
+        self.is_restarted = is_restarted
+
 
 class ServerThread:
     """Server that is a thread here."""
@@ -91,7 +107,9 @@ class AttachedThreads:
         self._protocol = protocol
         self._settings = settings
         self.server = None
+        self._make_parts = make_parts
         self.parts = [make_parts() for _ in range(count)]
+        self.hosts = [None] * count
         self.answers = [None] * count
 
     def run(self, loop):
@@ -111,8 +129,18 @@ class AttachedThreads:
         try:
             with self._attach(rank) as run:
                 self.answers[rank] = loop(run, model, optimizer)
+        except Killed as killed:
+            self.answers[rank] = killed
+            if killed.is_restarted:
+                self.parts[rank] = self._make_parts()
+                self._loop(loop, rank)
         except BaseException as error:
             self.answers[rank] = error
+
+    def kill(self, rank, *, is_restarted):
+        """End the connections of a rank and its loop, as the end of its process does."""
+        self.hosts[rank].kill()
+        raise Killed(is_restarted)
 
     def _attach(self, rank):
         model, optimizer, loader = self.parts[rank]
@@ -122,7 +150,8 @@ class AttachedThreads:
         plan = parse_plan(self._protocol)
 
         def config_of(stop, number=rank + 1, process=None):
-            process = process or Rank(self._network, exchange)
+            if process is None:
+                process = self.hosts[rank] = Rank(self._network, exchange)
             return RunConfig(job, plan, self._cluster(number), stop, 1, process=process)
 
         def start_server(stop):

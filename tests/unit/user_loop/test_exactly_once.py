@@ -1,0 +1,86 @@
+"""Whole epochs of attached loops: every sample is applied once, whatever is dropped, dies and comes back."""
+
+import threading
+from random import Random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from attached_threads import AttachedThreads, Killed
+from paceline.core.records import WorkerJoined, WorkerLost
+
+SAMPLES, BATCH, EPOCHS, RANKS = 50, 4, 3, 4
+SEEDS = range(20)
+FREE_STEPS = 5  # of a rank before the deaths
+
+
+class Counts(nn.Module):
+    """Parameter whose gradient is the number of times that each sample is in the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+
+
+def make_parts():
+    model = Counts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, optimizer, DataLoader(range(SAMPLES), batch_size=BATCH, shuffle=True)
+
+
+class Faults:
+    """Deaths of two ranks, of which the second starts again.
+
+    Args:
+        seed: seed of the ranks and of their steps.
+    """
+
+    def __init__(self, seed):
+        random = Random(seed)
+        first, second = random.sample(range(1, RANKS), 2)
+        self.deaths = {first: random.randint(1, FREE_STEPS - 1), second: random.randint(1, FREE_STEPS - 1)}
+        self.restarted = second
+        self.fired = []
+        self.rejoined = threading.Event()
+
+    def before_step(self, ranks, rank, step):
+        """Kill a rank at its step, and let the others wait for the deaths and for the return."""
+        if self.deaths.get(rank) == step and rank not in self.fired:
+            self.fired.append(rank)
+            ranks.kill(rank, is_restarted=rank == self.restarted)
+        if rank in self.fired:
+            self.rejoined.set()
+        elif step == FREE_STEPS:
+            assert self.rejoined.wait(10.0)
+
+
+def train(ranks, faults):
+    def loop(run, model, optimizer):
+        rank = next(rank for rank, parts in enumerate(ranks.parts) if parts[0] is model)
+        step = 0
+        for _ in run.epochs(EPOCHS):
+            for numbers in run.loader:
+                step += 1
+                (-model.counts[numbers].sum()).backward()
+                faults.before_step(ranks, rank, step)
+                optimizer.step()
+        return step
+
+    return loop
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
+def test_with_drops_two_deaths_and_a_return_every_sample_is_applied_once_an_epoch(seed):
+    faults = Faults(seed)
+    ranks = AttachedThreads(RANKS, make_parts, "k_sync(k=1)")
+    answers = ranks.run(train(ranks, faults))
+    assert sorted(faults.fired) == sorted(faults.deaths)
+    [dead] = [rank for rank, answer in enumerate(answers) if isinstance(answer, Killed)]
+    assert dead != faults.restarted
+    history = ranks.server.result.history
+    assert [each.worker for each in history.of(WorkerJoined)] == [faults.restarted]
+    assert {each.worker for each in history.of(WorkerLost)} == set(faults.deaths)
+    assert history.totals.dropped + history.totals.interrupted > 0
+    assert ranks.parts[0][0].counts.tolist() == [EPOCHS] * SAMPLES
