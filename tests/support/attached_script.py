@@ -62,7 +62,15 @@ def main(settings):
     loader = DataLoader(data, batch_size=8 // accumulate, shuffle=True)
     arguments = settings.get("attach", {"protocol": "bsp"})
     faults = [pl.Fault(*fault) for fault in settings.get("faults", [])]
-    run = pl.attach(model, optimizer, loader, accumulate=accumulate, cluster=pl.Torchrun(faults=faults), **arguments)
+    run = pl.attach(
+        model,
+        optimizer,
+        loader,
+        scheduler=scheduler,
+        accumulate=accumulate,
+        cluster=pl.Torchrun(faults=faults),
+        **arguments,
+    )
     steps, batches = [], []
     for epoch in run.epochs(settings.get("epochs", 3)):
         for batch in run.loader:

@@ -195,6 +195,15 @@ def stepping(
             group.update(before)
 
 
+def set_momenta(optimizer: torch.optim.Optimizer, momenta: Sequence[float]) -> None:
+    """Set the momentum of each parameter group that has one, beta1 for Adam; no momenta for no change."""
+    for group, momentum in zip(optimizer.param_groups, momenta, strict=False):
+        if "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        elif "momentum" in group:
+            group["momentum"] = momentum
+
+
 def check_state_shapes(optimizer: torch.optim.Optimizer) -> None:
     """Check the loaded state of one of torch's optimizers: its tensors have the shapes of their parameters.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.clusters.torchrun import Torchrun
@@ -61,6 +62,12 @@ class AllReduceRun(AttachedRun):
         self._lead = lead
         self._makes_step = False  # whether the step under way has the gradient of the protocol
         self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch
+
+    def set_scheduler(self, scheduler: LRScheduler) -> None:
+        """Leave the scheduler to the loop: all ranks make the same number of steps."""
+
+    def _begin_schedule(self) -> None:
+        """Leave the scheduler to the loop."""
 
     def _take_part(self) -> LoopEnd:
         assert isinstance(self._config.cluster, Torchrun)
@@ -142,7 +149,9 @@ def lead(
     policy = CheckpointPolicy(config.in_gradients(interval), keep_checkpoints)
     session, folder, resumption = open_session(config, out, overwrite=overwrite, resume=resume)
     result = run_session(session, folder, resumption, callbacks, policy)
-    return LoopEnd(result.model, End(result.stopped_by, result.reason, result.time_s))
+    made, workload = session.coordinator.version, session.coordinator.workload
+    end = End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)
+    return LoopEnd(result.model, end)
 
 
 def _own_memory(parameters: Sequence[nn.Parameter]) -> None:

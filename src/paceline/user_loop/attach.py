@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.catalogue.parser import parse_plan
@@ -49,6 +50,7 @@ def attach(
     loader: DataLoader[Any],
     *,
     protocol: str,
+    scheduler: LRScheduler | None = None,
     stop: str | Stop | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
@@ -73,6 +75,10 @@ def attach(
             ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
             minibatch is smaller. Samples too few for ``accumulate`` batches are left out.
         protocol: protocol as text, as "k_sync(k=3)" or "all_reduce".
+        scheduler: learning-rate scheduler of the optimizer, which the loop steps as before. In a loop over
+            ``run.loader`` it goes to W / n steps after W gradients of n ranks, so that all ranks agree whatever their
+            speed; between two such loops it steps once per epoch. Its length is that of one rank, as with
+            DistributedDataParallel. Without a server the loop steps it, as all ranks make the same number of steps.
         stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
         clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
@@ -143,6 +149,8 @@ def attach(
         return ServerProcess(run, tensors)
 
     run = AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
+    if scheduler is not None:
+        run.set_scheduler(scheduler)
     attached[:] = [run]
     return run
 

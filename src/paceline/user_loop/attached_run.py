@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.clusters.torchrun import Torchrun
@@ -21,19 +22,23 @@ from paceline.run.config import RunConfig
 from paceline.run.session import serve
 from paceline.user_loop.change_watch import ChangeWatch
 from paceline.user_loop.leased_loader import LeasedLoader
-from paceline.user_loop.loop_replica import Exchange, LoopAnswer, LoopEnd, LoopHost, LoopStep, LoopTask
+from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
+from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
+from paceline.user_loop.loop_tensors import answer, copy_version, hand_in
 from paceline.user_loop.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.scaler_watch import ScalerWatch
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.step_closure import StepArguments, call_closure
 from paceline.utils.rank_logger import RankLogger
+from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 LEAVE_S = 30.0
 CHECK_SERVER_S = 1.0
 
 
-class AttachedRun:
+class AttachedRun(LoopProgress):
     """Part of one rank in a run.
 
     The run begins with the first batch, or with `epochs`.
@@ -68,11 +73,11 @@ class AttachedRun:
         config_of: Callable[[Stop], RunConfig],
         start_server: Callable[[Stop], ServerProcess | None],
     ) -> None:
+        super().__init__(optimizer)
         self.over = False
         self.stopped_by = self.reason = ""
         self.loader = LeasedLoader(self, loader, accumulate)
         self._parameters, self._buffers = trainable(model), list(model.buffers())
-        self._optimizer = optimizer
         self._accumulate = accumulate
         self._stop = stop
         self._exchange = exchange
@@ -85,6 +90,7 @@ class AttachedRun:
         self._losses = LossReader()
         self._changes: ChangeWatch | None = None
         self._needs_loss = ""
+        self._scheduler: SchedulerBinding | None = None
         ours = weakref.ref(self)
         self._scalers = ScalerWatch(
             optimizer, lambda: _live(ours)._on_unscaled(), lambda step: _live(ours)._step_of_scaler(step)
@@ -126,6 +132,21 @@ class AttachedRun:
         if self._server is not None:
             self._server.stop()
 
+    def set_scheduler(self, scheduler: LRScheduler) -> None:
+        """Let a scheduler follow the workload of the run, so that it agrees on all ranks; as `scheduler` of `attach`.
+
+        Raises:
+            UsageError: the scheduler follows a metric.
+        """
+        check_scheduler(scheduler)
+        ours = weakref.ref(self)
+        self._scheduler = SchedulerBinding(scheduler, lambda: _live(ours)._position)
+
+    @property
+    def _position(self) -> int | None:
+        """Steps of a scheduler that every rank has made by now, None between two epochs."""
+        return self.workload // self._config.cluster.n if self.loader.is_iterating else None
+
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call `loss.backward`, in loops whose loss attach cannot see.
 
@@ -158,6 +179,16 @@ class AttachedRun:
         self._thread = threading.Thread(target=self._serve, name="paceline-worker", daemon=True)
         self._thread.start()
         self._receive()
+        self._begin_schedule()
+
+    def _begin_schedule(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.begin(self.workload // self._config.cluster.n)
+        elif hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+            LOG.warning(
+                "the optimizer has a learning-rate scheduler that attach was not given: each rank steps its own "
+                "as often as it makes steps, so ranks of unequal speed disagree; give scheduler= to attach"
+            )
 
     def _serve(self) -> None:
         """Take part in the run, and pass its end or the error to the loop."""
@@ -210,13 +241,9 @@ class AttachedRun:
         if self._changes is not None:
             self._changes.on_step(self._parameters)
         loss = self._take_loss()
-        self._write_gradient(task)
-        self._exchange.to_worker.put(LoopAnswer(loss, self._rates))
+        hand_in(task, self._parameters, self._buffers)
+        self._exchange.to_worker.put(answer(loss, self._optimizer))
         return arguments
-
-    @property
-    def _rates(self) -> tuple[float, ...]:
-        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
     def _take_loss(self) -> float | None:
         loss, scale = self._losses.take(), self._scalers.take_scale()
@@ -258,27 +285,12 @@ class AttachedRun:
         self._scalers.take_scale()
         for parameter in self._parameters:
             parameter.grad = None
-        self._write_gradient(task)
-        self._exchange.to_worker.put(LoopAnswer(None, self._rates, skipped=True))
+        hand_in(task, self._parameters, self._buffers)
+        self._exchange.to_worker.put(answer(None, self._optimizer)._replace(skipped=True))
         self._receive()
 
     def _after_step(self) -> None:
         self._receive()
-
-    @torch.no_grad()
-    def _write_gradient(self, task: LoopTask) -> None:
-        stale, task.gradient.written = task.gradient.written, set()
-        for i, (parameter, view) in enumerate(zip(self._parameters, task.gradient.parameters, strict=True)):
-            if parameter.grad is not None:
-                if parameter.grad.is_sparse:
-                    raise RunError("the model makes sparse gradients, which the server does not add: use sparse=False")
-                view.copy_(parameter.grad)
-                task.gradient.written.add(i)
-                parameter.grad = None
-            elif i in stale:
-                view.zero_()
-        for theirs, ours in zip(task.model.buffers(), self._buffers, strict=True):
-            theirs.copy_(ours)
 
     def _receive(self) -> None:
         """Wait for the next version and its task, or for the end of the run."""
@@ -287,11 +299,12 @@ class AttachedRun:
     def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
         match message:
             case LoopTask() as task:
-                self._task = task
+                self._task, self._progress = task, task.progress
                 self._load(task.model)
             case LoopEnd(model, end):
                 self._end()
                 self.stopped_by, self.reason = end.outcome, end.reason
+                self._progress = TaskProgress(end.updates, end.workload)
                 if end.has_failed:
                     raise (UsageError if end.is_usage else RunError)(f"{self._leader}: {end.reason}")
                 if model is not None:
@@ -309,12 +322,8 @@ class AttachedRun:
                 if self._server is not None:
                     self._server.check()
 
-    @torch.no_grad()
     def _load(self, model: nn.Module) -> None:
-        """Copy a version into the model of the user."""
-        tensors = zip([*self._parameters, *self._buffers], [*trainable(model), *model.buffers()], strict=True)
-        for ours, theirs in tensors:
-            ours.copy_(theirs)
+        copy_version(model, self._parameters, self._buffers)
 
 
 def _live(run: weakref.ref[AttachedRun]) -> AttachedRun:

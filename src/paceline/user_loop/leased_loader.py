@@ -27,6 +27,9 @@ class LeasedLoader:
         run: run of this rank.
         loader: DataLoader of the user, of which all but the order of the samples is used.
         accumulate: batches of each step, >= 1.
+
+    Attributes:
+        is_iterating: whether an epoch has begun and not ended.
     """
 
     def __init__(self, run: AttachedRun, loader: DataLoader[Any], accumulate: int) -> None:
@@ -34,6 +37,7 @@ class LeasedLoader:
         self._loader = loader
         self._accumulate = accumulate
         self._ahead: AheadLoader | None = None
+        self.is_iterating = False
 
     def __len__(self) -> int:
         """Return the number of batches that one rank alone would have in an epoch."""
@@ -45,6 +49,13 @@ class LeasedLoader:
         Raises:
             RunError: `optimizer.step()` was not called after the last batches, although the gradient is finite.
         """
+        self.is_iterating = True
+        try:
+            yield from self._epoch()
+        finally:
+            self.is_iterating = False
+
+    def _epoch(self) -> Iterator[Any]:
         while (task := self._run.next_task()) is not None:
             assert self._ahead is not None
             yield from self._ahead.batches(task)

@@ -19,7 +19,7 @@ from paceline.jobs.job import Batch, Job
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import GradientStats, Interrupted, PartialGradient, Replica
+from paceline.worker.replica import GradientStats, Interrupted, PartialGradient, Replica, TaskProgress
 
 
 class Lease(NamedTuple):
@@ -42,12 +42,14 @@ class LoopTask(NamedTuple):
         upcoming: forecast of the minibatches that follow.
         model: parameters and buffers of the version; buffers are changed in place.
         gradient: flat buffers for the gradient.
+        progress: progress of the run.
     """
 
     lease: Lease
     upcoming: tuple[Lease, ...]
     model: nn.Module
     gradient: FlatBuffers
+    progress: TaskProgress = TaskProgress()
 
     @property
     def epoch(self) -> int:
@@ -62,11 +64,13 @@ class LoopAnswer(NamedTuple):
     Attributes:
         loss: mean loss of the samples, None if it is not known.
         learning_rates: learning rate of each parameter group for the step of this gradient.
+        momenta: momentum of each parameter group, which some schedulers change; beta1 for Adam, 0 for none.
         skipped: whether the loop skipped the step, because the gradient was not finite.
     """
 
     loss: float | None
     learning_rates: tuple[float, ...]
+    momenta: tuple[float, ...]
     skipped: bool = False
 
 
@@ -130,7 +134,7 @@ class LoopReplica(Replica):
         super().__init__(job, seed, n, **settings)
         self._exchange = exchange
         self._known: tuple[UpcomingMinibatch, ...] = ()
-        self._answer = LoopAnswer(None, ())
+        self._answer = LoopAnswer(None, (), ())
 
     def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
         """Set the forecast of the minibatches that follow the next one."""
@@ -156,12 +160,12 @@ class LoopReplica(Replica):
 
     def _forward_backward(self, batch: Batch, gradient: FlatBuffers, *, notifies: bool) -> PartialGradient:
         lease, *upcoming = batch
-        answer = self._exchange.ask(LoopTask(lease, tuple(upcoming), self.model, gradient))
+        answer = self._exchange.ask(LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress))
         assert isinstance(answer, LoopAnswer)
         if self._check is not None:
             self._check()
         self._answer = answer
-        self.learning_rates = answer.learning_rates
+        self.learning_rates, self.momenta = answer.learning_rates, answer.momenta
         loss = nan if answer.loss is None else answer.loss
         return PartialGradient(loss, len(lease.indices), mean_square=0.0, microbatches=0)
 

@@ -93,6 +93,23 @@ class GradientStats(NamedTuple):
     skipped: bool = False
 
 
+class TaskProgress(NamedTuple):
+    """Progress of the run at the start of a task.
+
+    Attributes:
+        update: updates made so far, >= 0.
+        workload: gradients applied so far, >= 0.
+        last: what became of the previous gradient of this worker: "used", "late", "interrupted", "skipped" because its
+            loop skipped the step, or "not finite"; empty for the first task.
+        staleness: staleness of that gradient in versions; 0 if it was not used.
+    """
+
+    update: int = 0
+    workload: int = 0
+    last: str = ""
+    staleness: int = 0
+
+
 class Replica:
     """Model replica with its data loader.
 
@@ -116,6 +133,8 @@ class Replica:
             to its gradient, mostly once; only if the gradient is written on the device of the model. None for no call.
         learning_rates: learning rate of each parameter group for the step of the last gradient; empty where the server
             sets them.
+        momenta: momentum of each parameter group, likewise.
+        progress: progress of the run, where its engine sends it.
     """
 
     def __init__(
@@ -133,6 +152,8 @@ class Replica:
         self.batch_size = job.batch_size
         self.on_gradient_ready: Callable[[int], None] | None = None
         self.learning_rates: tuple[float, ...] = ()
+        self.momenta: tuple[float, ...] = ()
+        self.progress = TaskProgress()
         self._job = job
         self._seed = seed
         self._device = torch.device(device)

@@ -39,7 +39,7 @@ from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.worker.allreduce import AllReduceAlgorithm
-from paceline.worker.replica import Replica
+from paceline.worker.replica import Replica, TaskProgress
 
 
 class AllReduceEngine(WallClockEngine):
@@ -117,13 +117,14 @@ class AllReduceEngine(WallClockEngine):
             if not self._has_taken_part:
                 raise
             return EndRun(Outcome(self.end.outcome), self.end.reason)
-        self.end = successful_end(last, self.now)
+        self.end = successful_end(last, self.now, coordinator)
         return last
 
     # --- commands -----------------------------------------------------------------------------------------
 
     def compute(self, command: Compute) -> None:
         """Record the task of a worker."""
+        self._replica.progress = TaskProgress(self._coordinator.version, self._coordinator.workload)
         self._tasks[command.worker] = command
 
     def interrupt(self, command: Interrupt) -> None:

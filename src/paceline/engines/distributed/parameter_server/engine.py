@@ -55,9 +55,11 @@ from paceline.engines.distributed.transport.wire_format import WireBuffer, WireF
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatLayout, flat_copy
+from paceline.server.optimizer import set_momenta
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
+from paceline.worker.replica import GradientStats, TaskProgress
 
 LOG = RankLogger(__name__)
 POLL_S = 0.2
@@ -170,7 +172,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         last = super().run(coordinator, observe, first)
         self._log_link(self._link_monitor.final_report())
         self._server.gather_shards()
-        self._end = successful_end(last, self.now)
+        self._end = successful_end(last, self.now, coordinator)
         return last
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -187,6 +189,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def accept(self, command: Accept) -> None:
         """Add all parts of a gradient to the pending update."""
         self._shards.send(task_messages.AcceptGradient(command.worker, command.samples, command.step_scale))
+        self._workers[command.worker].last = ("used", command.staleness)
         super().accept(command)
 
     def _compensated(self, arrival: Arrival) -> Arrival:
@@ -210,15 +213,17 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             self._elapsed_s(),
             command.minibatch,
             upcoming=command.upcoming,
+            progress=TaskProgress(self._coordinator.version, self._coordinator.workload, *worker.last),
         )
         if self._cluster.debug:
             task = replace(task, checksum=checksum(self._published.packed(command.version)))
         worker.newest_sent = command.version
-        worker.sent_s = time.monotonic()
+        worker.sent_s, worker.last = time.monotonic(), ("", 0)
         self._shards.send(task_messages.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
         worker.connection.send(task, [(0, self._published.packed(command.version))] if sends_version else [])
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
+        worker.last = ("interrupted", 0)
         worker.connection.send(task_messages.CancelTask(command.draw))
 
     def restart_worker(self, command: RestartWorker) -> None:
@@ -306,6 +311,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 if done.learning_rates and done.draw >= self._newest_rates:  # of the rank with the most steps
                     self._newest_rates = done.draw
                     self._server.set_learning_rates(done.learning_rates)
+                    set_momenta(self._server.optimizer, done.momenta)
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._on_idle(worker)
@@ -327,6 +333,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if arriving is None:
             return
         done, at_s, push_s = arriving
+        if worker.last[0] != "interrupted":
+            worker.last = (_unused_because(done.stats), 0)
         pull_s = max(0.0, at_s - worker.sent_s - done.busy_s)
         if self._shards.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
@@ -355,6 +363,13 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         del self._peers[worker.peer_id]
         self._acceptor.disconnect(worker.peer_id, GRACE_S)
         self._on_gone(worker, reason)
+
+
+def _unused_because(stats: GradientStats) -> str:
+    """Return why a gradient that was computed is not used, if it is not."""
+    if stats.skipped:
+        return "skipped"
+    return "late" if stats.finite else "not finite"
 
 
 def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:

@@ -44,6 +44,7 @@ class RemoteWorker(PoolWorker):
         not_admitted_by: shard servers that have not admitted the worker yet.
         newest_sent: newest version that was sent to the worker.
         sent_s: when the worker was sent its task, on the monotonic clock.
+        last: what became of its newest gradient, and its staleness, as in `TaskProgress`.
     """
 
     def __init__(self, peer: AcceptedPeer, shards: Iterable[int]) -> None:
@@ -54,6 +55,7 @@ class RemoteWorker(PoolWorker):
         self.not_admitted_by = set(shards)
         self.newest_sent = NO_VERSION
         self.sent_s = 0.0
+        self.last = ("", 0)
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
 

@@ -185,6 +185,7 @@ class WorkerProcess:
         self.leader.on_task(task)
         self._check_version(task, "before")
         self._replica.prefetch(following(self._worker, task.draw, task.upcoming))
+        self._replica.progress = task.progress
         try:
             stats = self._task_runner.gradient(task.draw, task.minibatch, task.run_s, self._version, self._gradient)
         except Interrupted:
@@ -206,7 +207,9 @@ class WorkerProcess:
             channel.pack_remaining()
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
-        done = task_messages.RemoteTaskDone(self._draw, self._busy_s, stats, self._replica.learning_rates)
+        done = task_messages.RemoteTaskDone(
+            self._draw, self._busy_s, stats, self._replica.learning_rates, self._replica.momenta
+        )
         for channel in self._channels:
             channel.send_remaining(done)
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from paceline.clusters.torchrun import Torchrun
+from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import EndRun, Outcome
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.transport import messages
@@ -160,9 +161,10 @@ def describe_process(what: str, cluster: Torchrun) -> str:
     return f"{what} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
 
 
-def successful_end(last: EndRun, now: float) -> messages.End:
+def successful_end(last: EndRun, now: float, coordinator: Coordinator) -> messages.End:
     """Return the message about a run that ended with this command after this many seconds."""
-    return messages.End(last.outcome.value, last.reason, now)
+    updates, workload = coordinator.version, coordinator.workload
+    return messages.End(last.outcome.value, last.reason, now, updates=updates, workload=workload)
 
 
 def failed_end(error: BaseException) -> messages.End:

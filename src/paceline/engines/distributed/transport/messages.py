@@ -102,12 +102,16 @@ class End(StateMessage, frozen=True):
         reason: why the run ended; the message of the error if it failed.
         time_s: length of the run in seconds.
         is_usage: whether the error is one that the user has to correct.
+        updates: updates made.
+        workload: gradients applied.
     """
 
     outcome: str
     reason: str
     time_s: float = 0.0
     is_usage: bool = False
+    updates: int = 0
+    workload: int = 0
 
     @property
     def has_failed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.core.events import Apply, Minibatch
-from paceline.worker.replica import GradientStats
+from paceline.worker.replica import GradientStats, TaskProgress
 
 
 class MessageStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -23,6 +23,7 @@ class RemoteTask(MessageStruct, frozen=True):
         minibatch: samples of the task; None where the worker draws them itself.
         checksum: checksum of the version as sent, in debug mode.
         upcoming: forecast of the minibatches that follow.
+        progress: progress of the run.
     """
 
     draw: int
@@ -32,6 +33,7 @@ class RemoteTask(MessageStruct, frozen=True):
     minibatch: Minibatch | None = None
     checksum: int | None = None
     upcoming: tuple[Minibatch, ...] = ()
+    progress: TaskProgress = TaskProgress()
 
 
 class CancelTask(MessageStruct, frozen=True):
@@ -66,12 +68,14 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         busy_s: seconds from the arrival of the task to this message.
         stats: scalars of the gradient.
         learning_rates: learning rate of each parameter group for its step; empty where the server sets them.
+        momenta: momentum of each parameter group for its step, beta1 for Adam, 0 for none; empty likewise.
     """
 
     draw: int
     busy_s: float
     stats: GradientStats
     learning_rates: tuple[float, ...] = ()
+    momenta: tuple[float, ...] = ()
 
 
 class RemoteTaskCancelled(MessageStruct, frozen=True):

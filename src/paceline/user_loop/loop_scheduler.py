@@ -1,0 +1,72 @@
+"""Learning-rate schedulers of attached loops, which follow the workload of the run."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.errors import UsageError
+
+
+class SchedulerBinding:
+    """Binding of a scheduler: its `step` goes to where the run is.
+
+    A loop that steps its scheduler in each iteration over `run.loader` makes, after W gradients of n workers, W / n
+    steps in all, on every rank. A loop that steps it between two such iterations steps it as often as it calls it,
+    because the epochs of all ranks are the same.
+
+    Args:
+        scheduler: scheduler of the user; its class is replaced by a subclass of the same name.
+        position: returns the number of steps of a rank so far, None while the loop is between two epochs.
+    """
+
+    def __init__(self, scheduler: LRScheduler, position: Callable[[], int | None]) -> None:
+        self._scheduler = scheduler
+        self._kind = kind = type(scheduler)
+        self._position = position
+        self._made = int(getattr(scheduler, "last_epoch", 0))
+        self._offset = 0
+        ours = weakref.ref(self)
+
+        def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            binding = ours()
+            if binding is None:
+                kind.step(scheduler, *args, **kwargs)
+            else:
+                binding._step(*args, **kwargs)
+
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+
+    def begin(self, position: int) -> None:
+        """Record the position of the run at its first task on this rank; a scheduler that is ahead stays ahead."""
+        self._offset = max(0, self._made - position)
+
+    def _step(self, *args: Any, **kwargs: Any) -> None:
+        position = self._position()
+        if position is None:
+            self._kind.step(self._scheduler, *args, **kwargs)
+            return
+        if args or kwargs:
+            raise UsageError(
+                "scheduler.step() was called with a position in a loop over run.loader, where the position is that of "
+                "the run: call scheduler.step() alone"
+            )
+        while self._made < self._offset + position:
+            self._made += 1
+            self._kind.step(self._scheduler)
+
+
+def check_scheduler(scheduler: LRScheduler) -> None:
+    """Check that a scheduler can follow the workload of a run.
+
+    Raises:
+        UsageError: it follows a metric.
+    """
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "ReduceLROnPlateau follows a metric, which differs from rank to rank: give a scheduler that follows the "
+            "number of steps, as CosineAnnealingLR"
+        )

@@ -1,0 +1,47 @@
+"""Tensors of the user's loop: its gradient is handed in, and a version is copied into its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import RunError
+from paceline.jobs.job import trainable
+from paceline.user_loop.loop_replica import LoopAnswer, LoopTask
+
+
+@torch.no_grad()
+def hand_in(task: LoopTask, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
+    """Move the gradient of the loop into the buffers of its task, so that a step finds none.
+
+    Raises:
+        RunError: a gradient is sparse.
+    """
+    stale, task.gradient.written = task.gradient.written, set()
+    for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):
+        if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                raise RunError("the model makes sparse gradients, which the server does not add: use sparse=False")
+            view.copy_(parameter.grad)
+            task.gradient.written.add(i)
+            parameter.grad = None
+        elif i in stale:
+            view.zero_()
+    for theirs, ours in zip(task.model.buffers(), buffers, strict=True):
+        theirs.copy_(ours)
+
+
+@torch.no_grad()
+def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
+    """Copy a version into the model of the user."""
+    for ours, theirs in zip([*parameters, *buffers], [*trainable(model), *model.buffers()], strict=True):
+        ours.copy_(theirs)
+
+
+def answer(loss: float | None, optimizer: torch.optim.Optimizer) -> LoopAnswer:
+    """Return the answer to a task, with the options of the user's optimizer for its step."""
+    groups = optimizer.param_groups
+    momenta = tuple(float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0)) for group in groups)
+    return LoopAnswer(loss, tuple(float(group["lr"]) for group in groups), momenta)

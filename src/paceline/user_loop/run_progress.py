@@ -1,0 +1,54 @@
+"""Progress of an attached run, as its rank sees it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from paceline.worker.replica import TaskProgress
+
+
+class LastGradient(NamedTuple):
+    """What became of the previous gradient of a rank.
+
+    Attributes:
+        fate: "used" in an update, "late" if it came too late for one, "interrupted", "skipped" because the loop skipped
+            its step, or "not finite"; empty before the first gradient, and without a server.
+        staleness: staleness in versions of a gradient that was used, else 0.
+    """
+
+    fate: str
+    staleness: int
+
+
+class LoopProgress:
+    """Properties that show the progress of a run.
+
+    Args:
+        optimizer: optimizer of the user.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._progress = TaskProgress()
+
+    @property
+    def update(self) -> int:
+        """Updates that the parameters of this rank contain, >= 0."""
+        return self._progress.update
+
+    @property
+    def workload(self) -> int:
+        """Gradients of all ranks in these updates, >= 0."""
+        return self._progress.workload
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @property
+    def last(self) -> LastGradient:
+        """What became of the previous gradient of this rank."""
+        return LastGradient(self._progress.last, self._progress.staleness)
