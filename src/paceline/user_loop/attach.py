@@ -152,7 +152,25 @@ def attach(
     if scheduler is not None:
         run.set_scheduler(scheduler)
     attached[:] = [run]
+    _warn_of_state(optimizer)
     return run
+
+
+def _warn_of_state(optimizer: torch.optim.Optimizer) -> None:
+    """Warn once, at the first ``state_dict()`` of an optimizer whose state is at the server."""
+    if type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups):
+        return
+
+    def on_state_dict(own: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        handle.remove()
+        if not state_dict["state"]:
+            LOG.warning(
+                "state_dict() of the optimizer %s has its parameter groups alone: the state is at the server. A "
+                "training that loads it begins without that state, as momentum",
+                type(own).__name__,
+            )
+
+    handle = optimizer.register_state_dict_post_hook(on_state_dict)
 
 
 def _without_server(

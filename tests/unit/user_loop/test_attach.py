@@ -125,3 +125,14 @@ def test_without_torchrun_the_loop_trains_alone_and_says_so(caplog):
     assert (steps, run.over) == (8, True)
     assert not torch.equal(before, model.weight)
     assert "torchrun has not started this process: the loop trains alone" in caplog.text
+
+
+@pytest.mark.usefixtures("torchrun")
+@pytest.mark.parametrize(("momentum", "warnings"), [(0.9, 1), (0.0, 0)])
+def test_a_state_dict_without_the_state_of_the_server_is_warned_of_once(momentum, warnings, caplog):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    with attach(model=model, optimizer=optimizer):
+        optimizer.state_dict()
+        optimizer.state_dict()
+    assert caplog.text.count("has its parameter groups alone: the state is at the server") == warnings
