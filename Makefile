@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The many processes that tests start would each compile the source anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test suite test-docs test-slow docs explore lint types browser clean
+.PHONY: demo test suite test-docs test-integrations test-slow docs explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,10 @@ test-docs: .venv/installed
 # The site, in build/site/index.html.
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/site
+
+# The loops of training frameworks, in an environment of their own.
+test-integrations: .venv-integrations/installed
+	.venv-integrations/bin/pytest -m integrations -n 2 tests/integrations
 
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow
@@ -46,6 +50,11 @@ browser:
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv-integrations/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,transformers]'
 	touch $@
 
 clean:

@@ -1,5 +1,7 @@
 """The code of the README and of the site's pages, collected as tests with the marker `docs`."""
 
+from importlib.util import find_spec
+
 import pytest
 from sybil import Sybil
 
@@ -13,6 +15,10 @@ pages = Sybil(
     path=".",
 )
 pytest_collect_file = pages.pytest()
+
+# Doctests import each module, but the frameworks are not installed for the default tests.
+FRAMEWORKS = ("accelerate", "transformers")
+collect_ignore = [f"src/paceline/integrations/{name}.py" for name in FRAMEWORKS if not find_spec(name)]
 
 
 def pytest_collection_modifyitems(items):

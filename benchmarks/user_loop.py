@@ -163,9 +163,8 @@ def measure(
     settings |= {"encrypt": not args.plain, **more}
     command = [*before, sys.executable, "-m", "torch.distributed.run"]
     command += ["--standalone", "--nproc-per-node", str(args.workers)]
-    done = subprocess.run(
-        [*command, str(RANKS), json.dumps(settings)], capture_output=True, text=True, timeout=LIMIT_S, check=True
-    )
+    done = subprocess.run([*command, str(RANKS), json.dumps(settings)], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
     found = [line.partition(ANSWER)[2] for line in done.stdout.replace(ANSWER, "\n" + ANSWER).splitlines()]
     answers = sorted((json.loads(line) for line in found if line), key=lambda answer: answer["rank"])
     assert len(answers) == args.workers, done.stdout + done.stderr

@@ -38,6 +38,7 @@ FLOORS = [
     "engines",
     "run",
     "user_loop",
+    "integrations",
     "probe",
     "experiments",
     "report",
@@ -47,7 +48,7 @@ FLOORS = [
 BELOW_ENGINES = range(FLOORS.index("recording"))
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}
 ALLOWED = {
-    "worker/seeding": {"random"},
+    "worker/seeding": {"random", "threading"},
     "worker/background_loader": {"multiprocessing"},
     "worker/replica": {"time"},  # which measures the seconds of a gradient
     "worker/task_runner": {"time", "threading"},  # which injects slowness and faults

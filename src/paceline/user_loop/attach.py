@@ -114,7 +114,7 @@ def attach(
     check_loader(loader)
     if not started_by_torchrun(os.environ):
         LOG.warning("torchrun has not started this process: the loop trains alone, without a protocol")
-        return SingleRun(loader)
+        return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
     environment = LaunchEnv.from_environment(os.environ)

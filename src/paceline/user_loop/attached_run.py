@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
 from paceline.user_loop.loop_tensors import answer, copy_version, hand_in
 from paceline.user_loop.loss_reader import LossReader, reader_of_losses
 from paceline.user_loop.run_progress import LoopProgress
-from paceline.user_loop.scaler_watch import ScalerWatch
+from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.step_closure import StepArguments, call_closure
 from paceline.utils.rank_logger import RankLogger
@@ -35,7 +34,6 @@ from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 LEAVE_S = 30.0
-CHECK_SERVER_S = 1.0
 
 
 class AttachedRun(LoopProgress):
@@ -111,6 +109,25 @@ class AttachedRun(LoopProgress):
             self._epoch = epoch
             yield epoch
         self.finish()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take minibatches until the end of this epoch, or of that of the next one if it is a later epoch."""
+        self._epoch = epoch if self._task is None else max(epoch, self._task.epoch)
+
+    def stop(self) -> None:
+        """End the run for all ranks, from rank 0; the model is the last version then.
+
+        Raises:
+            UsageError: this is not rank 0 of a run with a server.
+        """
+        if self.over or self._thread is None:
+            return
+        if self._server is None:
+            raise UsageError("only rank 0 of a run with a server can stop it for all ranks: call run.finish()")
+        self._server.interrupt()
+        while not self.over:
+            self._exchange.to_worker.put(None)  # the worker waits for the gradient of the present task
+            self._receive()
 
     def finish(self) -> None:
         """Take no further part in the run; the model is the last version if the run has ended.
@@ -232,11 +249,7 @@ class AttachedRun(LoopProgress):
         task = self._task
         if task is None:
             raise RunError("optimizer.step() without a batch of run.loader: iterate over run.loader")
-        if getattr(self._optimizer, "found_inf", None) is not None:
-            raise UsageError(
-                "a fused optimizer skips the steps of a GradScaler by itself, so an overflow would reach the other "
-                "ranks: give the optimizer fused=False"
-            )
+        check_scaler_skips(self._optimizer)
         arguments = call_closure(args, kwargs)
         if self._changes is not None:
             self._changes.on_step(self._parameters)
@@ -315,12 +328,7 @@ class AttachedRun(LoopProgress):
                 raise error
 
     def _get(self) -> LoopTask | LoopStep | LoopEnd | BaseException:
-        while True:
-            try:
-                return self._exchange.to_loop.get(timeout=CHECK_SERVER_S)
-            except queue.Empty:
-                if self._server is not None:
-                    self._server.check()
+        return self._exchange.message(self._server.check if self._server is not None else lambda: None)
 
     def _load(self, model: nn.Module) -> None:
         copy_version(model, self._parameters, self._buffers)

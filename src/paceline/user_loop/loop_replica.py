@@ -21,6 +21,8 @@ from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import GradientStats, Interrupted, PartialGradient, Replica, TaskProgress
 
+CHECK_S = 1.0
+
 
 class Lease(NamedTuple):
     """Minibatch of a rank.
@@ -103,6 +105,14 @@ class Exchange:
         self.to_loop: queue.SimpleQueue[LoopTask | LoopStep | LoopEnd | BaseException] = queue.SimpleQueue()
         self.to_worker: queue.SimpleQueue[LoopAnswer | LoopStep | None] = queue.SimpleQueue()
         self._has_ended = False
+
+    def message(self, check: Callable[[], None]) -> LoopTask | LoopStep | LoopEnd | BaseException:
+        """Wait for the next message to the loop; meanwhile a function checks that one can come."""
+        while True:
+            try:
+                return self.to_loop.get(timeout=CHECK_S)
+            except queue.Empty:
+                check()
 
     def ask(self, what: LoopTask | LoopStep) -> LoopAnswer | LoopStep:
         """Send a task or a step to the loop, and wait for what it returns.

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
+from paceline.errors import UsageError
+
 
 class ScalerWatch:
     """Watch over the calls of `torch.amp.GradScaler` in this thread, which change nothing for the scaler.
@@ -78,3 +80,16 @@ class ScalerWatch:
 
     def _is_ours(self, optimizer: object = None, *_: Any) -> bool:
         return optimizer is None or optimizer is self._optimizer()
+
+
+def check_scaler_skips(optimizer: torch.optim.Optimizer) -> None:
+    """Check that a GradScaler skips the whole step after an overflow.
+
+    Raises:
+        UsageError: the optimizer is a fused one, which skips it by itself.
+    """
+    if getattr(optimizer, "found_inf", None) is not None:
+        raise UsageError(
+            "a fused optimizer skips the steps of a GradScaler by itself, so an overflow would reach the other ranks: "
+            "give the optimizer fused=False"
+        )

@@ -56,9 +56,13 @@ class ServerProcess:
         self._close()
         self.check()
 
+    def interrupt(self) -> None:
+        """Ask the server to end the run."""
+        self._close()
+
     def stop(self) -> None:
         """Interrupt the run, and kill the process after a timeout."""
-        self._close()
+        self.interrupt()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

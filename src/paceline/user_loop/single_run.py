@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+from paceline.user_loop.step_closure import StepArguments, call_closure
 
 
 class SingleRun:
     """Run of one process that trains alone, with the methods of `AttachedRun`.
 
     Args:
+        optimizer: optimizer of the user.
         loader: DataLoader of the user.
+        clip_norm: largest norm of a step's gradient, None for no clipping.
 
     Attributes:
         loader: the same.
         over: whether all epochs have ended.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], clip_norm: float | None = None
+    ) -> None:
         self.loader = loader
         self.over = False
+        if clip_norm is not None:
+            optimizer.register_step_pre_hook(partial(_clip, clip_norm))
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs."""
         yield from range(count)
+        self.over = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take the batches of this epoch."""
+
+    def stop(self) -> None:
+        """End the run."""
         self.over = True
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -42,3 +59,12 @@ class SingleRun:
 
     def __exit__(self, *exception: object) -> None:
         self.finish()
+
+
+def _clip(
+    clip_norm: float, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> StepArguments | None:
+    """Clip the gradient before a step, after a closure has computed it."""
+    arguments = call_closure(args, kwargs)
+    torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], clip_norm)
+    return arguments

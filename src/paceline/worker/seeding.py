@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ import numpy as np
 import torch
 
 _CPU = torch.device("cpu")
+# torch makes a tensor while it holds the generator's mutex, and the garbage collection that this may begin gives up the
+# GIL: another thread that then waits for the mutex, holding the GIL, would wait for ever.
+_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -19,7 +23,8 @@ def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device], enabled=is_cuda):
         # Without CUDA, `torch.manual_seed` would record a stack trace for each kind of device that is not initialised.
-        (torch if is_cuda else torch.default_generator).manual_seed(seed)
+        with _LOCK:
+            (torch if is_cuda else torch.default_generator).manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:
@@ -34,7 +39,8 @@ class RandomStates:
     def __init__(self) -> None:
         self.python = random.getstate()
         self.numpy = np.random.get_state()
-        self.torch = torch.get_rng_state()
+        with _LOCK:
+            self.torch = torch.get_rng_state()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RandomStates):
@@ -51,4 +57,5 @@ class RandomStates:
         """Set the generators to these states."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
+        with _LOCK:
+            torch.set_rng_state(self.torch)

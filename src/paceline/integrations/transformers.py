@@ -1,0 +1,100 @@
+"""Trainer of transformers whose ranks meet in the steps of the optimizer only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from torch import Tensor, nn
+
+from paceline.integrations.alone import EpochLoader, alone, end_run, rank, ranks, with_batch_size
+from paceline.user_loop.attach import attach
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+ONLY_RANK_0 = {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False, "report_to": "none"}
+
+
+@dataclass
+class PacelineArguments(transformers.TrainingArguments):  # type: ignore[misc]  # no types without the package
+    """Arguments of a training whose ranks are attached to one run.
+
+    Only rank 0 saves, evaluates and reports. ``max_grad_norm`` clips the mean gradient. ``num_train_epochs`` ends the
+    run; ``max_steps`` is refused, because the ranks make unequal numbers of steps.
+
+    Attributes:
+        protocol: protocol as text, as "k_batch_async(k=4)".
+        run_folder: folder in which rank 0 records the run, None for no record.
+        attach_options: further arguments of `paceline.attach`, as ``{"cluster": pl.Torchrun(...)}``.
+    """
+
+    protocol: str = "bsp"
+    run_folder: str | None = None
+    attach_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_steps > 0:
+            raise ValueError("max_steps was given, but ranks make unequal numbers of steps: give num_train_epochs")
+        if rank() > 0:
+            for name, value in ONLY_RANK_0.items():
+                setattr(self, name, value)
+        with alone():
+            super().__post_init__()
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process, by which the Trainer chooses the one that saves."""
+        return rank()
+
+
+class PacelineMixin:
+    """Mixin for a subclass of `transformers.Trainer`, to be named before it.
+
+    Example: ``class MyTrainer(PacelineMixin, trl.SFTTrainer): ...``
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with alone():
+            super().__init__(*args, **kwargs)
+
+    def get_train_dataloader(self) -> EpochLoader:
+        """Return the loader of the run's batches."""
+        loader: DataLoader[Any] = super().get_train_dataloader()  # type: ignore[misc]
+        self._epoch_loader = EpochLoader(loader)
+        return self._epoch_loader
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the scheduler for the steps of one of the ranks, and attach this rank."""
+        prepared: Any = self.optimizer  # type: ignore[attr-defined]
+        scheduler = super().create_scheduler(math.ceil(num_training_steps / ranks()), optimizer)  # type: ignore[misc]
+        args: PacelineArguments = self.args  # type: ignore[attr-defined]
+        self._epoch_loader.run = attach(
+            self.model,  # type: ignore[attr-defined]
+            getattr(prepared, "optimizer", prepared),
+            with_batch_size(self._epoch_loader.loader),
+            protocol=args.protocol,
+            stop=f"epochs={math.ceil(args.num_train_epochs)}",
+            clip_norm=args.max_grad_norm or None,
+            accumulate=args.gradient_accumulation_steps,
+            scheduler=scheduler,
+            seed=args.seed,
+            out=args.run_folder,
+            **args.attach_options,
+        )
+        return scheduler
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        """Return the norm of this rank's gradient, which is not clipped here."""
+        return nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._epoch_loader.run is not None
+        end_run(self._epoch_loader.run)
+        return super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+
+
+class PacelineTrainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
+    """Trainer of transformers on the ranks of torchrun, each of which is alone until `optimizer.step`."""

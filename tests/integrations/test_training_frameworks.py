@@ -1,0 +1,100 @@
+"""Training frameworks on attached ranks: the same as the plain DDP loop on the same minibatches, and what only they do.
+
+Each test starts `framework_script.py` under torchrun, once for each framework.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT
+
+pytestmark = pytest.mark.integrations
+SCRIPT = Path(__file__).with_name("framework_script.py")
+FRAMEWORKS = ["plain", "transformers", "accelerate"]
+ANSWER = "answer: "
+RANKS, SAMPLES, EPOCHS = 2, 64, 3
+
+
+def answers(framework, ranks=RANKS, **settings):
+    """Return what each rank of a training prints at its end."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    if not ranks:
+        command = [sys.executable]
+    run = subprocess.run(
+        [*command, str(SCRIPT), framework, json.dumps(settings)], capture_output=True, text=True, timeout=110, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
+    found = [json.loads(line.partition(ANSWER)[2]) for line in run.stdout.splitlines() if ANSWER in line]
+    assert len(found) == max(1, ranks)
+    return sorted(found, key=lambda answer: answer["rank"])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Return the parameters of the plain attached loop, by settings."""
+    known = {}
+
+    def parameters(**settings):
+        key = json.dumps(settings)
+        if key not in known:
+            known[key] = answers("plain", **settings)[0]["parameters"]
+        return known[key]
+
+    return parameters
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS[1:])
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"clip_norm": 0.5}], ids=str)
+def test_bsp_makes_the_updates_of_the_plain_loop(framework, settings, plain):
+    for answer in answers(framework, **settings):
+        assert answer["parameters"] == pytest.approx(plain(**settings), rel=1e-12, abs=1e-12)
+
+
+def test_the_plain_loop_makes_the_updates_of_ddp(plain):
+    assert answers("ddp")[0]["parameters"] == pytest.approx(plain(), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_slow_rank_gets_fewer_batches_and_every_sample_is_used_once(framework, tmp_path):
+    ranks = answers(framework, protocol="k_batch_async(k=2)", slow_rank=1, out=str(tmp_path / "run"))
+    assert ranks[0]["steps"] > ranks[1]["steps"] > 0
+    assert sum(rank["steps"] for rank in ranks) == EPOCHS * SAMPLES // 4
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+    assert sorted(number for rank in ranks for number in rank["samples"]) == sorted([*range(SAMPLES)] * EPOCHS)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_loop_that_rank_0_leaves_ends_on_all_ranks(framework):
+    ranks = answers(framework, stop_after=3)
+    assert ranks[0]["steps"] == 3
+    assert ranks[1]["steps"] in {3, 4}
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_process_trains_alone_and_clips(framework, plain):
+    [answer] = answers(framework, ranks=0, clip_norm=0.5)
+    [again] = answers("plain", ranks=0, clip_norm=0.5)
+    assert answer["steps"] == EPOCHS * SAMPLES // 4
+    assert len(answer["parameters"]) == len(again["parameters"])
+
+
+@pytest.mark.parametrize("framework", ["transformers"])
+def test_only_rank_0_evaluates_and_saves(framework, tmp_path):
+    ranks = answers(framework, evaluates=True, folder=str(tmp_path / "checkpoints"))
+    assert [len(rank["evaluations"]) for rank in ranks] == [EPOCHS, 0]
+    assert len(list((tmp_path / "checkpoints").glob("checkpoint-*"))) == EPOCHS
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "transformers"])
+def test_the_example_trains_on_two_ranks(framework):
+    script = ROOT / f"examples/frameworks/{framework}_attached.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
+    [loss] = [line for line in run.stdout.splitlines() if line.startswith("loss ")]
+    assert float(loss.removeprefix("loss ")) < 0.5
