@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.step_closure import StepArguments, call_closure
+from paceline.worker.replica import TaskProgress
 
 
-class SingleRun:
-    """Run of one process that trains alone, with the methods of `AttachedRun`.
+class SingleRun(LoopProgress):
+    """Run of one process that trains alone, with the attributes of `AttachedRun`; each step is an update.
 
     Args:
         optimizer: optimizer of the user.
@@ -24,20 +27,25 @@ class SingleRun:
     Attributes:
         loader: the same.
         over: whether all epochs have ended.
+        stopped_by: condition that ended the run: "epochs", or empty.
+        reason: the same as a sentence.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], clip_norm: float | None = None
     ) -> None:
+        super().__init__(optimizer)
         self.loader = loader
         self.over = False
+        self.stopped_by = self.reason = ""
+        optimizer.register_step_post_hook(self._after_step)
         if clip_norm is not None:
             optimizer.register_step_pre_hook(partial(_clip, clip_norm))
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs."""
         yield from range(count)
-        self.over = True
+        self.over, self.stopped_by, self.reason = True, "epochs", f"{count} epochs"
 
     def begin_epoch(self, epoch: int) -> None:
         """Take the batches of this epoch."""
@@ -46,6 +54,9 @@ class SingleRun:
         """End the run."""
         self.over = True
 
+    def set_scheduler(self, scheduler: LRScheduler) -> None:
+        """Leave the steps of the scheduler to the loop."""
+
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call `loss.backward`."""
         loss.backward(**options)
@@ -53,6 +64,9 @@ class SingleRun:
     def finish(self) -> None:
         """End the run."""
         self.over = True
+
+    def _after_step(self, *_: object) -> None:
+        self._progress = TaskProgress(self.update + 1, self.workload + 1, "used")
 
     def __enter__(self) -> SingleRun:
         return self

@@ -1,0 +1,62 @@
+"""Loop of one process that torchrun has not started: the attributes of an attached run, and clipping."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline as pl
+from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.single_run import SingleRun
+
+LR = 0.5
+
+
+@pytest.fixture
+def parts():
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    data = TensorDataset(torch.ones(6, 2), torch.zeros(6, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=LR), DataLoader(data, batch_size=2)
+
+
+def test_it_has_the_public_attributes_of_an_attached_run(parts):
+    methods = {name for name in dir(AttachedRun) if not name.startswith("_")}
+    assert methods - {"next_task", "settle_without_step"} <= {*dir(SingleRun)}
+
+
+def test_its_progress_counts_the_steps(parts):
+    model, optimizer, loader = parts
+    scheduler = StepLR(optimizer, 3, gamma=0.1)
+    run = pl.attach(model, optimizer, loader, protocol="bsp", scheduler=scheduler)
+    for _ in run.epochs(2):
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            run.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            scheduler.step()
+    assert (run.update, run.workload, run.last) == (6, 6, ("used", 0))
+    assert run.lr == pytest.approx(LR * 0.01)
+    assert (run.over, run.stopped_by) == (True, "epochs")
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_it_clips_the_gradient_of_each_step(parts, by_closure):
+    model, optimizer, loader = parts
+    run = pl.attach(model, optimizer, loader, protocol="bsp", clip_norm=0.1)
+    x, y = next(iter(run.loader))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    before = model.weight.detach().clone()
+    if by_closure:
+        assert optimizer.step(closure).item() == pytest.approx(16.0)
+    else:
+        closure()
+        optimizer.step()
+    assert torch.linalg.vector_norm(model.weight - before).item() == pytest.approx(LR * 0.1)
