@@ -32,7 +32,7 @@ RANKS = Path(__file__).with_name("user_loop_ranks.py")
 PREMIUM_BAR, START_BAR_S = 1.03, 5.0
 STRAGGLER_BARS = {"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")}
 PREDICTION_BAR = 0.05
-PREDICTED = ("bsp", "k_sync(k=3)", "k_batch_async(k=4)")
+PREDICTED = ("bsp", "backup(k=3)", "k_batch_async(k=4)")  # an attached loop finishes an interrupted step
 PATTERNS = ("persistent", "random", "transient")
 PREDICTION_PARAMETERS = 10_000  # a server's transfers are not in a recording of DDP
 LIMIT_S = 120
