@@ -3,6 +3,7 @@ from dataclasses import fields
 import pytest
 
 from paceline.core.events import NOT_FINITE, Accept, Arrival, Compensation, Decision, Drop, Step
+from paceline.core.gradient import SKIPPED
 from paceline.core.records import (
     DecisionMade,
     GradientArrived,
@@ -17,25 +18,31 @@ ARRIVAL = Arrival(
     1.0, 2, 3, loss=0.5, samples=8, squared_norm=2.0, pull_s=0.1, compute_s=0.2, push_s=0.3, variance=0.4,
     step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8,
 )  # fmt: skip
+BY_REASON = {"finite", "skipped"}
 FACTS = {"now_s": 1.5, "version": 1, "started_s": 0.2, "staleness": 0}
 
 
 def test_every_field_of_an_arrival_is_in_its_record():
     names = {field.name for field in fields(GradientArrived)}
-    assert set(Arrival._fields) - names == {"now", "finite"}  # event_s and the reason
+    assert set(Arrival._fields) - names == {"now", *BY_REASON}  # event_s
     assert all(
         value != Arrival._field_defaults.get(name)
         for name, value in zip(Arrival._fields, ARRIVAL, strict=True)
-        if name != "finite"
+        if name not in BY_REASON
     )
 
 
 @pytest.mark.parametrize(
-    ("command", "finite"),
-    [(Accept(2, 3, 0, 8), True), (Drop(2, 3, 0, NOT_FINITE), False), (Drop(2, 3, 4, "old"), True)],
+    ("command", "changes"),
+    [
+        (Accept(2, 3, 0, 8), {}),
+        (Drop(2, 3, 0, NOT_FINITE), {"finite": False}),
+        (Drop(2, 3, 0, SKIPPED), {"finite": False, "skipped": True}),
+        (Drop(2, 3, 4, "old"), {}),
+    ],
 )
-def test_the_record_of_an_arrival_restores_the_event(command, finite):
-    arrival = ARRIVAL._replace(finite=finite)
+def test_the_record_of_an_arrival_restores_the_event(command, changes):
+    arrival = ARRIVAL._replace(**changes)
     record = GradientArrived.of(arrival, command, **FACTS)
     assert event_of(record) == arrival
     assert record.used == isinstance(command, Accept)
