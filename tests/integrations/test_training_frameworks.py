@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from paceline.errors import UsageError
 from paths import ROOT
 
 pytestmark = pytest.mark.integrations
@@ -98,3 +100,27 @@ def test_the_example_trains_on_two_ranks(framework):
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
     [loss] = [line for line in run.stdout.splitlines() if line.startswith("loss ")]
     assert float(loss.removeprefix("loss ")) < 0.5
+
+
+def test_max_steps_is_refused():
+    from paceline.integrations.transformers import PacelineArguments
+
+    with pytest.raises(UsageError, match="give num_train_epochs"):
+        PacelineArguments(output_dir="runs/never-written", max_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [("clip", r"give PacelineAccelerator\(clip_norm=1\)"), ("loader", r"give prepare\(model, optimizer, loader\)")],
+)
+def test_what_accelerate_cannot_know_is_refused(change, expected):
+    from paceline.integrations.accelerate import PacelineAccelerator
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = PacelineAccelerator(cpu=True, protocol="bsp", stop="epochs=1")
+    with pytest.raises(UsageError, match=expected):
+        if change == "clip":
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        else:
+            accelerator.prepare(model, optimizer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
 from paceline.integrations.alone import EpochLoader, alone, end_run, rank, ranks, with_batch_size
 from paceline.user_loop.attach import attach
 
@@ -25,6 +26,9 @@ class PacelineArguments(transformers.TrainingArguments):  # type: ignore[misc]  
     Only rank 0 saves, evaluates and reports. ``max_grad_norm`` clips the mean gradient. ``num_train_epochs`` ends the
     run; ``max_steps`` is refused, because the ranks make unequal numbers of steps.
 
+    Raises:
+        UsageError: max_steps is given.
+
     Attributes:
         protocol: protocol as text, as "k_batch_async(k=4)".
         run_folder: folder in which rank 0 records the run, None for no record.
@@ -37,7 +41,9 @@ class PacelineArguments(transformers.TrainingArguments):  # type: ignore[misc]  
 
     def __post_init__(self) -> None:
         if self.max_steps > 0:
-            raise ValueError("max_steps was given, but ranks make unequal numbers of steps: give num_train_epochs")
+            raise UsageError(
+                f"max_steps={self.max_steps}, but ranks make unequal numbers of steps: give num_train_epochs"
+            )
         if rank() > 0:
             for name, value in ONLY_RANK_0.items():
                 setattr(self, name, value)
