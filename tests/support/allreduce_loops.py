@@ -9,7 +9,8 @@ from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.run.config import RunConfig
 from paceline.user_loop.allreduce_run import AllReduceRun, lead
-from paceline.user_loop.loop_optimizer import SteppingHost, UserLoop, make_stepping_job, shared_parameters
+from paceline.user_loop.loop_data import UserLoop
+from paceline.user_loop.loop_optimizer import SteppingHost, make_stepping_job, shared_parameters
 from paceline.user_loop.loop_replica import Exchange
 from rank_threads import LIMIT_S, TOKEN, Killed
 
@@ -97,7 +98,7 @@ class AllReduceLoops:
             return lead(config, **self._options)
 
         stop = Stop.parse(self._stop) if self._stop else None
-        return AllReduceRun(*loop[:4], stop, exchange, config_of, lead_here)
+        return AllReduceRun(loop, stop, exchange, config_of, lead_here)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

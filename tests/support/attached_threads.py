@@ -16,6 +16,7 @@ from paceline.run.session import Session
 from paceline.run.train import run_session
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import describe, make_job, tensors_of
+from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from rank_threads import LIMIT_S, TOKEN
 
@@ -144,8 +145,9 @@ class AttachedThreads:
 
     def _attach(self, rank):
         model, optimizer, loader = self.parts[rank]
-        accumulate = self._settings.get("accumulate", 1)
-        training = describe(model, optimizer, loader, accumulate, self._settings.get("clip_norm"))
+        accumulate, clip_norm = self._settings.get("accumulate", 1), self._settings.get("clip_norm")
+        loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
+        training = describe(*loop)
         job, exchange = make_job(training, tensors_of(model)), Exchange()
         plan = parse_plan(self._protocol)
 
@@ -169,7 +171,7 @@ class AttachedThreads:
 
         stop = self._settings.get("stop")
         stop = Stop.parse(stop) if stop else None
-        return AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
+        return AttachedRun(loop, stop, exchange, config_of, start_server)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.loop_data import rebuild_loader
 from paceline.user_loop.single_run import SingleRun
 from paceline.worker.torch_utils import to_device
 
@@ -93,20 +94,7 @@ def with_batch_size(loader: DataLoader[Any]) -> DataLoader[Any]:
     batches = loader.batch_sampler
     if not isinstance(batches, BatchSampler) or loader.batch_size is not None:
         return loader
-    return DataLoader(
-        loader.dataset,
-        batch_size=batches.batch_size,
-        sampler=batches.sampler,
-        drop_last=batches.drop_last,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-    )
+    return rebuild_loader(loader, batch_size=batches.batch_size, sampler=batches.sampler, drop_last=batches.drop_last)
 
 
 def end_run(run: AttachedRun | SingleRun) -> None:

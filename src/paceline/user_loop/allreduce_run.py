@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.duration import Duration
@@ -23,6 +22,7 @@ from paceline.run.config import RunConfig
 from paceline.run.train import open_session, run_session
 from paceline.server.flat_buffers import bind
 from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep, LoopTask
 from paceline.user_loop.step_closure import StepArguments
 
@@ -35,10 +35,7 @@ class AllReduceRun(AttachedRun):
     has no minibatch left makes the steps of the others without a call of the user.
 
     Args:
-        model: model of the user.
-        optimizer: optimizer of the user, on which the hooks are registered.
-        loader: DataLoader of the user.
-        accumulate: batches of each step, >= 1.
+        loop: parts of the loop; hooks are registered on its optimizer.
         stop: conditions that end the run, None for the number of epochs.
         exchange: exchange with the thread of the worker.
         config_of: returns the configuration of this rank, given the stop conditions.
@@ -49,16 +46,13 @@ class AllReduceRun(AttachedRun):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loader: DataLoader[Any],
-        accumulate: int,
+        loop: UserLoop,
         stop: Stop | None,
         exchange: Exchange,
         config_of: Callable[[Stop], RunConfig],
         lead: Callable[[RunConfig], LoopEnd],
     ) -> None:
-        super().__init__(model, optimizer, loader, accumulate, stop, exchange, config_of, lambda _: None)
+        super().__init__(loop, stop, exchange, config_of, lambda _: None)
         self._lead = lead
         self._makes_step = False  # whether the step under way has the gradient of the protocol
         self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch

@@ -25,8 +25,8 @@ from paceline.run.config import RunConfig
 from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import ServerRun, describe, make_job, tensors_of
-from paceline.user_loop.loop_data import check_loader
-from paceline.user_loop.loop_optimizer import SteppingHost, UserLoop, check_steps, make_stepping_job, shared_parameters
+from paceline.user_loop.loop_data import UserLoop, check_loader
+from paceline.user_loop.loop_optimizer import SteppingHost, check_steps, make_stepping_job, shared_parameters
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.single_run import SingleRun
@@ -113,19 +113,22 @@ def attach(
     _check_model(model)
     check_loader(loader)
     if not started_by_torchrun(os.environ):
-        LOG.warning("torchrun has not started this process: the loop trains alone, without a protocol")
+        LOG.warning(
+            "torchrun has not started this process: the loop trains alone, without a protocol, stop conditions or a "
+            "recorded run"
+        )
         return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
     environment = LaunchEnv.from_environment(os.environ)
     cluster = cluster or Torchrun()
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
     if plan.allreduce is not None:
-        loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
         attached[:] = [_without_server(loop, plan, cluster, stop, seed, {**options, "out": out})]
         return attached[-1]
     _check_cluster(cluster, elastic=False)
-    training = describe(model, optimizer, loader, accumulate, clip_norm)
+    training = describe(*loop)
     tensors = tensors_of(model)
     exchange = Exchange()
     job = make_job(training, tensors)
@@ -148,7 +151,7 @@ def attach(
         )
         return ServerProcess(run, tensors)
 
-    run = AttachedRun(model, optimizer, loader, accumulate, stop, exchange, config_of, start_server)
+    run = AttachedRun(loop, stop, exchange, config_of, start_server)
     if scheduler is not None:
         run.set_scheduler(scheduler)
     attached[:] = [run]
@@ -185,7 +188,7 @@ def _without_server(
     def config_of(stop: Stop) -> RunConfig:
         return RunConfig(job, plan, cluster, stop, seed, process=host)
 
-    return AllReduceRun(*loop[:4], stop, exchange, config_of, partial(lead, **options))
+    return AllReduceRun(loop, stop, exchange, config_of, partial(lead, **options))
 
 
 def _plain(value: object) -> object:

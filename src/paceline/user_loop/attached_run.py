@@ -7,10 +7,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
@@ -21,6 +19,7 @@ from paceline.run.config import RunConfig
 from paceline.run.session import serve
 from paceline.user_loop.change_watch import ChangeWatch
 from paceline.user_loop.leased_loader import LeasedLoader
+from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
 from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
 from paceline.user_loop.loop_tensors import answer, copy_version, hand_in
@@ -42,10 +41,7 @@ class AttachedRun(LoopProgress):
     The run begins with the first batch, or with `epochs`.
 
     Args:
-        model: model of the user.
-        optimizer: optimizer of the user, on which the hooks are registered.
-        loader: DataLoader of the user.
-        accumulate: batches of each step, >= 1.
+        loop: parts of the loop; hooks are registered on its optimizer.
         stop: conditions that end the run, None for the number of epochs.
         exchange: exchange with the thread of the worker.
         config_of: returns the configuration of this rank, given the stop conditions.
@@ -62,21 +58,18 @@ class AttachedRun(LoopProgress):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loader: DataLoader[Any],
-        accumulate: int,
+        loop: UserLoop,
         stop: Stop | None,
         exchange: Exchange,
         config_of: Callable[[Stop], RunConfig],
         start_server: Callable[[Stop], ServerProcess | None],
     ) -> None:
-        super().__init__(optimizer)
+        super().__init__(loop.optimizer)
         self.over = False
         self.stopped_by = self.reason = ""
-        self.loader = LeasedLoader(self, loader, accumulate)
-        self._parameters, self._buffers = trainable(model), list(model.buffers())
-        self._accumulate = accumulate
+        self.loader = LeasedLoader(self, loop.loader, loop.accumulate)
+        self._parameters, self._buffers = trainable(loop.model), list(loop.model.buffers())
+        self._accumulate = loop.accumulate
         self._stop = stop
         self._exchange = exchange
         self._config_of = config_of
@@ -91,10 +84,10 @@ class AttachedRun(LoopProgress):
         self._scheduler: SchedulerBinding | None = None
         ours = weakref.ref(self)
         self._scalers = ScalerWatch(
-            optimizer, lambda: _live(ours)._on_unscaled(), lambda step: _live(ours)._step_of_scaler(step)
+            loop.optimizer, lambda: _live(ours)._on_unscaled(), lambda step: _live(ours)._step_of_scaler(step)
         )
-        optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
-        optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
+        loop.optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
+        loop.optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs, and finish the run after the last one.

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.core.events import Minibatch
+from paceline.user_loop.loop_data import rebuild_loader
 from paceline.user_loop.loop_replica import LoopTask
 
 if TYPE_CHECKING:
@@ -117,17 +118,10 @@ class AheadLoader:
     def __init__(self, loader: DataLoader[Any], accumulate: int, rank: int) -> None:
         self._accumulate = accumulate
         self._sampler = LeaseSampler()
-        self._loader: DataLoader[Any] = DataLoader(
-            loader.dataset,
+        self._loader = rebuild_loader(
+            loader,
             batch_sampler=self._sampler,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
             generator=loader.generator or torch.Generator().manual_seed(torch.initial_seed() + rank),
-            prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.num_workers > 0,
         )
         self._batches = iter(self._loader)

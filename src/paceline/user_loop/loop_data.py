@@ -1,17 +1,37 @@
-"""Data of a user's loop: what the server and the job of a rank need of the DataLoader."""
+"""Parts of a user's loop, and what the server and the job of a rank need of its DataLoader."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import torch
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.jobs.sample_numbers import SampleNumbers
 from paceline.utils.wording import counted
+
+
+class UserLoop(NamedTuple):
+    """Parts of a user's loop, as they were given to `pl.attach`.
+
+    Attributes:
+        model: model of the user.
+        optimizer: optimizer of the user.
+        loader: DataLoader of the user.
+        accumulate: batches of each step, >= 1.
+        clip_norm: largest norm of the mean gradient, None for no clipping.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader[Any]
+    accumulate: int
+    clip_norm: float | None
 
 
 class LoopData(msgspec.Struct, frozen=True):
@@ -110,3 +130,23 @@ def check_loader(loader: DataLoader[Any]) -> None:
         )
     if loader.batch_size is None:
         raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
+
+
+def rebuild_loader(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:
+    """Return a DataLoader that loads as another one does, but other samples.
+
+    Args:
+        loader: DataLoader of the user.
+        sampling: arguments of `DataLoader` that say which samples, or that replace those of the other one.
+    """
+    loading = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+    }
+    return DataLoader(loader.dataset, **{**loading, **sampling})

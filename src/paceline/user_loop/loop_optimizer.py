@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.user_loop.description import computed_by_the_user
-from paceline.user_loop.loop_data import LoopData, LoopJob
+from paceline.user_loop.loop_data import LoopData, LoopJob, UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopStep
 from paceline.worker.replica import Interrupted, Replica
-
-
-class UserLoop(NamedTuple):
-    """Parts of a user's loop, as they were given to `pl.attach`.
-
-    Attributes:
-        model: model of the user.
-        optimizer: optimizer of the user.
-        loader: DataLoader of the user.
-        accumulate: batches of each step, >= 1.
-        clip_norm: largest norm of the mean gradient, None for no clipping.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loader: DataLoader[Any]
-    accumulate: int
-    clip_norm: float | None
 
 
 class LoopOptimizer(torch.optim.Optimizer):

@@ -11,9 +11,7 @@ from allreduce_loops import AllReduceLoops
 from loop_parts import (
     adamw,
     check_equal_models,
-    make_network,
     make_parts,
-    numbered_data,
     step,
     train,
     values,
@@ -22,16 +20,6 @@ from paceline.core.records import WorkerLost
 from paceline.recording.run_folder import SavedRun
 
 EXACT = 1e-12
-
-
-@pytest.fixture(scope="module")
-def data():
-    return numbered_data()
-
-
-@pytest.fixture(scope="module")
-def network():
-    return make_network()
 
 
 @pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)"])

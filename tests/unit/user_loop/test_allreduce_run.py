@@ -17,9 +17,7 @@ from loop_parts import (
     adamw,
     check_equal_models,
     loss_of,
-    make_network,
     make_parts,
-    numbered_data,
     of_the_mean_gradient,
     sgd,
     step,
@@ -29,16 +27,6 @@ from loop_parts import (
 from paceline.recording.run_folder import SavedRun
 
 EXACT = 1e-12
-
-
-@pytest.fixture(scope="module")
-def data():
-    return numbered_data()
-
-
-@pytest.fixture(scope="module")
-def network():
-    return make_network()
 
 
 @pytest.mark.parametrize(("make_optimizer", "accumulate", "clip_norm"), [(sgd, 1, 0.01), (adamw, 2, None)])

@@ -13,9 +13,7 @@ from loop_parts import (
     SAMPLES,
     adamw,
     loss_of,
-    make_network,
     make_parts,
-    numbered_data,
     of_the_mean_gradient,
     sgd,
     step,
@@ -23,16 +21,6 @@ from loop_parts import (
 )
 
 EXACT = 1e-12
-
-
-@pytest.fixture(scope="module")
-def data():
-    return numbered_data()
-
-
-@pytest.fixture(scope="module")
-def network():
-    return make_network()
 
 
 def counted(steps):
