@@ -30,7 +30,7 @@ multiprocessing.forkserver.set_forkserver_preload = lambda modules: set_forkserv
 
 pytest.register_assert_rewrite("coordinator_harness")
 
-WITH_PROCESSES = {"processes", "slow", "docs"}  # markers of tests that may start processes of paceline
+WITH_PROCESSES = {"processes", "slow", "docs", "integrations"}  # markers of tests that may start processes of paceline
 started = []  # names of the processes that the running test has started
 start_process, start_command = multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__
 
