@@ -54,7 +54,7 @@ browser:
 
 .venv-integrations/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
-	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,transformers]'
+	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,transformers]'
 	touch $@
 
 clean:

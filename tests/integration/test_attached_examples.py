@@ -15,7 +15,9 @@ def code_of(path):
     return [line for line in lines if line and not line.startswith(("import ", "from "))]
 
 
-@pytest.mark.parametrize("pair", ["plain_loop/{}", "frameworks/accelerate_{}", "frameworks/transformers_{}"])
+@pytest.mark.parametrize(
+    "pair", ["plain_loop/{}", "frameworks/accelerate_{}", "frameworks/lightning_{}", "frameworks/transformers_{}"]
+)
 def test_attaching_changes_three_lines(pair):
     single, attached = (code_of(pair.format(kind) + ".py") for kind in ("single", "attached"))
     changes = list(difflib.ndiff(single, attached))

@@ -171,7 +171,64 @@ def transformers(model, settings):
     return {"steps": trainer.state.global_step, "evaluations": evaluations}
 
 
-FRAMEWORKS = {"plain": plain, "ddp": ddp, "accelerate": accelerate, "transformers": transformers}
+def lightning(model, settings):
+    import lightning.pytorch as framework
+
+    from paceline.integrations.lightning import PacelineStrategy
+
+    evaluations = []
+
+    class Module(framework.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def training_step(self, batch):
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch):
+            self.log("eval_loss", self.net(**batch)["loss"])
+
+        def on_validation_epoch_end(self):
+            evaluations.append(self.trainer.callback_metrics["eval_loss"].item())
+
+        def configure_optimizers(self):
+            return parts_of(model)[0]
+
+    class StopEarly(framework.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.should_stop |= trainer.global_step == settings.get("stop_after") and RANK == 0
+
+    callbacks = [StopEarly()]
+    if settings.get("evaluates"):
+        folder = settings["folder"]
+        callbacks += [framework.callbacks.ModelCheckpoint(folder, "checkpoint-{epoch}", "eval_loss", save_top_k=-1)]
+    trainer = framework.Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        strategy=PacelineStrategy(settings.get("protocol", "bsp"), out=settings.get("out")),
+        gradient_clip_val=settings.get("clip_norm"),
+        accumulate_grad_batches=settings.get("accumulate", 1),
+        enable_checkpointing=len(callbacks) > 1,
+        limit_val_batches=1.0 if settings.get("evaluates") else 0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
+    _, loader = parts_of(model)
+    trainer.fit(Module(), loader, DataLoader(Numbers(), batch_size=BATCH))
+    return {"steps": trainer.global_step, "evaluations": evaluations}
+
+
+FRAMEWORKS = {
+    "plain": plain,
+    "ddp": ddp,
+    "accelerate": accelerate,
+    "transformers": transformers,
+    "lightning": lightning,
+}
 
 if __name__ == "__main__":
     main()

@@ -16,7 +16,7 @@ from paths import ROOT
 
 pytestmark = pytest.mark.integrations
 SCRIPT = Path(__file__).with_name("framework_script.py")
-FRAMEWORKS = ["plain", "transformers", "accelerate"]
+FRAMEWORKS = ["plain", "transformers", "accelerate", "lightning"]
 ANSWER = "answer: "
 RANKS, SAMPLES, EPOCHS = 2, 64, 3
 
@@ -85,14 +85,14 @@ def test_one_process_trains_alone_and_clips(framework):
     assert answer["parameters"] == pytest.approx(again["parameters"], rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("framework", ["transformers"])
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
 def test_only_rank_0_evaluates_and_saves(framework, tmp_path):
     ranks = answers(framework, evaluates=True, folder=str(tmp_path / "checkpoints"))
     assert [len(rank["evaluations"]) for rank in ranks] == [EPOCHS, 0]
     assert len(list((tmp_path / "checkpoints").glob("checkpoint-*"))) == EPOCHS
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "transformers"])
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
 def test_the_example_trains_on_two_ranks(framework):
     script = ROOT / f"examples/frameworks/{framework}_attached.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]

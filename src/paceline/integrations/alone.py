@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,7 +81,7 @@ class EpochLoader:
         """Set the epoch of the next iteration."""
         self._epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
         assert self.run is not None
         self.run.begin_epoch(self._epoch)
         self._epoch += 1
