@@ -68,9 +68,10 @@ def test_every_protocol_without_a_server_ends_on_all_ranks_and_learns(protocol, 
 
 
 @pytest.mark.slow
-def test_a_run_without_a_server_is_resumed_after_a_restart_by_torchrun(tmp_path):
+@pytest.mark.parametrize("protocol", ["all_reduce", "bsp"])
+def test_a_run_is_resumed_after_a_restart_by_torchrun(protocol, tmp_path):
     script = SCRIPT.with_name("restarted_loop.py")
-    done = torchrun(tmp_path, "--max-restarts", 1, "--nproc-per-node", 2, script)
+    done = torchrun(tmp_path, "--max-restarts", 1, "--nproc-per-node", 2, script, protocol)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 11 steps, epochs" for rank in range(2)]  # of 16
     assert pl.replay(tmp_path / "run").is_same

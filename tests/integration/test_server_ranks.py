@@ -162,7 +162,7 @@ def test_a_worker_that_is_to_end_sends_what_it_has():
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=12") as job:
         job.start_all()
         job.await_training()
-        job.processes[1].leave()
+        job.processes[1].leave("SIGTERM")
         with pytest.raises(SystemExit) as left:
             job.end(1)
         assert left.value.code == 128 + signal.SIGTERM

@@ -7,11 +7,11 @@ from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
-from paceline.run.config import RunConfig
 from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_optimizer import SteppingHost, make_stepping_job, shared_parameters
 from paceline.user_loop.loop_replica import Exchange
+from paceline.user_loop.run_options import RunOptions
 from rank_threads import LIMIT_S, TOKEN, Killed
 
 
@@ -51,7 +51,8 @@ class AllReduceLoops:
         self._accumulate = settings.pop("accumulate", 1)
         self._clip_norm = settings.pop("clip_norm", None)
         self._stop = settings.pop("stop", None)
-        self._options = settings
+        self._callbacks = settings.pop("callbacks", ())
+        self._options = RunOptions.of({"seed": 1, **settings})
         self._make_parts = make_parts
         self._threads = {}
         self.parts = [make_parts() for _ in range(count)]
@@ -92,10 +93,10 @@ class AllReduceLoops:
         job, host = make_stepping_job(loop, shared, exchange), Rank(self._network, exchange, shared)
 
         def config_of(stop):
-            return RunConfig(job, self._plan, self._cluster(rank), stop, 1, process=host)
+            return self._options.config(job, self._plan, self._cluster(rank), stop, host)
 
         def lead_here(config):
-            return lead(config, **self._options)
+            return lead(config, self._options, self._callbacks)
 
         stop = Stop.parse(self._stop) if self._stop else None
         return AllReduceRun(loop, stop, exchange, config_of, lead_here)

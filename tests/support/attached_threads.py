@@ -7,17 +7,14 @@ from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
-from paceline.core.duration import Duration
 from paceline.engines.distributed import HostProcess
-from paceline.recording.run_folder import RunFolder
-from paceline.run.checkpointer import CheckpointPolicy
-from paceline.run.config import RunConfig
-from paceline.run.session import Session
 from paceline.run.train import run_session
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import describe, make_job, tensors_of
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopHost
+from paceline.user_loop.optimizer_state import SharedOptimizer, load_named_state, named_state
+from paceline.user_loop.run_options import RunOptions
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = 1.0
@@ -70,26 +67,31 @@ class ServerThread:
     """Server that is a thread here."""
 
     def __init__(self, serve):
-        self.result = None
+        self.result = self.optimizer = None
         self._thread = threading.Thread(target=self._run, args=[serve], daemon=True)
         self._thread.start()
 
     def _run(self, serve):
         try:
-            self.result = serve()
+            self.result = serve(self)
         except BaseException as error:
             self.result = error
 
-    def check(self):
+    def check(self, timeout_s=0.0):
         if isinstance(self.result, BaseException):
             raise self.result
 
     def stop(self):
         """Leave the end to the start timeout, after which a server without workers ends."""
 
+    def state(self):
+        return self.optimizer.state()
+
     def wait(self):
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
+        self.check()
+        return self.state()
 
 
 class AttachedThreads:
@@ -99,7 +101,7 @@ class AttachedThreads:
         count: number of ranks.
         make_parts: returns model, optimizer and loader of a rank.
         protocol: protocol as text.
-        settings: `accumulate`, `clip_norm`, `stop` and `out`.
+        settings: `accumulate`, `clip_norm`, `stop`, and the options of the run.
     """
 
     def __init__(self, count, make_parts, protocol, **settings):
@@ -145,33 +147,32 @@ class AttachedThreads:
 
     def _attach(self, rank):
         model, optimizer, loader = self.parts[rank]
-        accumulate, clip_norm = self._settings.get("accumulate", 1), self._settings.get("clip_norm")
-        loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
-        training = describe(*loop)
-        job, exchange = make_job(training, tensors_of(model)), Exchange()
-        plan = parse_plan(self._protocol)
+        given = dict(self._settings)
+        accumulate, clip_norm, stop = (given.pop(name, None) for name in ("accumulate", "clip_norm", "stop"))
+        loop = UserLoop(model, optimizer, loader, accumulate or 1, clip_norm)
+        exchange, plan, options = Exchange(), parse_plan(self._protocol), RunOptions.of({"seed": 1, **given})
 
         def config_of(stop, number=rank + 1, process=None):
+            job = make_job(describe(*loop), tensors_of(model))
             if process is None:
                 process = self.hosts[rank] = Rank(self._network, exchange)
-            return RunConfig(job, plan, self._cluster(number), stop, 1, process=process)
+            return options.config(job, plan, self._cluster(number), stop, process)
 
         def start_server(stop):
             if rank:
                 return None
+            first = named_state(optimizer, model)
 
-            def serve():
-                session = Session(config_of(stop, 0, Server(self._network)))
-                out = self._settings.get("out")
-                folder = RunFolder(out, session.configuration) if out else None
-                return run_session(session, folder, None, [], CheckpointPolicy(Duration.parse("seconds=60"), 3))
+            def serve(server):
+                session, folder, resumption, policy = options.open_session(config_of(stop, 0, Server(self._network)))
+                load_named_state(session.server.optimizer, session.model, first)
+                server.optimizer = SharedOptimizer(session.server.optimizer, session.model)
+                return run_session(session, folder, resumption, [], policy)
 
             self.server = ServerThread(serve)
             return self.server
 
-        stop = self._settings.get("stop")
-        stop = Stop.parse(stop) if stop else None
-        return AttachedRun(loop, stop, exchange, config_of, start_server)
+        return AttachedRun(loop, Stop.parse(stop) if stop else None, exchange, config_of, start_server)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

@@ -1,6 +1,10 @@
-"""User's script: a loop that is attached without a server, in which rank 1 ends at its fifth step, the first time."""
+"""User's script: an attached loop, in which rank 1 ends at its fifth step, the first time.
+
+Argument: protocol.
+"""
 
 import os
+import sys
 
 import torch
 from torch import nn
@@ -18,7 +22,7 @@ def main():
     model = nn.Linear(16, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch_size=64, shuffle=True)
-    run = pl.attach(model, optimizer, loader, protocol="all_reduce", out="run", checkpoint_every="updates=1")
+    run = pl.attach(model, optimizer, loader, protocol=sys.argv[1], out="run", checkpoint_every="updates=1")
     is_first, rank, steps = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", os.environ["RANK"], 0
     for _ in run.epochs(4):
         for x, y in run.loader:

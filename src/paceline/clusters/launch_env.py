@@ -36,6 +36,7 @@ class LaunchEnv:
         run_id: id of the run under torchrun; empty without torchrun.
         token: secret that the processes of the job share; empty if not set.
         sidecar: number of the worker in this process, if rank 0 started it; else None.
+        ranks_before: ranks of the run before those of the launcher, >= 0: 1 if the server is a process of its own.
     """
 
     rank: int
@@ -51,6 +52,17 @@ class LaunchEnv:
     run_id: str
     token: str
     sidecar: int | None
+    ranks_before: int = 0
+
+    @property
+    def launch_rank(self) -> int:
+        """Rank that the launcher has given to this process."""
+        return self.rank - self.ranks_before
+
+    @property
+    def server_name(self) -> str:
+        """Name of the process that hosts the coordinator and the server."""
+        return "the server beside rank 0" if self.ranks_before else "rank 0"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> LaunchEnv:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +11,17 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.engines.distributed import End
 from paceline.jobs.job import trainable
 from paceline.recording.callback import Callback
-from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
-from paceline.run.train import open_session, run_session
+from paceline.run.train import run_session
 from paceline.server.flat_buffers import bind
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep, LoopTask
+from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.step_closure import StepArguments
 
 
@@ -62,6 +60,9 @@ class AllReduceRun(AttachedRun):
 
     def _begin_schedule(self) -> None:
         """Leave the scheduler to the loop."""
+
+    def _share_state(self) -> None:
+        """Leave the state to the optimizer of this rank, which steps."""
 
     def _take_part(self) -> LoopEnd:
         assert isinstance(self._config.cluster, Torchrun)
@@ -128,20 +129,9 @@ class AllReduceRun(AttachedRun):
             ours.copy_(theirs)
 
 
-def lead(
-    config: RunConfig,
-    *,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    resume: str | Path | None = None,
-    checkpoint_every: str | Duration = "seconds=60",
-    keep_checkpoints: int = 3,
-    callbacks: Sequence[Callback] = (),
-) -> LoopEnd:
-    """Take part in a run as rank 0, which records it; the arguments are those of `pl.train`."""
-    interval = Duration.parse(checkpoint_every) if isinstance(checkpoint_every, str) else checkpoint_every
-    policy = CheckpointPolicy(config.in_gradients(interval), keep_checkpoints)
-    session, folder, resumption = open_session(config, out, overwrite=overwrite, resume=resume)
+def lead(config: RunConfig, options: RunOptions, callbacks: Sequence[Callback]) -> LoopEnd:
+    """Take part in a run as rank 0, which records it."""
+    session, folder, resumption, policy = options.open_session(config)
     result = run_session(session, folder, resumption, callbacks, policy)
     made, workload = session.coordinator.version, session.coordinator.workload
     end = End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)

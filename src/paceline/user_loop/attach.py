@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,26 +19,23 @@ from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
-from paceline.protocols.protocol import Plan
+from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
+from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
 from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.description import ServerRun, describe, make_job, tensors_of
 from paceline.user_loop.loop_data import UserLoop, check_loader
 from paceline.user_loop.loop_optimizer import SteppingHost, check_steps, make_stepping_job, shared_parameters
-from paceline.user_loop.loop_replica import Exchange, LoopHost
-from paceline.user_loop.server_process import ServerProcess
+from paceline.user_loop.loop_replica import Exchange
+from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.served_loop import ServedLoop
 from paceline.user_loop.single_run import SingleRun
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.validation import check_range
-from paceline.utils.wording import join_words
 
 LOG = RankLogger(__name__)
-TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
-OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_s")
-OPTIONS = ("overwrite", "checkpoint_every", "keep_checkpoints")
-OPTIONS_WITHOUT_SERVER = (*OPTIONS, "resume", "callbacks")
+AnyProtocol = str | Protocol | Phase | Plan
 attached: list[AttachedRun] = []  # the run of this process
 
 
@@ -49,7 +45,7 @@ def attach(
     optimizer: torch.optim.Optimizer,
     loader: DataLoader[Any],
     *,
-    protocol: str,
+    protocol: AnyProtocol,
     scheduler: LRScheduler | None = None,
     stop: str | Stop | None = None,
     clip_norm: float | None = None,
@@ -68,13 +64,13 @@ def attach(
 
     Args:
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
-        optimizer: optimizer of `torch.optim` before its first step; the server's learning rates follow those of this
-            object, so that schedulers work as before. Without a server any optimizer but LBFGS; its state at rank 0
-            is the first state of all ranks.
+        optimizer: optimizer of `torch.optim`, or without a server any but LBFGS. Its learning rates are those of the
+            run, so that schedulers work as before. The run begins with its state at rank 0. With a server that state
+            is at the server until the end; `state_dict()` at rank 0 reads it there.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
             ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
             minibatch is smaller. Samples too few for ``accumulate`` batches are left out.
-        protocol: protocol as text, as "k_sync(k=3)" or "all_reduce".
+        protocol: protocol, phase or plan, as ``pl.k_sync(k=3)``, or its text: "k_sync(k=3)", "all_reduce".
         scheduler: learning-rate scheduler of the optimizer, which the loop steps as before. In a loop over
             ``run.loader`` it goes to W / n steps after W gradients of n ranks, so that all ranks agree whatever their
             speed; between two such loops it steps once per epoch. Its length is that of one rank, as with
@@ -86,8 +82,8 @@ def attach(
             server only.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
-        options: ``overwrite``, ``checkpoint_every`` and ``keep_checkpoints``, as in `pl.train`; without a server also
-            ``resume`` and ``callbacks``.
+        options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
+            ``measure_steps``, as in `pl.train`; without a server also ``callbacks``.
 
     Raises:
         UsageError: the arguments cannot work.
@@ -108,8 +104,9 @@ def attach(
         True
     """
     check_range("[1, inf)", accumulate=accumulate)
-    plan = parse_plan(protocol)
-    _check_options(options, OPTIONS if plan.allreduce is None else OPTIONS_WITHOUT_SERVER)
+    plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+    callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
+    chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
     check_loader(loader)
     if not started_by_torchrun(os.environ):
@@ -120,65 +117,29 @@ def attach(
         return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
-    environment = LaunchEnv.from_environment(os.environ)
     cluster = cluster or Torchrun()
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
     if plan.allreduce is not None:
-        attached[:] = [_without_server(loop, plan, cluster, stop, seed, {**options, "out": out})]
-        return attached[-1]
-    _check_cluster(cluster, elastic=False)
-    training = describe(*loop)
-    tensors = tensors_of(model)
-    exchange = Exchange()
-    job = make_job(training, tensors)
-
-    def config_of(stop: Stop) -> RunConfig:
-        own = replace(cluster, worker_at_server=False, ranks=_ranks(environment, environment.rank + 1))
-        return RunConfig(job, parse_plan(protocol), own, stop, seed, process=LoopHost(exchange))
-
-    def start_server(stop: Stop) -> ServerProcess | None:
-        if environment.rank:
-            return None
-        run = ServerRun(
-            training,
-            protocol,
-            ",".join(stop.conditions),
-            seed,
-            {**options, "out": None if out is None else str(Path(out).resolve())},
-            {name: _plain(getattr(cluster, name)) for name in OF_THE_SERVER},
-            asdict(_ranks(environment, 0)),
-        )
-        return ServerProcess(run, tensors)
-
-    run = AttachedRun(loop, stop, exchange, config_of, start_server)
-    if scheduler is not None:
-        run.set_scheduler(scheduler)
+        run: AttachedRun = _without_server(loop, plan, cluster, stop, chosen, callbacks)
+    else:
+        _check_cluster(cluster, elastic=False)
+        served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
+        run = AttachedRun(loop, stop, served.exchange, served.config, served.start_server)
+        if scheduler is not None:
+            run.set_scheduler(scheduler)
     attached[:] = [run]
-    _warn_of_state(optimizer)
     return run
 
 
-def _warn_of_state(optimizer: torch.optim.Optimizer) -> None:
-    """Warn once, at the first ``state_dict()`` of an optimizer whose state is at the server."""
-    if type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups):
-        return
-
-    def on_state_dict(own: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        handle.remove()
-        if not state_dict["state"]:
-            LOG.warning(
-                "state_dict() of the optimizer %s has its parameter groups alone: the state is at the server. A "
-                "training that loads it begins without that state, as momentum",
-                type(own).__name__,
-            )
-
-    handle = optimizer.register_state_dict_post_hook(on_state_dict)
-
-
 def _without_server(
-    loop: UserLoop, plan: Plan, cluster: Torchrun, stop: Stop | None, seed: int, options: dict[str, Any]
-) -> AttachedRun:
+    loop: UserLoop,
+    plan: Plan,
+    cluster: Torchrun,
+    stop: Stop | None,
+    options: RunOptions,
+    callbacks: Sequence[Callback],
+) -> AllReduceRun:
     cluster = cluster.fitted_to(plan)
     _check_cluster(cluster, debug=False)
     check_steps(loop)
@@ -186,32 +147,9 @@ def _without_server(
     job, host = make_stepping_job(loop, shared, exchange), SteppingHost(exchange, shared)
 
     def config_of(stop: Stop) -> RunConfig:
-        return RunConfig(job, plan, cluster, stop, seed, process=host)
+        return options.config(job, plan, cluster, stop, host)
 
-    return AllReduceRun(loop, stop, exchange, config_of, partial(lead, **options))
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _check_options(options: dict[str, Any], possible: Sequence[str]) -> None:
-    for name in options:
-        if name not in possible:
-            raise UsageError(
-                f"attach has no argument {name!r}, expected {join_words(possible)} beside its own: omit it"
-            )
-
-
-def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:
-    """Return the launch settings of a process of the run: the server is its rank 0, beside rank 0 of torchrun."""
-    beside = environment.node == 0 or environment.local_world_size == environment.world_size
-    return replace(
-        environment,
-        rank=rank,
-        world_size=environment.world_size + 1,
-        local_world_size=environment.local_world_size + beside,
-    )
+    return AllReduceRun(loop, stop, exchange, config_of, partial(lead, options=options, callbacks=callbacks))
 
 
 def _check_model(model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
-from paceline.engines.distributed import RunFinished
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
@@ -24,15 +22,19 @@ from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopSte
 from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
 from paceline.user_loop.loop_tensors import answer, copy_version, hand_in
 from paceline.user_loop.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.optimizer_state import RemoteState
 from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.server_process import ServerProcess
+from paceline.user_loop.sigterm_handler import SigtermHandler
 from paceline.user_loop.step_closure import StepArguments, call_closure
+from paceline.user_loop.worker_thread import WorkerThread
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
-LEAVE_S = 30.0
+END_OF_LOOP = "the end of its loop"
+SERVER_END_S = 1.0  # from the loss of its connections to the end of the process
 
 
 class AttachedRun(LoopProgress):
@@ -75,13 +77,16 @@ class AttachedRun(LoopProgress):
         self._config_of = config_of
         self._start_server = start_server
         self._server: ServerProcess | None = None
-        self._thread: threading.Thread | None = None
+        self._worker: WorkerThread | None = None
         self._task: LoopTask | None = None
         self._epoch = 0
         self._losses = LossReader()
         self._changes: ChangeWatch | None = None
+        self._state = RemoteState(loop.optimizer, loop.model)
+        self._sigterm: SigtermHandler | None = None
         self._needs_loss = ""
         self._scheduler: SchedulerBinding | None = None
+        self._rates_lag = False  # a scheduler that joins a run is behind until its first step
         ours = weakref.ref(self)
         self._scalers = ScalerWatch(
             loop.optimizer, lambda: _live(ours)._on_unscaled(), lambda step: _live(ours)._step_of_scaler(step)
@@ -113,7 +118,7 @@ class AttachedRun(LoopProgress):
         Raises:
             UsageError: this is not rank 0 of a run with a server.
         """
-        if self.over or self._thread is None:
+        if self.over or self._worker is None:
             return
         if self._server is None:
             raise UsageError("only rank 0 of a run with a server can stop it for all ranks: call run.finish()")
@@ -128,8 +133,9 @@ class AttachedRun(LoopProgress):
         Rank 0 waits until the run ends for the other ranks, because the server runs beside it.
         """
         self._leave()
-        if self._server is not None:
-            self._server.wait()
+        server, self._server = self._server, None
+        if server is not None:
+            self._state.end(server.wait())
 
     def __enter__(self) -> AttachedRun:
         return self
@@ -168,7 +174,7 @@ class AttachedRun(LoopProgress):
 
     def next_task(self) -> LoopTask | None:
         """Return the task of this rank, None if it is of a later epoch or the run is over."""
-        if self._thread is None and not self.over:
+        if self._worker is None and not self.over:
             self._start()
         return self._task if self._task is not None and self._task.epoch <= self._epoch else None
 
@@ -185,43 +191,47 @@ class AttachedRun(LoopProgress):
             self._changes = ChangeWatch(self._parameters)
         assert isinstance(self._config.cluster, Torchrun)
         self.loader.start(self._config.cluster.worker)
+        assert isinstance(self._config.process, LoopHost)
         self._server = self._start_server(self._stop)
-        self._thread = threading.Thread(target=self._serve, name="paceline-worker", daemon=True)
-        self._thread.start()
+        self._share_state()
+        self._worker = WorkerThread(self._take_part, self._exchange, self._config.process)
+        ours = weakref.ref(self)
+        self._sigterm = SigtermHandler(lambda reason: _live(ours)._on_sigterm(reason))
         self._receive()
         self._begin_schedule()
 
+    def _on_sigterm(self, reason: str) -> bool:
+        """Leave the run after the gradient under way; rank 0 ends it for all. Return False before it takes part."""
+        if self._server is not None:
+            self._server.interrupt()
+            return True
+        assert self._worker is not None
+        return self._worker.leave(reason)
+
+    def _share_state(self) -> None:
+        self._state.start(self._server.state if self._server is not None else None)
+
     def _begin_schedule(self) -> None:
+        is_scheduled = hasattr(self._optimizer.step, "_wrapped_by_lr_sched")
+        self._rates_lag = is_scheduled and self.workload > 0
+        if self._rates_lag:
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler
         if self._scheduler is not None:
             self._scheduler.begin(self.workload // self._config.cluster.n)
-        elif hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+        elif is_scheduled:
             LOG.warning(
                 "the optimizer has a learning-rate scheduler that attach was not given: each rank steps its own "
                 "as often as it makes steps, so ranks of unequal speed disagree; give scheduler= to attach"
             )
-
-    def _serve(self) -> None:
-        """Take part in the run, and pass its end or the error to the loop."""
-        result: LoopEnd | BaseException
-        try:
-            result = self._take_part()
-        except RunFinished as finished:
-            result = LoopEnd(None, finished.end)
-        except BaseException as error:  # raised in the thread of the loop
-            result = error
-        self._exchange.to_loop.put(result)
 
     def _take_part(self) -> LoopEnd:
         return LoopEnd(*serve(self._config))
 
     def _leave(self) -> None:
         """Leave a run that has not ended."""
-        if self._thread is not None and not self.over:
-            assert isinstance(self._config.process, LoopHost)
+        if self._worker is not None and not self.over:
             LOG.warning("this rank leaves the run, which has not ended: the loop took no further batch")
-            self._config.process.leave()
-            self._exchange.to_worker.put(None)
-            self._thread.join(LEAVE_S)
+            self._worker.stop(END_OF_LOOP)
         self._end()
 
     def _end(self) -> None:
@@ -229,6 +239,8 @@ class AttachedRun(LoopProgress):
         self.loader.close()
         self._losses.close()
         self._scalers.close()
+        if self._sigterm is not None:
+            self._sigterm.close()
         if self._changes is not None:
             self._changes.close()
 
@@ -248,7 +260,7 @@ class AttachedRun(LoopProgress):
             self._changes.on_step(self._parameters)
         loss = self._take_loss()
         hand_in(task, self._parameters, self._buffers)
-        self._exchange.to_worker.put(answer(loss, self._optimizer))
+        self._answer(loss)
         return arguments
 
     def _take_loss(self) -> float | None:
@@ -292,8 +304,14 @@ class AttachedRun(LoopProgress):
         for parameter in self._parameters:
             parameter.grad = None
         hand_in(task, self._parameters, self._buffers)
-        self._exchange.to_worker.put(answer(None, self._optimizer)._replace(skipped=True))
+        self._answer(None, skipped=True)
         self._receive()
+
+    def _answer(self, loss: float | None, *, skipped: bool = False) -> None:
+        self._exchange.to_worker.put(
+            answer(loss, self._optimizer, with_rates=not self._rates_lag)._replace(skipped=skipped)
+        )
+        self._rates_lag = False
 
     def _after_step(self) -> None:
         self._receive()
@@ -318,6 +336,8 @@ class AttachedRun(LoopProgress):
             case BaseException() as error:
                 self._end()
                 self.reason = str(error)
+                if isinstance(error, RunError) and self._server is not None:
+                    self._server.check(SERVER_END_S)
                 raise error
 
     def _get(self) -> LoopTask | LoopStep | LoopEnd | BaseException:

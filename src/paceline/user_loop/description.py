@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import torch
@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.user_loop.frames import read_frame, write_frame
 from paceline.user_loop.loop_data import LoopData, LoopJob
+from paceline.user_loop.run_options import RunOptions
 
 
 class ParameterGroup(msgspec.Struct, frozen=True):
@@ -52,25 +54,35 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class ServerRun(msgspec.Struct, frozen=True):
-    """What the process of the server receives.
+    """Run, as the process of the server receives it.
 
     Attributes:
         training: description of the training.
-        protocol: protocol as text.
+        plan: protocol of each phase, as JSON.
         stop: stop conditions as text.
-        seed: seed of the run, >= 0.
-        options: other arguments of `pl.train`.
+        options: seed, folder, checkpoints and limits.
         cluster: arguments of `Torchrun`.
         ranks: launch settings of the server.
     """
 
     training: Description
-    protocol: str
+    plan: list[Any]
     stop: str
-    seed: int
-    options: dict[str, Any]
+    options: RunOptions
     cluster: dict[str, Any]
     ranks: dict[str, Any]
+
+
+class FirstTensors(NamedTuple):
+    """Tensors with which a run begins, by name.
+
+    Attributes:
+        model: trainable parameters and buffers.
+        state: state of the optimizer, as of `named_state`.
+    """
+
+    model: dict[str, Tensor]
+    state: dict[str, Tensor]
 
 
 def describe(
@@ -92,31 +104,31 @@ def describe(
             f"the optimizer {kind.__name__} {reason}, but the server steps it from gradients alone, without your code: "
             "give an optimizer of torch.optim other than LBFGS"
         )
-    if optimizer.state:
-        raise UsageError(
-            f"the optimizer {kind.__name__} has state of earlier steps, which does not reach the server: attach before "
-            "the first step"
-        )
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return Description(
         modules=[name for name, _ in model.named_modules()],
         parameters=list(names.values()),
         buffers=[name for name, _ in model.named_buffers()],
         optimizer=kind.__name__,
-        groups=[_describe_group(number, group, names) for number, group in enumerate(optimizer.param_groups)],
+        groups=[
+            _describe_group(number, group, names, optimizer.defaults)
+            for number, group in enumerate(optimizer.param_groups)
+        ],
         data=LoopData.of_loader(loader, accumulate),
         clip_norm=clip_norm,
     )
 
 
-def _describe_group(number: int, group: dict[str, Any], names: dict[nn.Parameter, str]) -> ParameterGroup:
+def _describe_group(
+    number: int, group: dict[str, Any], names: dict[nn.Parameter, str], known: Container[str]
+) -> ParameterGroup:
     own = [parameter for parameter in group["params"] if parameter.requires_grad]
     if any(parameter not in names for parameter in own):
         raise UsageError(
             f"parameter group {number} of the optimizer holds parameters that are not in the model: give the model "
             "whose parameters the optimizer has"
         )
-    options = {name: value for name, value in group.items() if name != "params"}
+    options = {name: value for name, value in group.items() if name in known}  # schedulers add some of their own
     if isinstance(options.get("lr"), Tensor):
         raise UsageError(f"parameter group {number} has a tensor as lr, expected a number: give lr=float(...)")
     return ParameterGroup([names[parameter] for parameter in own], options)
@@ -181,14 +193,13 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in [*named, *model.named_buffers()]}
 
 
-def send_run(stream: IO[bytes], run: ServerRun, tensors: dict[str, Tensor]) -> None:
-    """Write a run and its first parameters, each with its length."""
-    for content in (msgspec.json.encode(run), save(tensors)):
-        stream.write(len(content).to_bytes(8, "big") + content)
-    stream.flush()
+def send_run(stream: IO[bytes], run: ServerRun, first: FirstTensors) -> None:
+    """Write a run and its first tensors."""
+    for content in (msgspec.json.encode(run), *map(save, first)):
+        write_frame(stream, content)
 
 
-def recv_run(stream: IO[bytes]) -> tuple[ServerRun, dict[str, Tensor]]:
+def recv_run(stream: IO[bytes]) -> tuple[ServerRun, FirstTensors]:
     """Read what `send_run` has written."""
-    description, tensors = (stream.read(int.from_bytes(stream.read(8), "big")) for _ in range(2))
-    return msgspec.json.decode(description, type=ServerRun), load(tensors)
+    run = msgspec.json.decode(read_frame(stream), type=ServerRun)
+    return run, FirstTensors(load(read_frame(stream)), load(read_frame(stream)))

@@ -72,14 +72,15 @@ class SteppingHost(LoopHost):
     def __init__(self, exchange: Exchange, shared: nn.Module) -> None:
         super().__init__(exchange)
         self._shared = shared
-        self.leave = self._interrupt
 
     def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
         """Return the replica that waits for the user's loop; its parameters are its own."""
         return super().replica(replace(job, model=self._shared), seed, n, **settings)
 
-    def _interrupt(self) -> None:
-        self.interruption = "the end of its loop"
+    def leave(self, reason: str) -> bool:
+        """Leave the run with the next sum; without `elastic` the run ends on all ranks."""
+        self.interruption = reason
+        return True
 
 
 def shared_parameters(model: nn.Module) -> nn.Module:

@@ -189,15 +189,21 @@ class LoopHost(HostProcess):
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.leave: Callable[[], None] = lambda: None
+        self._leave: Callable[[str], None] | None = None
 
     def set_num_threads(self, count: int) -> None:
         """Leave the number of threads to the user."""
 
-    def leaving_on_sigterm(self, leave: Callable[[], None]) -> AbstractContextManager[None]:
-        """Keep the function for the end of the loop; signals are the user's."""
-        self.leave = leave
+    def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Keep the function for `leave`; the main thread handles signals."""
+        self._leave = leave
         return nullcontext()
+
+    def leave(self, reason: str) -> bool:
+        """Ask the worker to leave the run after the gradient under way; return False before it takes part."""
+        if self._leave is not None:
+            self._leave(reason)
+        return self._leave is not None
 
     def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
         """Return the replica that waits for the user's loop."""

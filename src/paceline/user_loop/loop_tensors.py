@@ -40,8 +40,8 @@ def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: 
         ours.copy_(theirs)
 
 
-def answer(loss: float | None, optimizer: torch.optim.Optimizer) -> LoopAnswer:
-    """Return the answer to a task, with the options of the user's optimizer for its step."""
-    groups = optimizer.param_groups
+def answer(loss: float | None, optimizer: torch.optim.Optimizer, *, with_rates: bool = True) -> LoopAnswer:
+    """Return the answer to a task, with the options of the user's optimizer for its step unless the server's apply."""
+    groups = optimizer.param_groups if with_rates else []
     momenta = tuple(float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0)) for group in groups)
     return LoopAnswer(loss, tuple(float(group["lr"]) for group in groups), momenta)

@@ -1,5 +1,7 @@
 """`pl.attach`: what it refuses, and a process that torchrun has not started."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import paceline as pl
+from paceline.policies.compensation.base import Compensator
 
 TORCHRUN = {
     "RANK": "0",
@@ -44,12 +47,14 @@ class OwnOptimizer(torch.optim.SGD):
     pass
 
 
-def stepped():
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
-    return {"model": model, "optimizer": optimizer}
+@dataclass(frozen=True)
+class OwnCompensator(Compensator):
+    name = "own"
+    kind = "scale"
+    formula = "1"
+
+    def compensate(self, stale, memory):
+        return 1.0
 
 
 def parallel():
@@ -75,7 +80,10 @@ def parallel():
         ({"optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())}, "LBFGS evaluates the loss within a step"),
         ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "OwnOptimizer is not of torch.optim"),
         ({"optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
-        (stepped(), "attach before the first step"),
+        ({"callbacks": ()}, "read run.update and run.last in the loop"),
+        ({"progress": True}, "attach has no argument 'progress', expected overwrite, resume"),
+        ({"keep_checkpoints": "3"}, "Expected `int`, got `str` - at `$.keep_checkpoints`"),
+        ({"protocol": pl.asp() + OwnCompensator()}, "has a part of your own"),
         (
             {"protocol": "all_reduce", "optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())},
             "the ranks average one gradient for each step",
@@ -90,7 +98,6 @@ def parallel():
         ({"protocol": "all_reduce", "cluster_options": {"debug": True}}, "cluster has debug=True"),
         ({"cluster_options": {"elastic": True}}, "cluster has elastic=True"),
         ({"accumulate": 0}, "accumulate"),
-        ({"callbacks": ()}, "attach has no argument 'callbacks'"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
     ],
 )
@@ -125,14 +132,3 @@ def test_without_torchrun_the_loop_trains_alone_and_says_so(caplog):
     assert (steps, run.over) == (8, True)
     assert not torch.equal(before, model.weight)
     assert "torchrun has not started this process: the loop trains alone" in caplog.text
-
-
-@pytest.mark.usefixtures("torchrun")
-@pytest.mark.parametrize(("momentum", "warnings"), [(0.9, 1), (0.0, 0)])
-def test_a_state_dict_without_the_state_of_the_server_is_warned_of_once(momentum, warnings, caplog):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-    with attach(model=model, optimizer=optimizer):
-        optimizer.state_dict()
-        optimizer.state_dict()
-    assert caplog.text.count("has its parameter groups alone: the state is at the server") == warnings

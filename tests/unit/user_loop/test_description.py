@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import paceline as pl
 from paceline.jobs.job import trainable
+from paceline.protocols.protocol import as_plan
+from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.user_loop.description import (
+    FirstTensors,
     ParameterBag,
     ServerRun,
     describe,
@@ -16,6 +20,7 @@ from paceline.user_loop.description import (
     send_run,
     tensors_of,
 )
+from paceline.user_loop.run_options import RunOptions
 
 
 class Network(nn.Module):
@@ -58,13 +63,17 @@ def test_a_bag_has_the_trainable_parameters_and_the_buffers_in_the_model_s_order
 
 
 def test_a_run_is_received_as_it_was_sent(model):
-    run = ServerRun(description(model), "bsp", "epochs=3", 7, {"out": None}, {"wire": "bfloat16"}, {"rank": 0})
+    plan, options = plan_as_json(as_plan(pl.bsp().until(0.25) >> pl.asp())), RunOptions(seed=7, resume="/runs/1")
+    run = ServerRun(description(model), plan, "epochs=3", options, {"wire": "bfloat16"}, {"rank": 0})
     stream = io.BytesIO()
-    send_run(stream, run, tensors_of(model))
+    state = {"exp_avg last.weight": torch.ones(2, 3)}
+    send_run(stream, run, FirstTensors(tensors_of(model), state))
     stream.seek(0)
-    received, tensors = recv_run(stream)
+    received, (tensors, received_state) = recv_run(stream)
     assert received.training.groups[1].options["weight_decay"] == 0.0
-    assert (received.protocol, received.stop, received.seed, received.cluster) == ("bsp", "epochs=3", 7, run.cluster)
+    assert (received.stop, received.options, received.cluster) == ("epochs=3", options, run.cluster)
+    assert plan_of(received.plan) == as_plan(pl.bsp().until(0.25) >> pl.asp())
+    assert torch.equal(received_state["exp_avg last.weight"], torch.ones(2, 3))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(model).items())
     job = make_job(received.training, tensors)
     assert (job.batch_size, job.clip_norm, job.minibatches_per_epoch()) == (2, 1.5, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -52,9 +52,9 @@ class HostProcess:
         """Set the number of threads that torch uses."""
         torch.set_num_threads(count)
 
-    def leaving_on_sigterm(self, leave: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call a function at the first SIGTERM."""
-        return leaving_on_sigterm(leave)
+    def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call a function with the name of the signal at the first SIGTERM."""
+        return leaving_on_sigterm(partial(leave, "SIGTERM"))
 
 
 THIS_PROCESS = HostProcess()

@@ -157,6 +157,6 @@ class NodeFollower:
         self._requests.put(error)
         self._group.abort()
 
-    def _request_leave(self) -> None:
+    def _request_leave(self, reason: str) -> None:
         # In a thread of its own: the main thread may hold the lock of the connection.
-        threading.Thread(target=self._session.connection.send, args=(messages.Leave("SIGTERM"),), daemon=True).start()
+        threading.Thread(target=self._session.connection.send, args=(messages.Leave(reason),), daemon=True).start()

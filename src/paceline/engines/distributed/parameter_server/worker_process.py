@@ -60,7 +60,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     rank.process.set_num_threads(cluster.worker_threads)
     worker = WorkerProcess(rank)
     try:
-        with raising_run_error(), ExitStack() as open_sessions:
+        with raising_run_error(cluster.ranks.server_name), ExitStack() as open_sessions:
             worker.leader.gather(job_spec)
             sessions = [open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec)]
             final = worker.run(sessions)
@@ -142,7 +142,7 @@ class WorkerProcess:
         for channel, session in zip(self._channels[1:], sessions[1:], strict=True):
             # Rank 0 reports the loss of another server.
             session.listen(partial(self._on_task, channel), lambda error: None)
-        with self._process.leaving_on_sigterm(partial(self._leave, "SIGTERM")):
+        with self._process.leaving_on_sigterm(self._leave):
             while True:
                 request = self._requests.get()
                 if isinstance(request, FinalState):

@@ -71,6 +71,7 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
         UsageError: the process at that address does not belong to this job.
         RunError: rank 0 cannot be reached within the start timeout.
     """
+    server = cluster.ranks.server_name
     deadline_s = time.monotonic() + cluster.start_timeout_s
     refused_s = inf  # since when a process of another job answers
     reason = "its address is not known yet"
@@ -82,26 +83,30 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
                 return join(address)
         except AuthenticationFailed as error:
             if refused_s == inf:
-                LOG.warning("rank 0 is not there yet: %s", error)
+                LOG.warning("%s is not there yet: %s", server, error)
             refused_s = min(refused_s, time.monotonic())
             reason = str(error)
             if time.monotonic() > refused_s + OTHER_SERVER_S:
                 raise UsageError(f"{error}; {_advice(cluster)}") from error
         except ConnectionLost as error:
             reason, refused_s = str(error), inf  # that process is gone
-            LOG.debug("rank 0 is not there yet: %s", error)
+            LOG.debug("%s is not there yet: %s", server, error)
         if time.monotonic() > deadline_s:
             where = "{}:{}".format(*(address or cluster.ranks.master))
             raise RunError(
-                f"rank 0 could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}: {reason}; "
-                f"if it runs on another host, give its address, as pl.Torchrun(address=...){_check_encrypt(cluster)}"
+                f"{server} could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}: "
+                f"{reason}; if it runs on another host, give its address, as pl.Torchrun(address=...){_check_encrypt(cluster)}"
             )
         time.sleep(transport.poll_s)
 
 
 def join_rank_0(cluster: Torchrun, transport: Transport, hello: Hello) -> ClientSession:
     """Join rank 0 when it listens; raise what `find_rank_0` and `ClientSession.connect` raise."""
-    return find_rank_0(cluster, transport, lambda address: ClientSession.connect(transport, address, hello))
+
+    def join(address: Address) -> ClientSession:
+        return ClientSession.connect(transport, address, hello, cluster.ranks.server_name)
+
+    return find_rank_0(cluster, transport, join)
 
 
 def _advice(cluster: Torchrun) -> str:

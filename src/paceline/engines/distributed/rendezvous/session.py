@@ -158,7 +158,7 @@ def raising_run_error(server: str = "rank 0") -> Iterator[None]:
 
 def describe_process(what: str, cluster: Torchrun) -> str:
     """Return the name of this process in messages of other processes."""
-    return f"{what} (rank {cluster.ranks.rank}, {socket.gethostname()}, process {os.getpid()})"
+    return f"{what} (rank {cluster.ranks.launch_rank}, {socket.gethostname()}, process {os.getpid()})"
 
 
 def successful_end(last: EndRun, now: float, coordinator: Coordinator) -> messages.End:

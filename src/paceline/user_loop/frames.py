@@ -1,0 +1,32 @@
+"""Frames on the pipes between rank 0 and its server: a length of 8 bytes, and the content."""
+
+from __future__ import annotations
+
+from typing import IO
+
+
+def write_frame(stream: IO[bytes], content: bytes) -> None:
+    """Write a frame, and flush the stream."""
+    stream.write(len(content).to_bytes(8, "big"))
+    stream.write(content)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes:
+    """Read a frame.
+
+    Raises:
+        EOFError: the stream ended before its end.
+
+    >>> import io
+    >>> stream = io.BytesIO()
+    >>> write_frame(stream, b"content")
+    >>> read_frame(io.BytesIO(stream.getvalue()))
+    b'content'
+    """
+    header = stream.read(8)
+    size = int.from_bytes(header, "big")
+    content = stream.read(size) if len(header) == 8 else b""
+    if len(header) < 8 or len(content) < size:
+        raise EOFError("the stream ended within a frame")
+    return content

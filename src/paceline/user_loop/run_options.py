@@ -1,0 +1,82 @@
+"""Run options: arguments of `attach` that are those of `pl.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.clusters.torchrun import Torchrun
+from paceline.core.duration import Duration
+from paceline.core.stop import Stop
+from paceline.engines.distributed import HostProcess
+from paceline.errors import UsageError
+from paceline.jobs.job import Job
+from paceline.protocols.protocol import Plan
+from paceline.recording.run_folder import RunFolder
+from paceline.run.checkpointer import CheckpointPolicy
+from paceline.run.config import RunConfig
+from paceline.run.resume import Resumption
+from paceline.run.session import Session
+from paceline.run.train import open_session
+from paceline.utils.wording import join_words
+
+CALLBACKS = (
+    "callbacks would run in the process of the server, which has no code of yours: read run.update and run.last in the "
+    "loop, or give out= and read the folder; omit callbacks"
+)
+
+
+class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a run, as the arguments of `pl.train`; the folders are absolute paths."""
+
+    seed: int = 0
+    out: str | None = None
+    overwrite: bool = False
+    resume: str | None = None
+    checkpoint_every: Duration = Duration("seconds", 60)
+    keep_checkpoints: int = 3
+    worker_timeout_s: float | None = None
+    measure_steps: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> RunOptions:
+        """Return the options that a user has given.
+
+        Raises:
+            UsageError: an option is unknown, or of a wrong type.
+        """
+        options = dict(given)
+        for name in options:
+            if name == "callbacks":
+                raise UsageError(CALLBACKS)
+            if name not in cls.__struct_fields__:
+                known = [field for field in cls.__struct_fields__ if field not in ("seed", "out")]
+                raise UsageError(
+                    f"attach has no argument {name!r}, expected {join_words(known)} beside its own: omit it"
+                )
+        for name in ("out", "resume"):
+            if options.get(name) is not None:
+                options[name] = str(Path(options[name]).resolve())
+        if isinstance(options.get("checkpoint_every"), str):
+            options["checkpoint_every"] = Duration.parse(options["checkpoint_every"])
+        try:
+            return msgspec.convert(options, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"an argument of attach has a wrong type: {error}") from None
+
+    def config(self, job: Job, plan: Plan, cluster: Torchrun, stop: Stop, process: HostProcess) -> RunConfig:
+        """Return the configuration of one rank."""
+        limits = (self.worker_timeout_s, self.measure_steps)
+        return RunConfig(job, plan, cluster, stop, self.seed, None, *limits, process)
+
+    def open_session(self, config: RunConfig) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:
+        """Return the session of a run, its folder, the run to resume, and when checkpoints are saved.
+
+        Raises:
+            UsageError: the options contradict each other, or the run in a folder cannot be resumed.
+        """
+        policy = CheckpointPolicy(config.in_gradients(self.checkpoint_every), self.keep_checkpoints)
+        return (*open_session(config, self.out, overwrite=self.overwrite, resume=self.resume), policy)

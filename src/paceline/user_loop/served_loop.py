@@ -1,0 +1,110 @@
+"""Loop of a rank whose gradients a server adds: its configuration, and the server beside rank 0."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+
+from paceline.clusters.launch_env import LaunchEnv
+from paceline.clusters.torchrun import Torchrun
+from paceline.core.stop import Stop
+from paceline.errors import UsageError
+from paceline.protocols.protocol import Plan
+from paceline.run.config import RunConfig
+from paceline.run.plan_json import plan_as_json, plan_of
+from paceline.user_loop.description import Description, FirstTensors, ServerRun, describe, make_job, tensors_of
+from paceline.user_loop.loop_data import UserLoop
+from paceline.user_loop.loop_replica import Exchange, LoopHost
+from paceline.user_loop.optimizer_state import named_state
+from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.server_process import ServerProcess
+
+TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
+OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_s")
+
+
+class ServedLoop:
+    """Loop of a rank in a run with a server.
+
+    Model and optimizer are read when the run begins, so a checkpoint may be loaded after `attach`.
+
+    Args:
+        loop: parts of the loop.
+        plan: protocol of each phase.
+        cluster: how the processes reach each other.
+        environment: launch settings of this process.
+        options: seed, folder, checkpoints and limits.
+
+    Attributes:
+        exchange: exchange with the thread of the worker.
+
+    Raises:
+        UsageError: the server cannot step the optimizer, or the plan has parts that are not of paceline.
+    """
+
+    def __init__(
+        self, loop: UserLoop, plan: Plan, cluster: Torchrun, environment: LaunchEnv, options: RunOptions
+    ) -> None:
+        describe(*loop)
+        _check_plan(plan)
+        self.exchange = Exchange()
+        self._loop = loop
+        self._plan = plan
+        self._cluster = cluster
+        self._environment = environment
+        self._options = options
+
+    def config(self, stop: Stop) -> RunConfig:
+        """Return the configuration of this rank."""
+        rank = self._environment.rank + 1
+        ranks = replace(_ranks(self._environment, rank), ranks_before=1)
+        own = replace(self._cluster, worker_at_server=False, ranks=ranks)
+        job = make_job(self._training, tensors_of(self._loop.model))
+        return self._options.config(job, self._plan, own, stop, LoopHost(self.exchange))
+
+    def start_server(self, stop: Stop) -> ServerProcess | None:
+        """Start the server if this is rank 0."""
+        if self._environment.rank:
+            return None
+        run = ServerRun(
+            self._training,
+            plan_as_json(self._plan),
+            ",".join(stop.conditions),
+            self._options,
+            {name: _plain(getattr(self._cluster, name)) for name in OF_THE_SERVER},
+            asdict(_ranks(self._environment, 0)),
+        )
+        model, optimizer = self._loop.model, self._loop.optimizer
+        return ServerProcess(run, FirstTensors(tensors_of(model), named_state(optimizer, model)))
+
+    @cached_property
+    def _training(self) -> Description:
+        return describe(*self._loop)
+
+
+def _check_plan(plan: Plan) -> None:
+    try:
+        can_be_sent = plan_of(plan_as_json(plan)).phases == plan.phases
+    except UsageError:
+        can_be_sent = False
+    if not can_be_sent:
+        raise UsageError(
+            f"the protocol {plan} has a part of your own, but the server runs no code of yours: give a protocol of "
+            "paceline, as k_sync(k=3)"
+        )
+
+
+def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:
+    """Return the launch settings of a process of the run: the server is its rank 0, beside rank 0 of torchrun."""
+    beside = environment.node == 0 or environment.local_world_size == environment.world_size
+    return replace(
+        environment,
+        rank=rank,
+        world_size=environment.world_size + 1,
+        local_world_size=environment.local_world_size + beside,
+    )
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,48 @@
+"""Thread of the worker beside the user's loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from paceline.engines.distributed import RunFinished
+from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost
+
+LEAVE_S = 30.0
+
+
+class WorkerThread:
+    """Thread that takes part in a run, and sends its end, or the error that ended it, to the loop.
+
+    Args:
+        take_part: takes part in the run until its end.
+        exchange: exchange with the loop.
+        host: process of the rank.
+    """
+
+    def __init__(self, take_part: Callable[[], LoopEnd], exchange: Exchange, host: LoopHost) -> None:
+        self._take_part = take_part
+        self._exchange = exchange
+        self._host = host
+        self._thread = threading.Thread(target=self._serve, name="paceline-worker", daemon=True)
+        self._thread.start()
+
+    def leave(self, reason: str) -> bool:
+        """Ask the worker to leave the run after the gradient under way; return False before it takes part."""
+        return self._host.leave(reason)
+
+    def stop(self, reason: str) -> None:
+        """Let the worker leave the run now, without a gradient, and wait for the end of the thread."""
+        self._host.leave(reason)
+        self._exchange.to_worker.put(None)
+        self._thread.join(LEAVE_S)
+
+    def _serve(self) -> None:
+        result: LoopEnd | BaseException
+        try:
+            result = self._take_part()
+        except RunFinished as finished:
+            result = LoopEnd(None, finished.end)
+        except BaseException as error:  # raised in the thread of the loop
+            result = error
+        self._exchange.to_loop.put(result)

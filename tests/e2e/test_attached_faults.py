@@ -1,0 +1,117 @@
+"""Processes of attached loops that are killed, end by SIGTERM, or come back: every sample is applied once an epoch."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faulty_loop import EPOCHS, SAMPLES
+from paceline.core.records import WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
+from paths import environment
+from ranks import TOKEN, free_port
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parents[1] / "support/faulty_loop.py"
+LIMIT_S = 100
+KILL, TERMINATE = "SIGKILL", "SIGTERM"
+
+
+class Ranks:
+    """Processes that are started without an agent, which would end all of them with the first one."""
+
+    def __init__(self, folder, count, settings):
+        self._folder = folder
+        self._settings = json.dumps({**settings, "attach": {"out": "run", **settings.get("attach", {})}})
+        self._variables = {
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "PACELINE_TOKEN": TOKEN,
+        }
+        self.processes = {}
+        for rank in range(count):
+            self.start(rank)
+
+    def start(self, rank):
+        variables = {**self._variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        self.processes[rank] = subprocess.Popen(
+            [sys.executable, SCRIPT, self._settings],
+            cwd=self._folder,
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, rank, status=0):
+        """Return the answer of a rank, if it has one, and what it has written to its standard error."""
+        process = self.processes[rank]
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status, stderr
+        answers = [line.partition("ANSWER ")[2] for line in stdout.splitlines() if "ANSWER " in line]
+        return (json.loads(answers[0]) if answers else None), stderr
+
+    def kill(self):
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start(count, **settings):
+        started.append(Ranks(tmp_path, count, settings))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.kill()
+
+
+def losses(folder):
+    return {record.worker: record.reason for record in SavedRun(folder / "run").history.of(WorkerLost)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_killed_rank_and_one_that_comes_back(num_workers, start, tmp_path):
+    faults = {"1": (2, KILL), "2": (3, KILL)}
+    ranks = start(4, protocol="k_sync(k=1)", faults=faults, free_steps=5, num_workers=num_workers)
+    for rank in (1, 2):
+        ranks.end(rank, -signal.SIGKILL)
+    ranks.start(2)
+    answers = [ranks.end(rank)[0] for rank in (0, 2, 3)]
+    assert all((tmp_path / f"{rank} fired").exists() for rank in faults)
+    assert [answer["counts"] for answer in answers] == [[EPOCHS] * SAMPLES] * 3
+    assert losses(tmp_path).keys() == {1, 2}
+    assert [record.worker for record in SavedRun(tmp_path / "run").history.of(WorkerJoined)] == [2]
+
+
+def test_a_rank_that_gets_sigterm_hands_in_its_gradient_and_leaves(start, tmp_path):
+    ranks = start(3, protocol="k_sync(k=1)", faults={"1": (2, TERMINATE)})
+    _, stderr = ranks.end(1, 128 + signal.SIGTERM)
+    answers = [ranks.end(rank)[0] for rank in (0, 2)]
+    assert "worker 1 leaves the run: SIGTERM" in stderr
+    assert losses(tmp_path)[1] == "SIGTERM"
+    assert [answer["counts"] for answer in answers] == [[EPOCHS] * SAMPLES] * 2
+
+
+def test_sigterm_at_rank_0_ends_the_run_of_all_ranks(start, tmp_path):
+    ranks = start(2, protocol="bsp", faults={"0": (3, TERMINATE)})
+    answers = [ranks.end(rank)[0] for rank in range(2)]
+    assert [answer["stopped_by"] for answer in answers] == ["interrupted"] * 2
+    assert answers[0]["counts"] == answers[1]["counts"]
+
+
+def test_a_killed_server_is_named_on_every_rank(start):
+    ranks = start(2, protocol="bsp", faults={"0": (3, KILL, "of the server")})
+    for rank, expected in enumerate(["the server of the run ended with status -9", "the server beside rank 0 is gone"]):
+        _, stderr = ranks.end(rank, 1)
+        assert "RunError" in stderr
+        assert expected in stderr.splitlines()[-1]

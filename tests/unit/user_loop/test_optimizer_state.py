@@ -1,0 +1,123 @@
+"""State of the user's optimizer: it goes to the server at the start, and rank 0 reads it there."""
+
+import copy
+import threading
+
+import pytest
+import torch
+
+import paceline as pl
+from attached_threads import AttachedThreads
+from loop_parts import adamw, loss_of, make_parts, sgd, step
+from paceline.user_loop.optimizer_state import SharedOptimizer, named_state
+
+EXACT = 1e-12
+
+
+def reference(network, make_optimizer, steps, first_state=None):
+    """Return model and optimizer after steps by the mean of the ranks' gradients, without a scheduler."""
+    model = copy.deepcopy(network)
+    optimizer = make_optimizer(model)
+    if first_state is not None:
+        optimizer.load_state_dict(first_state)
+    for of_ranks in zip(*steps, strict=True):
+        optimizer.zero_grad()
+        for batches in of_ranks:
+            for x, y in batches:
+                (loss_of(model, x, y) / len(of_ranks)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def check_equal_states(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for number, state in ours.items():
+        assert state.keys() == theirs[number].keys()
+        for key, value in state.items():
+            assert (value - theirs[number][key]).abs().max() < EXACT
+
+
+def trained(epochs=1, before=lambda optimizer: None):
+    """Return a loop that returns the batches of its steps, and the states after the second step and at the end."""
+
+    def loop(run, model, optimizer):
+        before(optimizer)
+        steps, states = [], []
+        for _ in run.epochs(epochs):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                steps.append([batch])
+                if len(steps) == 2:
+                    states.append(optimizer.state_dict())
+        return steps, [*states, optimizer.state_dict()]
+
+    return loop
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+def test_the_state_dict_of_rank_0_is_that_of_the_same_training_in_one_process(make_optimizer, network, data):
+    answers = AttachedThreads(2, make_parts(network, data, make_optimizer), "bsp").run(trained())
+    (steps, [early, last]), (of_rank_1, [_, last_of_rank_1]) = answers
+    both = list(zip(steps, of_rank_1, strict=True))
+    _, expected = reference(network, make_optimizer, zip(*both, strict=True))
+    check_equal_states(last["state"], expected.state_dict()["state"])
+    _, expected = reference(network, make_optimizer, zip(*both[:2], strict=True))
+    check_equal_states(early["state"], expected.state_dict()["state"])
+    assert last_of_rank_1["state"] == {}
+
+
+def test_the_state_of_another_rank_is_named_in_a_warning(network, data, caplog):
+    AttachedThreads(2, make_parts(network, data), "bsp").run(trained())
+    assert caplog.text.count("has no state on this rank: that of rank 0 has the server's") == 2
+
+
+def test_a_run_begins_with_a_state_that_was_loaded_after_attach(network, data):
+    first = copy.deepcopy(network)
+    optimizer = adamw(first)
+    for number in range(3):
+        step(first, optimizer, [data[4 * number : 4 * number + 4]])
+    saved = optimizer.state_dict()
+    loop = trained(before=lambda optimizer: optimizer.load_state_dict(saved))
+    ranks = AttachedThreads(2, make_parts(network, data, adamw), "bsp")
+    (steps, [_, last]), (of_rank_1, _) = ranks.run(loop)
+    model, expected = reference(network, adamw, [steps, of_rank_1], saved)
+    check_equal_states(last["state"], expected.state_dict()["state"])
+    for ours, theirs in zip(ranks.parts[1][0].parameters(), model.parameters(), strict=True):
+        assert (ours - theirs).abs().max() < EXACT
+
+
+def test_a_state_cannot_be_loaded_during_the_run(network, data):
+    def loop(run, model, optimizer):
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                optimizer.load_state_dict(optimizer.state_dict())
+
+    for error in AttachedThreads(2, make_parts(network, data), "bsp").run(loop):
+        assert isinstance(error, pl.RunError)
+        assert "load it before the first batch of run.loader" in str(error)
+
+
+def test_a_state_that_is_no_tensor_is_refused(network):
+    optimizer = sgd(network)
+    optimizer.state[network.last.bias]["count"] = 3
+    with pytest.raises(pl.UsageError, match=r"count of last.bias in the state of the optimizer is of type int"):
+        named_state(optimizer, network)
+
+
+def test_a_reader_waits_for_the_end_of_a_step(network):
+    model = copy.deepcopy(network)
+    optimizer = adamw(model)
+    shared, read = SharedOptimizer(optimizer, model), []
+    reader = threading.Thread(target=lambda: read.append(shared.state()), daemon=True)
+
+    def within_the_step():
+        reader.start()
+        reader.join(0.05)
+        assert reader.is_alive()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    optimizer.step(within_the_step)
+    reader.join(10)
+    assert read[0]["step last.bias"] == 1

@@ -1,0 +1,48 @@
+"""Attached loops that resume a run with a server: data, learning rates and the server's state go on."""
+
+from itertools import chain
+
+import pytest
+from torch.optim.lr_scheduler import StepLR
+
+import paceline as pl
+from attached_threads import AttachedThreads
+from loop_parts import BATCH, SAMPLES, adamw, make_parts, step
+
+RANKS, EPOCHS = 2, 3
+UPDATES = EPOCHS * SAMPLES // BATCH // RANKS
+
+
+def train(*, per_epoch):
+    """Return a loop that returns the samples of its steps."""
+
+    def loop(run, model, optimizer):
+        scheduler = StepLR(optimizer, 1, 0.5)
+        run.set_scheduler(scheduler)
+        samples = []
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                samples += map(int, batch[1])
+                if not per_epoch:
+                    scheduler.step()
+            if per_epoch:
+                scheduler.step()
+        return samples
+
+    return loop
+
+
+@pytest.mark.parametrize("per_epoch", [False, True])
+def test_samples_and_learning_rates_go_on(per_epoch, network, data, tmp_path):
+    parts, run = make_parts(network, data, adamw), tmp_path / "run"
+    before = AttachedThreads(RANKS, parts, "bsp", stop="updates=8", out=run).run(train(per_epoch=per_epoch))
+    resumed = AttachedThreads(RANKS, parts, "bsp", stop=f"epochs={EPOCHS}", resume=run)
+    after = resumed.run(train(per_epoch=per_epoch))
+    assert sorted(chain.from_iterable(before + after)) == sorted([*range(SAMPLES)] * EPOCHS)
+    rates = [update.learning_rate for update in resumed.server.result.history.of(pl.UpdateMade)]
+    steps = [*range(8), 7, *range(9, UPDATES)]  # the first step after the resume has the rate of the last one before
+    if per_epoch:
+        steps = [number // (UPDATES // EPOCHS) for number in range(UPDATES)]
+    assert rates == [0.01 * 0.5**number for number in steps]
+    assert pl.replay(run).is_same
