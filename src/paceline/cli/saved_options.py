@@ -17,6 +17,7 @@ from paceline.errors import UsageError
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import RUN, FolderGoneError, SavedRun
 from paceline.recording.schema import upgrade_cluster
+from paceline.user_loop.loop_data import ATTACHED
 from paceline.utils.files import ContentError, read_json, replace_file
 
 COMMAND = "command.json"
@@ -135,7 +136,13 @@ def _missing(names: list[str], resumed: Path | None) -> str:
     if _is_elsewhere(resumed):
         here = f"{resumed} here, on rank {os.environ['RANK']}"
         return f"there is no run in {here}; share that folder, or give {wanted} as on rank 0"
-    main = SavedRun(resumed).configuration.get("main_module")
+    configuration = SavedRun(resumed).configuration
+    if configuration.get("job") == ATTACHED:
+        return (
+            f"{resumed} is the run of a loop that pl.attach has attached: start its script with "
+            f"attach(..., resume={str(resumed)!r}) in place of out="
+        )
+    main = configuration.get("main_module")
     if "job" in names and main:
         return (
             f"{resumed} was started from Python with a job defined in {main}, which cannot be imported; resume it "

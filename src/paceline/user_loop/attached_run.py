@@ -15,19 +15,17 @@ from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
-from paceline.user_loop.change_watch import ChangeWatch
+from paceline.user_loop.gradient_sender import GradientSender
 from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
 from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
-from paceline.user_loop.loop_tensors import answer, copy_version, hand_in
-from paceline.user_loop.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.loop_tensors import copy_version
 from paceline.user_loop.optimizer_state import RemoteState
 from paceline.user_loop.run_progress import LoopProgress
-from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.sigterm_handler import SigtermHandler
-from paceline.user_loop.step_closure import StepArguments, call_closure
+from paceline.user_loop.step_closure import StepArguments
 from paceline.user_loop.worker_thread import WorkerThread
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.replica import TaskProgress
@@ -80,17 +78,11 @@ class AttachedRun(LoopProgress):
         self._worker: WorkerThread | None = None
         self._task: LoopTask | None = None
         self._epoch = 0
-        self._losses = LossReader()
-        self._changes: ChangeWatch | None = None
         self._state = RemoteState(loop.optimizer, loop.model)
         self._sigterm: SigtermHandler | None = None
-        self._needs_loss = ""
         self._scheduler: SchedulerBinding | None = None
-        self._rates_lag = False  # a scheduler that joins a run is behind until its first step
         ours = weakref.ref(self)
-        self._scalers = ScalerWatch(
-            loop.optimizer, lambda: _live(ours)._on_unscaled(), lambda step: _live(ours)._step_of_scaler(step)
-        )
+        self._gradients = GradientSender(loop, exchange, lambda step: _live(ours)._step_of_scaler(step))
         loop.optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
         loop.optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
 
@@ -170,7 +162,7 @@ class AttachedRun(LoopProgress):
             loss: mean loss of a batch, divided by the number of batches of a step, a scalar.
             options: arguments of `Tensor.backward`.
         """
-        self._losses.backward(loss, **options)
+        self._gradients.backward(loss, **options)
 
     def next_task(self) -> LoopTask | None:
         """Return the task of this rank, None if it is of a later epoch or the run is over."""
@@ -185,10 +177,7 @@ class AttachedRun(LoopProgress):
             raise UsageError("the run has no end: iterate over run.epochs(10), or give stop= to attach")
         self._config = self._config_of(self._stop)
         self._config.check()
-        self._needs_loss = reader_of_losses(self._config.plan, self._stop)
-        allreduce = self._config.plan.allreduce
-        if allreduce is None or allreduce.sums == "gradients":
-            self._changes = ChangeWatch(self._parameters)
+        self._gradients.start(self._config.plan, self._stop)
         assert isinstance(self._config.cluster, Torchrun)
         self.loader.start(self._config.cluster.worker)
         assert isinstance(self._config.process, LoopHost)
@@ -213,8 +202,8 @@ class AttachedRun(LoopProgress):
 
     def _begin_schedule(self) -> None:
         is_scheduled = hasattr(self._optimizer.step, "_wrapped_by_lr_sched")
-        self._rates_lag = is_scheduled and self.workload > 0
-        if self._rates_lag:
+        if is_scheduled and self.workload > 0:
+            self._gradients.omit_rates_once()
             self._optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler
         if self._scheduler is not None:
             self._scheduler.begin(self.workload // self._config.cluster.n)
@@ -237,12 +226,9 @@ class AttachedRun(LoopProgress):
     def _end(self) -> None:
         self.over, self._task = True, None
         self.loader.close()
-        self._losses.close()
-        self._scalers.close()
+        self._gradients.close()
         if self._sigterm is not None:
             self._sigterm.close()
-        if self._changes is not None:
-            self._changes.close()
 
     # --- the thread of the loop ---------------------------------------------------------------------------
 
@@ -254,34 +240,15 @@ class AttachedRun(LoopProgress):
         task = self._task
         if task is None:
             raise RunError("optimizer.step() without a batch of run.loader: iterate over run.loader")
-        check_scaler_skips(self._optimizer)
-        arguments = call_closure(args, kwargs)
-        if self._changes is not None:
-            self._changes.on_step(self._parameters)
-        loss = self._take_loss()
-        hand_in(task, self._parameters, self._buffers)
-        self._answer(loss)
-        return arguments
-
-    def _take_loss(self) -> float | None:
-        loss, scale = self._losses.take(), self._scalers.take_scale()
-        if loss is None and self._needs_loss:
-            raise RunError(
-                f"{self._needs_loss} needs the loss, but backward() was not called on a scalar in this thread: call "
-                "run.backward(loss) in place of loss.backward()"
-            )
-        return None if loss is None else loss / scale
-
-    def _on_unscaled(self) -> None:
-        if self._changes is not None:
-            self._changes.reset(self._parameters)
+        return self._gradients.send(task, args, kwargs)
 
     def _step_of_scaler(self, step: Callable[[], Any]) -> Any:
         """Make a step of a GradScaler, which skips that of the optimizer if the gradient is not finite."""
         task = self._task
         returned = step()
         if task is not None and self._task is task:
-            self._skip_step(task)
+            self._gradients.skip(task)
+            self._receive()
         return returned
 
     def settle_without_step(self, task: LoopTask) -> None:
@@ -290,28 +257,13 @@ class AttachedRun(LoopProgress):
         Raises:
             RunError: the gradient is finite.
         """
-        if all(each.grad is None or bool(each.grad.isfinite().all()) for each in self._parameters):
+        if self._gradients.are_finite():
             raise RunError(
                 f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
                 "accumulate= if a step takes more batches"
             )
-        self._skip_step(task)
-
-    def _skip_step(self, task: LoopTask) -> None:
-        """Hand in that the gradient of a task is not finite, and wait for the next task."""
-        self._losses.take()
-        self._scalers.take_scale()
-        for parameter in self._parameters:
-            parameter.grad = None
-        hand_in(task, self._parameters, self._buffers)
-        self._answer(None, skipped=True)
+        self._gradients.skip(task)
         self._receive()
-
-    def _answer(self, loss: float | None, *, skipped: bool = False) -> None:
-        self._exchange.to_worker.put(
-            answer(loss, self._optimizer, with_rates=not self._rates_lag)._replace(skipped=skipped)
-        )
-        self._rates_lag = False
 
     def _after_step(self) -> None:
         self._receive()

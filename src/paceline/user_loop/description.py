@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.user_loop.frames import read_frame, write_frame
-from paceline.user_loop.loop_data import LoopData, LoopJob
+from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob
 from paceline.user_loop.run_options import RunOptions
 
 
@@ -159,7 +159,7 @@ def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
     """Return the job of a described training, which the ranks compute in the user's loop."""
     groups = [(group.names, group.options) for group in training.groups]
     return LoopJob(
-        name="attached",
+        name=ATTACHED,
         model=ParameterBag(training, tensors),
         optimizer=partial(make_optimizer, kind=training.optimizer, groups=groups),
         step=computed_by_the_user,

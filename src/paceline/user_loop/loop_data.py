@@ -15,6 +15,8 @@ from paceline.jobs.job import Job
 from paceline.jobs.sample_numbers import SampleNumbers
 from paceline.utils.wording import counted
 
+ATTACHED = "attached"  # name of the job of an attached loop
+
 
 class UserLoop(NamedTuple):
     """Parts of a user's loop, as they were given to `pl.attach`.

@@ -12,7 +12,7 @@ from torch import nn
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.user_loop.description import computed_by_the_user
-from paceline.user_loop.loop_data import LoopData, LoopJob, UserLoop
+from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob, UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopStep
 from paceline.worker.replica import Interrupted, Replica
 
@@ -115,7 +115,7 @@ def make_stepping_job(loop: UserLoop, shared: nn.Module, exchange: Exchange) -> 
         exchange: exchange with the loop.
     """
     return LoopJob(
-        name="attached",
+        name=ATTACHED,
         model=lambda: shared,
         optimizer=lambda parameters: LoopOptimizer(loop.optimizer, exchange),
         step=computed_by_the_user,

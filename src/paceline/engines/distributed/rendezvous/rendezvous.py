@@ -95,7 +95,8 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
             where = "{}:{}".format(*(address or cluster.ranks.master))
             raise RunError(
                 f"{server} could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}: "
-                f"{reason}; if it runs on another host, give its address, as pl.Torchrun(address=...){_check_encrypt(cluster)}"
+                f"{reason}; if it runs on another host, give its address, as pl.Torchrun(address=...)"
+                f"{_check_encrypt(cluster)}"
             )
         time.sleep(transport.poll_s)
 

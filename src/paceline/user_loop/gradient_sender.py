@@ -1,0 +1,115 @@
+"""Sender of the gradients that a user's loop has computed, with their losses and learning rates."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from paceline.core.stop import Stop
+from paceline.errors import RunError
+from paceline.jobs.job import trainable
+from paceline.protocols.protocol import Plan
+from paceline.user_loop.change_watch import ChangeWatch
+from paceline.user_loop.loop_data import UserLoop
+from paceline.user_loop.loop_replica import Exchange, LoopTask
+from paceline.user_loop.loop_tensors import answer, hand_in
+from paceline.user_loop.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
+from paceline.user_loop.step_closure import StepArguments, call_closure
+
+
+class GradientSender:
+    """Sender of the gradients of one loop to the thread of the worker.
+
+    Args:
+        loop: parts of the loop.
+        exchange: exchange with the thread of the worker.
+        step_of_scaler: called with the step of a GradScaler, which it makes and whose value it returns.
+    """
+
+    def __init__(self, loop: UserLoop, exchange: Exchange, step_of_scaler: Callable[[Callable[[], Any]], Any]) -> None:
+        self._optimizer = loop.optimizer
+        self._parameters, self._buffers = trainable(loop.model), list(loop.model.buffers())
+        self._exchange = exchange
+        self._losses = LossReader()
+        ours = weakref.WeakMethod(self._on_unscaled)
+        self._scalers = ScalerWatch(loop.optimizer, lambda: _call(ours), step_of_scaler)
+        self._changes: ChangeWatch | None = None
+        self._needs_loss = ""
+        self._omits_rates = False
+
+    def start(self, plan: Plan, stop: Stop) -> None:
+        """Prepare for the protocol and the stop conditions of a run."""
+        self._needs_loss = reader_of_losses(plan, stop)
+        if plan.allreduce is None or plan.allreduce.sums == "gradients":
+            self._changes = ChangeWatch(self._parameters)
+
+    def omit_rates_once(self) -> None:
+        """Leave out the learning rates of the next gradient: a scheduler that joins a run is behind it until then."""
+        self._omits_rates = True
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Call `loss.backward`, whose loss is that of the next gradient."""
+        self._losses.backward(loss, **options)
+
+    def send(self, task: LoopTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
+        """Send the gradient of a task, and return the arguments of the step; a closure is called first.
+
+        Raises:
+            RunError: the loss is needed, but `backward` was not seen.
+        """
+        check_scaler_skips(self._optimizer)
+        arguments = call_closure(args, kwargs)
+        if self._changes is not None:
+            self._changes.on_step(self._parameters)
+        loss = self._take_loss()
+        hand_in(task, self._parameters, self._buffers)
+        self._answer(loss)
+        return arguments
+
+    def skip(self, task: LoopTask) -> None:
+        """Send that the gradient of a task is not finite."""
+        self._losses.take()
+        self._scalers.take_scale()
+        for parameter in self._parameters:
+            parameter.grad = None
+        hand_in(task, self._parameters, self._buffers)
+        self._answer(None, skipped=True)
+
+    def are_finite(self) -> bool:
+        """Return whether all gradients in the parameters are finite."""
+        return all(each.grad is None or bool(each.grad.isfinite().all()) for each in self._parameters)
+
+    def close(self) -> None:
+        """Remove what reads losses, scales and changes of the gradients."""
+        self._losses.close()
+        self._scalers.close()
+        if self._changes is not None:
+            self._changes.close()
+
+    def _answer(self, loss: float | None, *, skipped: bool = False) -> None:
+        with_rates, self._omits_rates = not self._omits_rates, False
+        message = answer(loss, self._optimizer, with_rates=with_rates)
+        self._exchange.to_worker.put(message._replace(skipped=skipped))
+
+    def _take_loss(self) -> float | None:
+        loss, scale = self._losses.take(), self._scalers.take_scale()
+        if loss is None and self._needs_loss:
+            raise RunError(
+                f"{self._needs_loss} needs the loss, but backward() was not called on a scalar in this thread: call "
+                "run.backward(loss) in place of loss.backward()"
+            )
+        return None if loss is None else loss / scale
+
+    def _on_unscaled(self) -> None:
+        if self._changes is not None:
+            self._changes.reset(self._parameters)
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    alive = method()
+    if alive is not None:
+        alive()
