@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
 from paceline.user_loop.gradient_sender import GradientSender
+from paceline.user_loop.interruptible_batch import InterruptibleBatch
 from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
@@ -82,6 +84,7 @@ class AttachedRun(LoopProgress):
         self._sigterm: SigtermHandler | None = None
         self._scheduler: SchedulerBinding | None = None
         ours = weakref.ref(self)
+        self._interruptible = InterruptibleBatch(loop.model, lambda: _live(ours)._check_interrupt())
         self._gradients = GradientSender(loop, exchange, lambda step: _live(ours)._step_of_scaler(step))
         loop.optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
         loop.optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
@@ -103,6 +106,14 @@ class AttachedRun(LoopProgress):
     def begin_epoch(self, epoch: int) -> None:
         """Take minibatches until the end of this epoch, or of that of the next one if it is a later epoch."""
         self._epoch = epoch if self._task is None else max(epoch, self._task.epoch)
+
+    def minibatch(self) -> AbstractContextManager[None]:
+        """Return a block for the code of one batch, which ends between two layers when the protocol interrupts it.
+
+        The loop goes on after the block and takes its next batch, with the newest version. Without the block a rank
+        that is interrupted finishes its step, whose gradient is not sent.
+        """
+        return self._interruptible.block(self._gradients.drop)
 
     def stop(self) -> None:
         """End the run for all ranks, from rank 0; the model is the last version then.
@@ -252,11 +263,15 @@ class AttachedRun(LoopProgress):
         return returned
 
     def settle_without_step(self, task: LoopTask) -> None:
-        """Settle a task whose batches were used without a step, as a loop does that finds its gradient not finite.
+        """Settle a task whose batches were used without a step: it is interrupted, or its gradient is not finite.
 
         Raises:
             RunError: the gradient is finite.
         """
+        if task.is_interrupted:
+            self._gradients.abandon()
+            self._receive()
+            return
         if self._gradients.are_finite():
             raise RunError(
                 f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
@@ -264,6 +279,10 @@ class AttachedRun(LoopProgress):
             )
         self._gradients.skip(task)
         self._receive()
+
+    def _check_interrupt(self) -> None:
+        if self._task is not None:
+            self._task.check()
 
     def _after_step(self) -> None:
         self._receive()

@@ -70,12 +70,21 @@ class GradientSender:
         self._answer(loss)
         return arguments
 
-    def skip(self, task: LoopTask) -> None:
-        """Send that the gradient of a task is not finite."""
+    def drop(self) -> None:
+        """Drop what the loop has computed of a gradient."""
         self._losses.take()
         self._scalers.take_scale()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def abandon(self) -> None:
+        """Send no gradient of a task that is interrupted."""
+        self.drop()
+        self._answer(None)
+
+    def skip(self, task: LoopTask) -> None:
+        """Send that the gradient of a task is not finite."""
+        self.drop()
         hand_in(task, self._parameters, self._buffers)
         self._answer(None, skipped=True)
 

@@ -45,6 +45,7 @@ class LoopTask(NamedTuple):
         model: parameters and buffers of the version; buffers are changed in place.
         gradient: flat buffers for the gradient.
         progress: progress of the run.
+        check: function that raises `Interrupted` if the task is interrupted.
     """
 
     lease: Lease
@@ -52,6 +53,16 @@ class LoopTask(NamedTuple):
     model: nn.Module
     gradient: FlatBuffers
     progress: TaskProgress = TaskProgress()
+    check: Callable[[], None] = lambda: None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the protocol has interrupted the task."""
+        try:
+            self.check()
+        except Interrupted:
+            return True
+        return False
 
     @property
     def epoch(self) -> int:
@@ -170,10 +181,10 @@ class LoopReplica(Replica):
 
     def _forward_backward(self, batch: Batch, gradient: FlatBuffers, *, notifies: bool) -> PartialGradient:
         lease, *upcoming = batch
-        answer = self._exchange.ask(LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress))
+        check = self._check or (lambda: None)
+        answer = self._exchange.ask(LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress, check))
         assert isinstance(answer, LoopAnswer)
-        if self._check is not None:
-            self._check()
+        check()
         self._answer = answer
         self.learning_rates, self.momenta = answer.learning_rates, answer.momenta
         loss = nan if answer.loss is None else answer.loss

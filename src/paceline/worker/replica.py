@@ -169,7 +169,7 @@ class Replica:
         self._writer = GradientWriter(job.name, self._parameters)
         self._variance = MicrobatchVariance(self._parameters) if job.microbatches > 1 else None
         if check is not None and group is None and self._device.type == "cpu":
-            _check_between_layers(self.model, check)
+            check_between_layers(self.model, check)
 
     def gradient(
         self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
@@ -326,7 +326,9 @@ def _norm(flat: Tensor) -> float:
     return float(torch.linalg.vector_norm(flat, dtype=torch.float32 if is_half else None))
 
 
-def _check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
+def check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
+    """Call a function between the layers of a model, forward and backward, by hooks on its innermost modules."""
+
     def before_forward(module: nn.Module, inputs: object) -> None:
         check()
 

@@ -1,0 +1,81 @@
+"""`run.minibatch()`: an interrupt ends the block between two layers, and the rank takes its next batch."""
+
+import time
+
+import pytest
+from torch import nn
+
+import paceline as pl
+from attached_threads import AttachedThreads
+from loop_parts import BATCH, SAMPLES, loss_of, make_network, make_parts, numbered_data, sgd
+
+LIMIT_S = 10.0
+EPOCHS = 2
+
+
+class WaitOnce(nn.Module):
+    """Network that waits in its first forward pass, before its layers, until a condition is true."""
+
+    def __init__(self, network, condition):
+        super().__init__()
+        self.network = network
+        self.condition = condition
+
+    def forward(self, x):
+        condition, self.condition = self.condition, None
+        deadline_s = time.monotonic() + LIMIT_S
+        while condition is not None and not condition():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        return self.network(x)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_interrupted_rank_leaves_the_block_before_the_next_layer(accumulate):
+    def loop(run, model, optimizer):
+        is_slow = model is ranks.parts[1][0]
+        if is_slow:
+            waiting = WaitOnce(model, lambda: run._task.is_interrupted)
+        forward = waiting if is_slow else model
+        ended, number, fates = [], 0, set()
+        for _ in run.epochs(EPOCHS):
+            for x, y in run.loader:
+                number += 1
+                fates.add(run.last.fate)
+                with run.minibatch():
+                    (loss_of(forward, x, y) / accumulate).backward()
+                    ended.append(number)
+                    if number % accumulate == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        return ended, fates
+
+    parts = make_parts(make_network(), numbered_data(), sgd, batch_size=BATCH // accumulate)
+    ranks = AttachedThreads(2, parts, "k_sync(k=1)", accumulate=accumulate)
+    _, (ended, fates) = ranks.run(loop)
+    assert ended  # blocks
+    assert not set(ended) & {*range(1, accumulate + 1)}  # that of the batch that waited, and of the rest of its step
+    totals = ranks.server.result.history.totals
+    assert totals.interrupted > 0
+    assert totals.applied == EPOCHS * SAMPLES // BATCH
+    assert "interrupted" in fates
+
+
+def test_an_error_in_the_block_is_raised():
+    def loop(run, model, optimizer):
+        for _ in run.epochs(1):
+            for _ in run.loader:
+                with run.minibatch():
+                    raise KeyError("of the loop")
+
+    for error in AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop):
+        assert isinstance(error, KeyError)
+
+
+def test_alone_the_block_has_no_effect():
+    model, optimizer, loader = make_parts(make_network(), numbered_data())()
+    run = pl.attach(model, optimizer, loader, protocol="bsp")
+    with run.minibatch():
+        loss_of(model, *next(iter(run.loader))).backward()
+        optimizer.step()
+    assert run.update == 1
