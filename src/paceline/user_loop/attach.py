@@ -36,6 +36,7 @@ from paceline.utils.validation import check_range
 
 LOG = RankLogger(__name__)
 AnyProtocol = str | Protocol | Phase | Plan
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 attached: list[AttachedRun] = []  # the run of this process
 
 
@@ -155,6 +156,12 @@ def _without_server(
 def _check_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise UsageError("the model is a DistributedDataParallel: give the model itself, as attach(ddp.module, ...)")
+    for name, module in model.named_modules():
+        if type(module).__name__ in WRAPPERS:  # their import is slow
+            raise UsageError(
+                f"the model has a {type(module).__name__} ({name or 'the model itself'}), which exchanges gradients "
+                "too: attach the model without it"
+            )
     if any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters()):  # its import is slow
         raise UsageError(
             "the model has DTensor parameters, as of FSDP or tensor parallelism, but a rank sends whole gradients: "

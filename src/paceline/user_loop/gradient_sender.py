@@ -17,6 +17,7 @@ from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopTask
 from paceline.user_loop.loop_tensors import answer, hand_in
 from paceline.user_loop.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.other_optimizers import OtherOptimizers
 from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.step_closure import StepArguments, call_closure
 
@@ -37,6 +38,7 @@ class GradientSender:
         self._losses = LossReader()
         ours = weakref.WeakMethod(self._on_unscaled)
         self._scalers = ScalerWatch(loop.optimizer, lambda: _call(ours), step_of_scaler)
+        self._others: OtherOptimizers | None = None
         self._changes: ChangeWatch | None = None
         self._needs_loss = ""
         self._omits_rates = False
@@ -44,6 +46,7 @@ class GradientSender:
     def start(self, plan: Plan, stop: Stop) -> None:
         """Prepare for the protocol and the stop conditions of a run."""
         self._needs_loss = reader_of_losses(plan, stop)
+        self._others = OtherOptimizers(self._optimizer, self._parameters)
         if plan.allreduce is None or plan.allreduce.sums == "gradients":
             self._changes = ChangeWatch(self._parameters)
 
@@ -96,6 +99,8 @@ class GradientSender:
         """Remove what reads losses, scales and changes of the gradients."""
         self._losses.close()
         self._scalers.close()
+        if self._others is not None:
+            self._others.close()
         if self._changes is not None:
             self._changes.close()
 

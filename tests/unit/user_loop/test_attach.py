@@ -57,6 +57,10 @@ class OwnCompensator(Compensator):
         return 1.0
 
 
+class FullyShardedDataParallel(nn.Module):
+    """Stand-in: the real one needs a process group."""
+
+
 def parallel():
     module = DistributedDataParallel.__new__(DistributedDataParallel)  # one process has no group for the real one
     nn.Module.__init__(module)
@@ -67,6 +71,7 @@ def parallel():
     ("changes", "expected"),
     [
         ({"model": parallel(), "optimizer": OwnOptimizer([nn.Parameter(torch.ones(1))])}, "attach(ddp.module, ...)"),
+        ({"model": nn.Sequential(nn.Linear(2, 2), FullyShardedDataParallel())}, "has a FullyShardedDataParallel (1)"),
         ({"loader": DataLoader(Numbers(), batch_size=2)}, "give a map-style data set"),
         (
             {"loader": DataLoader(DATA, batch_size=2, sampler=DistributedSampler(DATA, 2, 0))},

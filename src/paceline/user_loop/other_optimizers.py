@@ -1,0 +1,46 @@
+"""Other optimizers of a user's script, which may not step the parameters of an attached model."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from paceline.errors import UsageError
+
+
+class OtherOptimizers:
+    """Watch over the steps of all other optimizers of this process.
+
+    Args:
+        own: optimizer that is attached.
+        parameters: parameters of the attached model.
+    """
+
+    def __init__(self, own: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = {id(parameter) for parameter in parameters}
+        self._checked = weakref.WeakSet([own])
+        self._hook = register_optimizer_step_pre_hook(self._on_step)
+
+    def close(self) -> None:
+        """End the watch."""
+        self._hook.remove()
+
+    def _on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Check an optimizer at its first step.
+
+        Raises:
+            UsageError: it has parameters of the attached model.
+        """
+        if optimizer in self._checked:
+            return
+        if any(id(parameter) in self._parameters for group in optimizer.param_groups for parameter in group["params"]):
+            raise UsageError(
+                f"a second optimizer, {type(optimizer).__name__}, steps parameters of the attached model, which the "
+                "next version overwrites: give all parameters to one optimizer, as parameter groups; models that are "
+                "trained in turn cannot be attached"
+            )
+        self._checked.add(optimizer)
