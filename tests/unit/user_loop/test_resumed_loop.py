@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import StepLR
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, adamw, make_parts, step
-from paceline.cli.saved_options import SavedOptions
+from paceline.cli.saved_options import NEEDED, SavedOptions
 
 RANKS, EPOCHS = 2, 3
 UPDATES = EPOCHS * SAMPLES // BATCH // RANKS
@@ -53,4 +53,4 @@ def test_the_command_line_says_how_such_a_run_is_resumed(network, data, tmp_path
     run = tmp_path / "run"
     AttachedThreads(RANKS, make_parts(network, data), "bsp", stop="updates=2", out=run).run(train(per_epoch=False))
     with pytest.raises(pl.UsageError, match=r"start its script with attach\(\.\.\., resume="):
-        SavedOptions({}).completed(run)
+        SavedOptions(dict.fromkeys(NEEDED)).completed(run)
