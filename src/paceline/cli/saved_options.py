@@ -140,7 +140,7 @@ def _missing(names: list[str], resumed: Path | None) -> str:
     if configuration.get("job") == ATTACHED:
         return (
             f"{resumed} is the run of a loop that pl.attach has attached: start its script with "
-            f"attach(..., resume={str(resumed)!r}) in place of out="
+            f"attach(..., resume={str(resumed)!r})"
         )
     main = configuration.get("main_module")
     if "job" in names and main:
