@@ -81,8 +81,13 @@ def common(settings):
     return {
         "protocol": settings.get("protocol", "bsp"),
         "clip_norm": settings.get("clip_norm"),
-        "out": settings.get("out"),
+        **folder_of(settings),
     }
+
+
+def folder_of(settings):
+    """Return the argument of attach that names the folder of a run, to record it or to resume it."""
+    return {name: settings[name] for name in ("out", "resume") if name in settings}
 
 
 def ddp(model, settings):
@@ -109,7 +114,7 @@ def accelerate(model, settings):
         stop=f"epochs={EPOCHS}",
         clip_norm=settings.get("clip_norm"),
         gradient_accumulation_steps=settings.get("accumulate", 1),
-        attach_options={"out": settings.get("out")},
+        attach_options=folder_of(settings),
     )
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     steps = 0
@@ -156,7 +161,7 @@ def transformers(model, settings):
         disable_tqdm=True,
         remove_unused_columns=False,
         protocol=settings.get("protocol", "bsp"),
-        run_folder=settings.get("out"),
+        run_folder=settings.get("resume", settings.get("out")),
     )
     trainer = Trainer(
         model=model,
@@ -166,7 +171,7 @@ def transformers(model, settings):
         optimizers=(parts_of(model)[0], None),
         callbacks=[StopEarly()],
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint="resume" in settings)
     evaluations = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return {"steps": trainer.state.global_step, "evaluations": evaluations}
 
@@ -206,7 +211,7 @@ def lightning(model, settings):
     trainer = framework.Trainer(
         accelerator="cpu",
         max_epochs=EPOCHS,
-        strategy=PacelineStrategy(settings.get("protocol", "bsp"), out=settings.get("out")),
+        strategy=PacelineStrategy(settings.get("protocol", "bsp"), **folder_of(settings)),
         gradient_clip_val=settings.get("clip_norm"),
         accumulate_grad_batches=settings.get("accumulate", 1),
         enable_checkpointing=len(callbacks) > 1,

@@ -78,6 +78,14 @@ def test_a_loop_that_rank_0_leaves_ends_on_all_ranks(framework):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_that_was_stopped_is_resumed_and_ends_as_one_that_was_not(framework, plain, tmp_path):
+    answers(framework, stop_after=5, out=str(tmp_path / "run"))
+    for answer in answers(framework, resume=str(tmp_path / "run")):
+        assert answer["parameters"] == pytest.approx(plain(), rel=1e-12, abs=1e-12)
+        assert answer["steps"] == EPOCHS * SAMPLES // 4 // RANKS - 5
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_one_process_trains_alone_and_clips(framework):
     [answer] = answers(framework, ranks=0, clip_norm=0.5)
     [again] = answers("plain", ranks=0, clip_norm=0.5)
@@ -107,6 +115,16 @@ def test_max_steps_is_refused():
 
     with pytest.raises(UsageError, match="give num_train_epochs"):
         PacelineArguments(output_dir="runs/never-written", max_steps=3)
+
+
+@pytest.mark.parametrize("given", [True, "runs/a-checkpoint"])
+def test_a_checkpoint_of_the_trainer_is_not_resumed(given):
+    from paceline.integrations.transformers import PacelineArguments, PacelineTrainer
+
+    arguments = PacelineArguments(output_dir="runs/never-written", use_cpu=True, report_to="none")
+    trainer = PacelineTrainer(model=torch.nn.Linear(1, 1), args=arguments)
+    with pytest.raises(UsageError, match="give run_folder, and resume_from_checkpoint=True"):
+        trainer.train(resume_from_checkpoint=given)
 
 
 def test_what_accelerate_cannot_know_is_refused():

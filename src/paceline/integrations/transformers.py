@@ -31,7 +31,8 @@ class PacelineArguments(transformers.TrainingArguments):  # type: ignore[misc]  
 
     Attributes:
         protocol: protocol as text, as "k_batch_async(k=4)".
-        run_folder: folder in which rank 0 records the run, None for no record.
+        run_folder: folder in which rank 0 records the run, None for no record; ``train(resume_from_checkpoint=True)``
+            resumes it.
         attach_options: further arguments of `paceline.attach`, as ``{"cluster": pl.Torchrun(...)}``.
     """
 
@@ -66,6 +67,21 @@ class PacelineMixin:
         with alone():
             super().__init__(*args, **kwargs)
 
+    def train(self, resume_from_checkpoint: bool | str | None = None, **kwargs: Any) -> Any:
+        """Train, or resume the run in `run_folder` from its last checkpoint.
+
+        Raises:
+            UsageError: resume_from_checkpoint is a folder, or there is no run_folder.
+        """
+        args: PacelineArguments = self.args  # type: ignore[attr-defined]
+        if resume_from_checkpoint and (args.run_folder is None or not isinstance(resume_from_checkpoint, bool)):
+            raise UsageError(
+                f"resume_from_checkpoint={resume_from_checkpoint!r}, but the state of the run is in run_folder="
+                f"{args.run_folder!r}: give run_folder, and resume_from_checkpoint=True"
+            )
+        self._folder: dict[str, Any] = {"resume" if resume_from_checkpoint else "out": args.run_folder}
+        return super().train(**kwargs)  # type: ignore[misc]
+
     def get_train_dataloader(self) -> EpochLoader:
         """Return the loader of the run's batches."""
         loader: DataLoader[Any] = super().get_train_dataloader()  # type: ignore[misc]
@@ -87,7 +103,7 @@ class PacelineMixin:
             accumulate=args.gradient_accumulation_steps,
             scheduler=scheduler,
             seed=args.seed,
-            out=args.run_folder,
+            **self._folder,
             **args.attach_options,
         )
         return scheduler
