@@ -24,6 +24,7 @@ import paceline as pl
 from common import options, ratios, report, spread
 from distributed_ranks import ANSWER
 from paceline.core.records import UpdateMade
+from paceline.ddp_recording.recording import WARM_UP as LEFT_OUT
 from paceline.recording.event_log import read_records
 from paceline.recording.run_folder import EVENTS
 from user_loop_ranks import WARM_UP
@@ -32,7 +33,8 @@ RANKS = Path(__file__).with_name("user_loop_ranks.py")
 PREMIUM_BAR, START_BAR_S = 1.03, 5.0
 STRAGGLER_BARS = {"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")}
 PREDICTION_BAR = 0.05
-PREDICTED = ("bsp", "backup(k=3)", "k_batch_async(k=4)")  # an attached loop finishes an interrupted step
+PREDICTED = ("bsp", "k_sync(k=3)", "k_batch_async(k=4)")
+LAYERS = 20  # of the predictions, between which an interrupt takes effect
 PATTERNS = ("persistent", "random", "transient")
 PREDICTION_PARAMETERS = 10_000  # a server's transfers are not in a recording of DDP
 LIMIT_S = 120
@@ -129,14 +131,15 @@ def predict(args: argparse.Namespace, pattern: str, usual_s: list[float]) -> dic
     small = argparse.Namespace(**{**vars(args), "parameters": PREDICTION_PARAMETERS})
     with tempfile.TemporaryDirectory() as folder:
         record = [sys.executable, "-m", "paceline", "record", "--out", f"{folder}/ddp", "--"]
-        measure(small, "", usual_s, {"pattern": pattern}, before=record)
+        measure(small, "", usual_s, {"pattern": pattern, "layers": LAYERS}, before=record)
         advice = pl.advise_recording(f"{folder}/ddp", protocols=PREDICTED)
         predicted_s = {each.protocol: each.seconds_per_update for each in advice.ranking}
         found = {}
         for number, protocol in enumerate(PREDICTED):
             out = f"{folder}/{number}"
-            measure(small, protocol, usual_s, {"pattern": pattern, "out": out})
-            updates = [each for each in read_records(Path(out, EVENTS)) if isinstance(each, UpdateMade)][WARM_UP:]
+            measure(small, protocol, usual_s, {"pattern": pattern, "layers": LAYERS, "out": out})
+            updates = [each for each in read_records(Path(out, EVENTS)) if isinstance(each, UpdateMade)]
+            updates = updates[LEFT_OUT - 1 :]  # as the recording
             attached_s = (updates[-1].now_s - updates[0].now_s) / (len(updates) - 1)
             found[protocol] = attached_s, predicted_s[protocol]
     return found

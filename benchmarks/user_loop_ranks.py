@@ -27,14 +27,26 @@ BATCH = 4
 WARM_UP = 5
 
 
-class Wide(nn.Module):
-    """Model with a million parameters whose gradient costs little."""
+class Sleep(nn.Module):
+    """Layer that takes a time, and computes nothing."""
 
-    def __init__(self, parameters: int, tensors: int = 20) -> None:
+    seconds = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x
+
+
+class Wide(nn.Module):
+    """Model with a million parameters whose gradient costs little, after some layers that take the time of a step."""
+
+    def __init__(self, parameters: int, layers: int, tensors: int = 20) -> None:
         super().__init__()
+        self.layers = nn.Sequential(*(Sleep() for _ in range(layers)))
         self.parts = nn.ParameterList(torch.zeros(parameters // tensors) for _ in range(tensors))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(x)
         return torch.stack([part.sum() for part in self.parts]).sum() * x.mean()
 
 
@@ -44,10 +56,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     data = TensorDataset(torch.ones(BATCH * ranks * settings["steps"], 1))
-    model = Wide(settings["parameters"])
+    model = Wide(settings["parameters"], settings.get("layers", 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    compute_s = compute_times(settings, rank)
-    times_s = (attached if settings["protocol"] else ddp)(model, optimizer, data, settings, compute_s)
+    times_s = (attached if settings["protocol"] else ddp)(
+        model, optimizer, data, settings, compute_times(settings, rank)
+    )
     print(ANSWER + json.dumps({"rank": rank, "times_s": times_s, "begun_s": begun_s}), flush=True)
     os._exit(0)  # the end of a gloo group may wait for processes that have ended
 
@@ -66,8 +79,8 @@ def compute_times(settings: dict[str, Any], rank: int) -> Iterator[float]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, compute_s: float) -> None:
+    Sleep.seconds = compute_s / sum(isinstance(each, Sleep) for each in model.modules())
     optimizer.zero_grad()
-    time.sleep(compute_s)
     model(x).backward()
     optimizer.step()
 
@@ -86,8 +99,9 @@ def attached(
     times_s = []
     for _ in run.epochs(1):
         for (x,) in run.loader:
-            step(model, optimizer, x, next(compute_s))
-            times_s.append(time.time())
+            with run.minibatch():
+                step(model, optimizer, x, next(compute_s))
+                times_s.append(time.time())
     return times_s
 
 
