@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
+from paceline.recording.run_folder import SavedRun
 from paths import ROOT
 
 pytestmark = pytest.mark.integrations
@@ -67,6 +68,15 @@ def test_a_slow_rank_gets_fewer_batches_and_every_sample_is_used_once(framework,
     assert sum(rank["steps"] for rank in ranks) == EPOCHS * SAMPLES // 4
     assert ranks[0]["parameters"] == ranks[1]["parameters"]
     assert sorted(number for rank in ranks for number in rank["samples"]) == sorted([*range(SAMPLES)] * EPOCHS)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_protocol_that_interrupts_a_slow_rank_ends_with_equal_models(framework, tmp_path):
+    ranks = answers(framework, protocol="k_sync(k=1)", slow_rank=1, out=str(tmp_path / "run"))
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+    totals = SavedRun(tmp_path / "run").history.totals
+    assert totals.interrupted > 0
+    assert totals.samples_used == EPOCHS * SAMPLES
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 
@@ -107,6 +108,14 @@ class PacelineMixin:
             **args.attach_options,
         )
         return scheduler
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss of a batch; nan, which the Trainer leaves out of its logs, if the protocol interrupts it."""
+        assert self._epoch_loader.run is not None
+        with self._epoch_loader.run.minibatch():
+            loss: Tensor = super().training_step(*args, **kwargs)
+            return loss
+        return torch.tensor(math.nan, device=self.args.device)  # type: ignore[attr-defined]
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Return the norm of this rank's gradient, which is not clipped here."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -84,8 +83,10 @@ class AttachedRun(LoopProgress):
         self._sigterm: SigtermHandler | None = None
         self._scheduler: SchedulerBinding | None = None
         ours = weakref.ref(self)
-        self._interruptible = InterruptibleBatch(loop.model, lambda: _live(ours)._check_interrupt())
         self._gradients = GradientSender(loop, exchange, lambda step: _live(ours)._step_of_scaler(step))
+        self._interruptible = InterruptibleBatch(
+            loop.model, lambda: _live(ours)._check_interrupt(), self._gradients.drop
+        )
         loop.optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
         loop.optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
 
@@ -107,13 +108,13 @@ class AttachedRun(LoopProgress):
         """Take minibatches until the end of this epoch, or of that of the next one if it is a later epoch."""
         self._epoch = epoch if self._task is None else max(epoch, self._task.epoch)
 
-    def minibatch(self) -> AbstractContextManager[None]:
+    def minibatch(self) -> InterruptibleBatch:
         """Return a block for the code of one batch, which ends between two layers when the protocol interrupts it.
 
         The loop goes on after the block and takes its next batch, with the newest version. Without the block a rank
         that is interrupted finishes its step, whose gradient is not sent.
         """
-        return self._interruptible.block(self._gradients.drop)
+        return self._interruptible
 
     def stop(self) -> None:
         """End the run for all ranks, from rank 0; the model is the last version then.

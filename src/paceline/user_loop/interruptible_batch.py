@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from torch import nn
 
@@ -11,32 +10,33 @@ from paceline.worker.replica import Interrupted, check_between_layers
 
 
 class InterruptibleBatch:
-    """Blocks in which a model checks between its layers, forward and backward, whether its task is interrupted.
+    """Block in which a model checks between its layers, forward and backward, whether its task is interrupted.
 
     Args:
         model: model of the user, to whose layers the first block adds hooks.
         check: function that raises `Interrupted` if the task is interrupted.
+        on_interrupted: called when that has ended the block; then the code after the block runs.
     """
 
-    def __init__(self, model: nn.Module, check: Callable[[], None]) -> None:
+    def __init__(self, model: nn.Module, check: Callable[[], None], on_interrupted: Callable[[], None]) -> None:
         self._model = model
         self._check = check
+        self._on_interrupted = on_interrupted
         self._is_open = False
         self._has_hooks = False
 
-    @contextmanager
-    def block(self, on_interrupted: Callable[[], None]) -> Iterator[None]:
-        """Return a block that an interrupt ends; then a function is called, and the code after the block runs."""
+    def __enter__(self) -> None:
         if not self._has_hooks:
             check_between_layers(self._model, self._check_if_open)
             self._has_hooks = True
         self._is_open = True
-        try:
-            yield
-        except Interrupted:
-            on_interrupted()
-        finally:
-            self._is_open = False
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> bool:
+        self._is_open = False
+        is_interrupted = isinstance(error, Interrupted)
+        if is_interrupted:
+            self._on_interrupted()
+        return is_interrupted
 
     def _check_if_open(self) -> None:
         if self._is_open:

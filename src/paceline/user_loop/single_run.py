@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -51,9 +51,9 @@ class SingleRun(LoopProgress):
     def begin_epoch(self, epoch: int) -> None:
         """Take the batches of this epoch."""
 
-    def minibatch(self) -> AbstractContextManager[None]:
+    def minibatch(self) -> suppress:
         """Return a block without an effect: nothing interrupts a process that is alone."""
-        return nullcontext()
+        return suppress()
 
     def stop(self) -> None:
         """End the run."""
