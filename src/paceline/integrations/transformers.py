@@ -112,10 +112,10 @@ class PacelineMixin:
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a batch; nan, which the Trainer leaves out of its logs, if the protocol interrupts it."""
         assert self._epoch_loader.run is not None
+        loss: Tensor | None = None
         with self._epoch_loader.run.minibatch():
-            loss: Tensor = super().training_step(*args, **kwargs)
-            return loss
-        return torch.tensor(math.nan, device=self.args.device)  # type: ignore[attr-defined]
+            loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        return torch.tensor(math.nan, device=self.args.device) if loss is None else loss  # type: ignore[attr-defined]
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Return the norm of this rank's gradient, which is not clipped here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -51,9 +51,9 @@ class SingleRun(LoopProgress):
     def begin_epoch(self, epoch: int) -> None:
         """Take the batches of this epoch."""
 
-    def minibatch(self) -> suppress:
+    def minibatch(self) -> AbstractContextManager[None]:
         """Return a block without an effect: nothing interrupts a process that is alone."""
-        return suppress()
+        return nullcontext()
 
     def stop(self) -> None:
         """End the run."""
