@@ -34,7 +34,12 @@ exclude_patterns = ["_build", "README.md"]
 nitpicky = True
 default_role = "py:obj"
 OTHERS = "torch|numpy|collections|pathlib|typing|types|enum|contextlib|math|np|nn|dist|Tensor|Path|Console|Dataset"
-nitpick_ignore_regex = [(r"py:.*", rf"({OTHERS})\b.*"), (r"py:.*", r".*\.Count")]
+OF_ATTACH = "UserLoop|Exchange|RunConfig|ServerProcess"  # arguments of AttachedRun, which attach makes
+nitpick_ignore_regex = [
+    (r"py:.*", rf"({OTHERS})\b.*"),
+    (r"py:.*", r".*\.Count"),
+    (r"py:class", OF_ATTACH),
+]
 
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"

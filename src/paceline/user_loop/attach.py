@@ -67,7 +67,7 @@ def attach(
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
         optimizer: optimizer of `torch.optim`, or without a server any but LBFGS. Its learning rates are those of the
             run, so that schedulers work as before. The run begins with its state at rank 0. With a server that state
-            is at the server until the end; `state_dict()` at rank 0 reads it there.
+            is at the server until the end; ``state_dict()`` at rank 0 reads it there.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
             ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
             minibatch is smaller. Samples too few for ``accumulate`` batches are left out.

@@ -153,7 +153,7 @@ class AttachedRun(LoopProgress):
             self._server.stop()
 
     def set_scheduler(self, scheduler: LRScheduler) -> None:
-        """Let a scheduler follow the workload of the run, so that it agrees on all ranks; as `scheduler` of `attach`.
+        """Let a scheduler follow the workload of the run, so that it agrees on all ranks; as ``scheduler`` of `attach`.
 
         Raises:
             UsageError: the scheduler follows a metric.
