@@ -149,8 +149,9 @@ class AttachedRun(LoopProgress):
             self.finish()
             return
         self._leave()
-        if self._server is not None:
-            self._server.stop()
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
 
     def set_scheduler(self, scheduler: LRScheduler) -> None:
         """Let a scheduler follow the workload of the run, so that it agrees on all ranks; as ``scheduler`` of `attach`.

@@ -32,7 +32,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 STOP_TIMEOUT_S = 20.0
-STATE, LAST_STATE, INTERRUPT = b"s", b"l", b"i"
+STATE, LAST_STATE, INTERRUPT, END = b"s", b"l", b"i", b"e"  # requests of rank 0
 
 
 class ServerProcess:
@@ -81,7 +81,8 @@ class ServerProcess:
     def stop(self) -> None:
         """Interrupt the run, end the process, and kill it after a timeout."""
         assert self._requests is not None
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):  # END, since a process that was forked meanwhile has the pipe open too
+            os.write(self._requests.fileno(), END)
             self._requests.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)
@@ -129,7 +130,7 @@ class Requests(threading.Thread):
 
     def run(self) -> None:
         """Answer requests."""
-        while request := self._requests.read(1):
+        while (request := self._requests.read(1)) not in (b"", END):
             with self._lock:
                 self._on_request(request)
         with self._lock:
