@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,6 +58,11 @@ class AllReduceRun(AttachedRun):
 
     def set_scheduler(self, scheduler: LRScheduler) -> None:
         """Leave the scheduler to the loop: all ranks make the same number of steps."""
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Return a block without an effect: the other ranks wait."""
+        yield
 
     def _begin_schedule(self) -> None:
         """Leave the scheduler to the loop."""

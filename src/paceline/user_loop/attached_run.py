@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from paceline.user_loop.interruptible_batch import InterruptibleBatch
 from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
-from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
+from paceline.user_loop.loop_scheduler import SchedulerBinding, begin_schedule, check_scheduler
 from paceline.user_loop.loop_tensors import copy_version
 from paceline.user_loop.optimizer_state import RemoteState
 from paceline.user_loop.run_progress import LoopProgress
@@ -32,7 +33,7 @@ from paceline.utils.rank_logger import RankLogger
 from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
-END_OF_LOOP = "the end of its loop"
+END_OF_LOOP, PAUSE = "the end of its loop", "a pause of its loop"
 SERVER_END_S = 1.0  # from the loss of its connections to the end of the process
 
 
@@ -115,6 +116,26 @@ class AttachedRun(LoopProgress):
         that is interrupted finishes its step, whose gradient is not sent.
         """
         return self._interruptible
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let the other ranks go on without this one, as during a long evaluation; afterwards load the newest version.
+
+        Raises:
+            RunError: a batch was taken, but `optimizer.step()` was not called yet.
+        """
+        if self._task is None or self._worker is None:
+            yield
+            return
+        if self.loader.begun is self._task:
+            raise RunError("run.pause() between a batch and its optimizer.step(): pause after the step")
+        self._task = None
+        self._worker.pause(PAUSE)
+        try:
+            yield
+        finally:
+            self._worker.resume()
+            self._receive()
 
     def stop(self) -> None:
         """End the run for all ranks, from rank 0; the model is the last version then.
@@ -214,17 +235,8 @@ class AttachedRun(LoopProgress):
         self._state.start(self._server.state if self._server is not None else None)
 
     def _begin_schedule(self) -> None:
-        is_scheduled = hasattr(self._optimizer.step, "_wrapped_by_lr_sched")
-        if is_scheduled and self.workload > 0:
+        if begin_schedule(self._scheduler, self._optimizer, self.workload // self._config.cluster.n):
             self._gradients.omit_rates_once()
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler
-        if self._scheduler is not None:
-            self._scheduler.begin(self.workload // self._config.cluster.n)
-        elif is_scheduled:
-            LOG.warning(
-                "the optimizer has a learning-rate scheduler that attach was not given: each rank steps its own "
-                "as often as it makes steps, so ranks of unequal speed disagree; give scheduler= to attach"
-            )
 
     def _take_part(self) -> LoopEnd:
         return LoopEnd(*serve(self._config))

@@ -30,6 +30,7 @@ class LeasedLoader:
         accumulate: batches of each step, >= 1.
 
     Attributes:
+        begun: newest task of which a batch was returned.
         is_iterating: whether an epoch has begun and not ended.
     """
 
@@ -38,6 +39,7 @@ class LeasedLoader:
         self._loader = loader
         self._accumulate = accumulate
         self._ahead: AheadLoader | None = None
+        self.begun: LoopTask | None = None
         self.is_iterating = False
 
     def __len__(self) -> int:
@@ -59,6 +61,7 @@ class LeasedLoader:
     def _epoch(self) -> Iterator[Any]:
         while (task := self._run.next_task()) is not None:
             assert self._ahead is not None
+            self.begun = task
             yield from self._ahead.batches(task)
             if self._run.next_task() is task:
                 self._run.settle_without_step(task)

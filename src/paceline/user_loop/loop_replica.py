@@ -92,6 +92,11 @@ class LoopStep:
     """Step that the user's optimizer is to make, with the gradients in place; the loop returns it afterwards."""
 
 
+@dataclass(frozen=True)
+class LoopPause:
+    """Pause of the loop, in place of the gradient of its task."""
+
+
 class LoopEnd(NamedTuple):
     """End of the run.
 
@@ -109,12 +114,12 @@ class Exchange:
 
     Attributes:
         to_loop: tasks, steps of the user's optimizer where it steps, and then the end of the run or an error.
-        to_worker: answers, and steps that were made; None if the loop has ended.
+        to_worker: answers, steps that were made, and pauses; None if the loop has ended.
     """
 
     def __init__(self) -> None:
         self.to_loop: queue.SimpleQueue[LoopTask | LoopStep | LoopEnd | BaseException] = queue.SimpleQueue()
-        self.to_worker: queue.SimpleQueue[LoopAnswer | LoopStep | None] = queue.SimpleQueue()
+        self.to_worker: queue.SimpleQueue[LoopAnswer | LoopStep | LoopPause | None] = queue.SimpleQueue()
         self._has_ended = False
 
     def message(self, check: Callable[[], None]) -> LoopTask | LoopStep | LoopEnd | BaseException:
@@ -129,14 +134,14 @@ class Exchange:
         """Send a task or a step to the loop, and wait for what it returns.
 
         Raises:
-            Interrupted: the loop has ended.
+            Interrupted: the loop pauses, or has ended.
         """
         if not self._has_ended:
             self.to_loop.put(what)
             answer = self.to_worker.get()
-            if answer is not None:
+            if isinstance(answer, LoopAnswer | LoopStep):
                 return answer
-            self._has_ended = True
+            self._has_ended = answer is None
         raise Interrupted
 
 
@@ -196,14 +201,24 @@ class LoopHost(HostProcess):
 
     Args:
         exchange: exchange between both.
+
+    Attributes:
+        pause: asks the server to go on without this rank, given the reason.
+        resume: asks the server for the next task.
     """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._leave: Callable[[str], None] | None = None
+        self.pause: Callable[[str], None] = lambda reason: None
+        self.resume: Callable[[], None] = lambda: None
 
     def set_num_threads(self, count: int) -> None:
         """Leave the number of threads to the user."""
+
+    def on_joined(self, pause: Callable[[str], None], resume: Callable[[], None]) -> None:
+        """Keep the functions for the pauses of the loop."""
+        self.pause, self.resume = pause, resume
 
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Keep the function for `leave`; the main thread handles signals."""

@@ -6,9 +6,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import UsageError
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
 
 
 class SchedulerBinding:
@@ -57,6 +61,28 @@ class SchedulerBinding:
         while self._made < self._offset + position:
             self._made += 1
             self._kind.step(self._scheduler)
+
+
+def begin_schedule(binding: SchedulerBinding | None, optimizer: torch.optim.Optimizer, position: int) -> bool:
+    """Begin to schedule the learning rates of an optimizer; return whether they are behind those of the run.
+
+    Args:
+        binding: binding of the scheduler that attach was given, None without one.
+        optimizer: optimizer of the user.
+        position: steps that a rank has made at the first task of this one, >= 0.
+    """
+    is_scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    if binding is not None:
+        binding.begin(position)
+    elif is_scheduled:
+        LOG.warning(
+            "the optimizer has a learning-rate scheduler that attach was not given: each rank steps its own as often "
+            "as it makes steps, so ranks of unequal speed disagree; give scheduler= to attach"
+        )
+    is_behind = is_scheduled and position > 0
+    if is_behind:
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler's first step
+    return is_behind
 
 
 def check_scheduler(scheduler: LRScheduler) -> None:

@@ -55,6 +55,10 @@ class SingleRun(LoopProgress):
         """Return a block without an effect: nothing interrupts a process that is alone."""
         return nullcontext()
 
+    def pause(self) -> AbstractContextManager[None]:
+        """Return a block without an effect: no other rank goes on."""
+        return nullcontext()
+
     def stop(self) -> None:
         """End the run."""
         self.over = True

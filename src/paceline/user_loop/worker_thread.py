@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from paceline.engines.distributed import RunFinished
-from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost
+from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopPause
 
 LEAVE_S = 30.0
 
@@ -30,6 +30,15 @@ class WorkerThread:
     def leave(self, reason: str) -> bool:
         """Ask the worker to leave the run after the gradient under way; return False before it takes part."""
         return self._host.leave(reason)
+
+    def pause(self, reason: str) -> None:
+        """Give the task back, until `resume`."""
+        self._host.pause(reason)
+        self._exchange.to_worker.put(LoopPause())
+
+    def resume(self) -> None:
+        """Take part again; the next task follows."""
+        self._host.resume()
 
     def stop(self, reason: str) -> None:
         """Let the worker leave the run now, without a gradient, and wait for the end of the thread."""

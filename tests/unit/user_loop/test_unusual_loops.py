@@ -8,7 +8,7 @@ import torch
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, loss_of, make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step, train
-from paceline.core.records import WorkerLost
+from paceline.core.records import WorkerJoined, WorkerLost
 
 EXACT = 1e-12
 LIMIT_S = 10.0
@@ -71,3 +71,61 @@ def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     history = ranks.server.result.history
     assert {each.worker for each in history.of(WorkerLost)} <= {0}
     assert history.totals.samples_used == 3 * SAMPLES
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)", "asp"])
+def test_the_others_go_on_during_a_pause_and_the_rank_takes_part_again(protocol):
+    went_on, is_back = threading.Event(), threading.Event()
+
+    def loop(run, model, optimizer):
+        rank = next(rank for rank, parts in enumerate(ranks.parts) if parts[0] is model)
+        steps = 0
+        for _ in run.epochs(3):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                steps += 1
+                if rank == 0 and steps == 2:
+                    with run.pause():
+                        assert went_on.wait(LIMIT_S)
+                    is_back.set()
+                if rank == 1 and steps == 6:
+                    went_on.set()
+                    assert is_back.wait(LIMIT_S)
+        return steps
+
+    ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), protocol)
+    steps = ranks.run(loop)
+    history = ranks.server.result.history
+    assert [(each.worker, each.reason) for each in history.of(WorkerLost)] == [(0, "a pause of its loop")]
+    assert [each.worker for each in history.of(WorkerJoined)] == [0]
+    assert steps[0] > 2
+    assert history.totals.samples_used == 3 * SAMPLES
+
+
+def test_a_pause_between_a_batch_and_its_step_is_refused():
+    def loop(run, model, optimizer):
+        for _ in run.epochs(1):
+            for _ in run.loader:
+                with run.pause():
+                    pass
+
+    for error in AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop):
+        assert "pause after the step" in str(error)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"])
+def test_all_ranks_may_pause_at_the_same_time(protocol):
+    all_pause = threading.Barrier(2, timeout=LIMIT_S)
+
+    def loop(run, model, optimizer):
+        for epoch in run.epochs(3):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+            if epoch < 2:
+                with run.pause():
+                    all_pause.wait()
+
+    ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), protocol)
+    assert ranks.run(loop) == [None, None]
+    assert ranks.server.result.stopped_by == "epochs"
+    assert ranks.server.result.history.totals.samples_used == 3 * SAMPLES

@@ -52,6 +52,9 @@ class HostProcess:
         """Set the number of threads that torch uses."""
         torch.set_num_threads(count)
 
+    def on_joined(self, pause: Callable[[str], None], resume: Callable[[], None]) -> None:
+        """Receive the functions by which the worker of this process pauses its part in a run."""
+
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Call a function with the name of the signal at the first SIGTERM."""
         return leaving_on_sigterm(partial(leave, "SIGTERM"))

@@ -24,6 +24,7 @@ from paceline.core.events import (
     Event,
     Interrupt,
     Joined,
+    Lost,
     Outcome,
     RestartWorker,
 )
@@ -320,6 +321,10 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 self._events.append(Evaluated(self._elapsed_s(), version, metrics))
             case messages.Leave(reason):
                 self._disconnect(worker, reason)
+            case messages.Pause(reason):
+                self._events.append(Lost(self._elapsed_s(), worker.worker, reason))
+            case messages.Resume():
+                self._events.append(Joined(self._elapsed_s(), worker.worker))
             case messages.Failed(reason, is_usage) as failed:
                 if is_usage:
                     raise failed.error
@@ -352,10 +357,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._on_lost(worker.worker, worker, reason)
         self._log_link(self._link_monitor.on_lost(worker.worker))
         if self._begun_s and not any(each.is_ready for each in self._workers.values()):
-            timeout_s = self._cluster.start_timeout_s
-            timer = threading.Timer(timeout_s, self._peer_events.put, [AllWorkersLost(self._joined)])
-            self._restart_timers.append(timer)
-            timer.start()
+            put, lost = self._peer_events.put, AllWorkersLost(self._joined)
+            self._restart_timers.append(threading.Timer(self._cluster.start_timeout_s, put, [lost]))
+            self._restart_timers[-1].start()
 
     def _disconnect(self, worker: RemoteWorker, reason: str) -> None:
         """Disconnect a process, which waits for that if it leaves on purpose."""

@@ -142,6 +142,8 @@ class WorkerProcess:
         for channel, session in zip(self._channels[1:], sessions[1:], strict=True):
             # Rank 0 reports the loss of another server.
             session.listen(partial(self._on_task, channel), lambda error: None)
+        send = self._session.connection.send
+        self._process.on_joined(lambda reason: send(messages.Pause(reason)), lambda: send(messages.Resume()))
         with self._process.leaving_on_sigterm(self._leave):
             while True:
                 request = self._requests.get()

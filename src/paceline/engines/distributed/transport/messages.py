@@ -66,6 +66,16 @@ class Leave(MessageStruct, frozen=True):
     reason: str
 
 
+class Pause(MessageStruct, frozen=True):
+    """The worker takes no part for a while; its task is cancelled."""
+
+    reason: str
+
+
+class Resume(MessageStruct, frozen=True):
+    """The worker takes part again after a pause."""
+
+
 class Failed(MessageStruct, frozen=True):
     """The sender ends after an error.
 
@@ -249,6 +259,8 @@ ControlMessage = (
     | Accepted
     | Rejected
     | Leave
+    | Pause
+    | Resume
     | Failed
     | End
     | Shutdown
