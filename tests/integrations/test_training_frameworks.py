@@ -4,8 +4,10 @@ Each test starts `framework_script.py` under torchrun, once for each framework.
 """
 
 import json
+import math
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from paths import ROOT
 pytestmark = pytest.mark.integrations
 SCRIPT = Path(__file__).with_name("framework_script.py")
 FRAMEWORKS = ["plain", "transformers", "accelerate", "lightning"]
+WITH_SCALER = ["plain", "lightning"]  # the others refuse float16 without a GPU
 ANSWER = "answer: "
 RANKS, SAMPLES, EPOCHS = 2, 64, 3
 
@@ -51,10 +54,16 @@ def plain():
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS[1:])
-@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"clip_norm": 0.5}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"clip_norm": 0.5}, {"schedule": "step"}], ids=str)
 def test_bsp_makes_the_updates_of_the_plain_loop(framework, settings, plain):
     for answer in answers(framework, **settings):
         assert answer["parameters"] == pytest.approx(plain(**settings), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+def test_a_schedule_of_epochs_is_that_of_the_plain_loop(framework, plain):
+    for answer in answers(framework, schedule="epoch"):
+        assert answer["parameters"] == pytest.approx(plain(schedule="epoch"), rel=1e-12, abs=1e-12)
 
 
 def test_the_plain_loop_makes_the_updates_of_ddp(plain):
@@ -63,11 +72,23 @@ def test_the_plain_loop_makes_the_updates_of_ddp(plain):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_slow_rank_gets_fewer_batches_and_every_sample_is_used_once(framework, tmp_path):
-    ranks = answers(framework, protocol="k_batch_async(k=2)", slow_rank=1, out=str(tmp_path / "run"))
+    settings = {"protocol": "k_batch_async(k=2)", "slow_rank": 1, "schedule": "step", "out": str(tmp_path / "run")}
+    ranks = answers(framework, **settings)
     assert ranks[0]["steps"] > ranks[1]["steps"] > 0
     assert sum(rank["steps"] for rank in ranks) == EPOCHS * SAMPLES // 4
     assert ranks[0]["parameters"] == ranks[1]["parameters"]
     assert sorted(number for rank in ranks for number in rank["samples"]) == sorted([*range(SAMPLES)] * EPOCHS)
+    steps_of_a_rank = EPOCHS * SAMPLES // 4 // RANKS
+    assert [rank["lr"] for rank in ranks] == pytest.approx([0.05 * 0.9**steps_of_a_rank] * RANKS)
+
+
+@pytest.mark.parametrize(("framework", "mixed"), [*product(FRAMEWORKS, ["bf16"]), *product(WITH_SCALER, ["fp16"])])
+def test_a_minibatch_that_overflows_is_left_out(framework, mixed, plain):
+    expected = plain(mixed=mixed, overflow=20)
+    assert all(map(math.isfinite, expected))
+    assert expected != plain(mixed=mixed)
+    for answer in answers(framework, mixed=mixed, overflow=20):
+        assert answer["parameters"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -87,6 +108,14 @@ def test_a_loop_that_rank_0_leaves_ends_on_all_ranks(framework):
     assert ranks[0]["parameters"] == ranks[1]["parameters"]
 
 
+@pytest.mark.parametrize("framework", ["lightning", "transformers"])
+def test_an_early_stop_on_rank_0_ends_the_run(framework, tmp_path):
+    ranks = answers(framework, patience=1, evaluates=True, folder=str(tmp_path))
+    assert [len(rank["evaluations"]) for rank in ranks] == [2, 0]
+    assert ranks[0]["steps"] == 2 * SAMPLES // 4 // RANKS
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_run_that_was_stopped_is_resumed_and_ends_as_one_that_was_not(framework, plain, tmp_path):
     answers(framework, stop_after=5, out=str(tmp_path / "run"))
@@ -103,11 +132,19 @@ def test_one_process_trains_alone_and_clips(framework):
     assert answer["parameters"] == pytest.approx(again["parameters"], rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+@pytest.mark.parametrize("framework", ["lightning", "transformers"])
 def test_only_rank_0_evaluates_and_saves(framework, tmp_path):
     ranks = answers(framework, evaluates=True, folder=str(tmp_path / "checkpoints"))
     assert [len(rank["evaluations"]) for rank in ranks] == [EPOCHS, 0]
     assert len(list((tmp_path / "checkpoints").glob("checkpoint-*"))) == EPOCHS
+
+
+@pytest.mark.parametrize("framework", ["lightning", "transformers"])
+def test_an_evaluation_may_take_longer_than_the_timeout_of_a_rank(framework, tmp_path):
+    settings = {"evaluates": True, "evaluation_s": 0.2, "heartbeat_timeout_s": 1, "folder": str(tmp_path)}
+    ranks = answers(framework, **settings)
+    assert [len(rank["evaluations"]) for rank in ranks] == [EPOCHS, 0]
+    assert sorted(number for rank in ranks for number in rank["samples"]) == sorted([*range(SAMPLES)] * EPOCHS)
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])

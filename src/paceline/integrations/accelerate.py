@@ -8,6 +8,7 @@ from typing import Any
 import accelerate
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
@@ -78,6 +79,9 @@ class PacelineAccelerator(accelerate.Accelerator):  # type: ignore[misc]  # no t
             accumulate=self.gradient_accumulation_steps,
             **self._attach_options,
         )
+        for each in objects:
+            if isinstance(each, LRScheduler):
+                self._loader.run.set_scheduler(each)
         prepared[place] = self._loader
         return tuple(prepared)
 

@@ -92,6 +92,8 @@ class PacelineMixin:
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the scheduler for the steps of one of the ranks, and attach this rank."""
         prepared: Any = self.optimizer  # type: ignore[attr-defined]
+        if rank() > 0:
+            self.remove_callback(transformers.EarlyStoppingCallback)  # type: ignore[attr-defined]  # it evaluates
         scheduler = super().create_scheduler(math.ceil(num_training_steps / ranks()), optimizer)  # type: ignore[misc]
         args: PacelineArguments = self.args  # type: ignore[attr-defined]
         self._epoch_loader.run = attach(

@@ -122,7 +122,7 @@ class AttachedRun(LoopProgress):
         """Let the other ranks go on without this one, as during a long evaluation; afterwards load the newest version.
 
         Raises:
-            RunError: a batch was taken, but `optimizer.step()` was not called yet.
+            RunError: a batch was taken, but ``optimizer.step()`` was not called yet.
         """
         if self._task is None or self._worker is None:
             yield
