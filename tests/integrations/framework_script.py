@@ -86,9 +86,10 @@ def lr_of(optimizer):
 
 def common(settings):
     """Return the arguments of attach that are the same in every framework."""
-    timeout = {"heartbeat_timeout_s": settings["heartbeat_timeout_s"]} if "heartbeat_timeout_s" in settings else {}
     folder = {name: settings[name] for name in ("out", "resume") if name in settings}
-    return {"cluster": pl.Torchrun(**timeout), **folder}
+    if "heartbeat_timeout_s" not in settings:
+        return folder
+    return {"cluster": pl.Torchrun(heartbeat_timeout_s=settings["heartbeat_timeout_s"]), **folder}
 
 
 def plain(model, settings):
