@@ -108,6 +108,13 @@ def test_a_loop_that_rank_0_leaves_ends_on_all_ranks(framework):
     assert ranks[0]["parameters"] == ranks[1]["parameters"]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS[1:])
+def test_a_loop_that_rank_0_leaves_ends_without_a_server_too(framework):
+    ranks = answers(framework, protocol="all_reduce", stop_after=3)
+    assert ranks[0]["steps"] == 3
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+
+
 @pytest.mark.parametrize("framework", ["lightning", "transformers"])
 def test_an_early_stop_on_rank_0_ends_the_run(framework, tmp_path):
     ranks = answers(framework, patience=1, evaluates=True, folder=str(tmp_path))

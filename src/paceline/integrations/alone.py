@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from paceline.user_loop.allreduce_run import AllReduceRun
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_data import rebuild_loader
 from paceline.user_loop.single_run import SingleRun
@@ -99,6 +100,6 @@ def with_batch_size(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def end_run(run: AttachedRun | SingleRun) -> None:
     """End the run for all ranks if rank 0 has left its loop, and for this one if another rank has."""
-    if not run.over and rank() == 0:
+    if not run.over and rank() == 0 and not isinstance(run, AllReduceRun):  # which ends when any rank leaves it
         run.stop()
     run.finish()
