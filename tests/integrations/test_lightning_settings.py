@@ -1,5 +1,6 @@
 """What `PacelineStrategy` refuses, and what it leaves as it was."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -19,6 +20,17 @@ def loader():
     return DataLoader(TensorDataset(torch.ones(8, 2), torch.zeros(8, 1)), batch_size=2)
 
 
+def is_locked(folder):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @pytest.fixture
 def fit(monkeypatch, tmp_path):
     """Return a function that trains as rank 1 of two, of which the other has not started."""
@@ -33,12 +45,21 @@ def fit(monkeypatch, tmp_path):
             self.automatic_optimization = automatic
             self.schedules = schedules
 
+        def prepare_data(self):
+            locked.append(is_locked(tmp_path))
+
+        def setup(self, stage):
+            locked.append(is_locked(tmp_path))
+
         def training_step(self, batch):
             return self.layer(batch[0]).square().mean()
 
         def configure_optimizers(self):
+            train.steps = self.trainer.estimated_stepping_batches
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             return [optimizer], [make(optimizer) for make in self.schedules]
+
+    locked = []  # while the data are prepared, and afterwards
 
     def train(automatic=True, schedules=(), loaders=None, **settings):
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -46,6 +67,7 @@ def fit(monkeypatch, tmp_path):
         trainer = Trainer(strategy=PacelineStrategy("bsp"), **given)
         trainer.fit(Module(automatic, schedules), loaders or loader())
 
+    train.locked = locked
     for name, value in OF_RANK_1.items():
         monkeypatch.setenv(name, value)
     return train
@@ -93,6 +115,20 @@ def test_a_number_of_batches_that_varies_is_refused(fit):
 
     with pytest.raises(UsageError, match="give accumulate_grad_batches"):
         fit(callbacks=[GradientAccumulationScheduler({0: 2})])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_schedules_are_as_long_as_for_one_of_equal_ranks(fit):
+    with pytest.raises(UsageError):
+        fit(max_epochs=3, limit_val_batches=0, reload_dataloaders_every_n_epochs=1)
+    assert fit.steps == 3 * len(loader()) // 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_prepare_the_data_one_after_the_other(fit):
+    with pytest.raises(UsageError):
+        fit(limit_train_batches=2)
+    assert fit.locked == [True, False]
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +16,10 @@ from paceline.user_loop.allreduce_run import AllReduceRun
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_data import rebuild_loader
 from paceline.user_loop.single_run import SingleRun
+from paceline.utils.rank_logger import RankLogger
 from paceline.worker.torch_utils import to_device
 
+LOG = RankLogger(__name__)
 OF_THE_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -47,6 +51,21 @@ def alone() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
+
+
+@contextmanager
+def turn_in(folder: str | Path) -> Iterator[None]:
+    """Hold the lock of a folder, for what the ranks of a host do one after the other, as downloads."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # some file systems have no locks
+            LOG.warning("cannot lock %s (%s): the ranks prepare their data at the same time", folder, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class EpochLoader:

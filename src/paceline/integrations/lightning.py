@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.clusters.launch_env import started_by_torchrun
 from paceline.errors import UsageError
-from paceline.integrations.alone import EpochLoader, end_run, rank, ranks
+from paceline.integrations.alone import EpochLoader, end_run, rank, ranks, turn_in
 from paceline.user_loop.attach import attach
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_scheduler import check_scheduler
@@ -44,13 +45,14 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
 
     def __init__(self, protocol: str, **attach_options: Any) -> None:
         super().__init__()
-        self.global_rank, self.local_rank = rank(), int(os.environ.get("LOCAL_RANK", "0"))
+        self.global_rank = rank()
         self.parallel_devices: list[torch.device] = []  # set by the Trainer
         self._protocol = protocol
         self._attach_options = attach_options
         self._run: AttachedRun | None = None
         self._ends_schedule = False  # whether the scheduler steps at the end of an epoch
         self._given: dict[str, Any] = {}  # attributes of the Trainer to restore
+        self._turn = ExitStack()  # of this rank, to prepare the data
 
     @property
     def is_global_zero(self) -> bool:
@@ -60,23 +62,31 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
     @property
     def root_device(self) -> torch.device:
         """Device of this rank."""
-        if self.local_rank < len(self.parallel_devices):
-            return self.parallel_devices[self.local_rank]
+        place = int(os.environ.get("LOCAL_RANK", "0"))
+        if place < len(self.parallel_devices):
+            return self.parallel_devices[place]
         if self.parallel_devices[0].type == "cpu":
             return self.parallel_devices[0]
         raise UsageError(
-            f"the Trainer has {len(self.parallel_devices)} devices, but this is rank {self.local_rank} of its host: "
+            f"the Trainer has {len(self.parallel_devices)} devices, but this is rank {place} of its host: "
             'give Trainer(devices="auto"), and start at most one rank per device'
         )
 
     def setup_environment(self) -> None:
-        """Leave validation and checkpoints to rank 0."""
+        """Leave validation and checkpoints to rank 0, and wait for this rank's turn to prepare the data."""
         super().setup_environment()
         if not started_by_torchrun(os.environ):
             LOG.warning("torchrun has not started this process: the Trainer trains alone, without a protocol")
-        elif not self.is_global_zero and self._trainer.state.fn == "fit":
+            return
+        self._turn.enter_context(turn_in(self._trainer.default_root_dir))
+        if not self.is_global_zero and self._trainer.state.fn == "fit":
             kept = [each for each in self._trainer.callbacks if not isinstance(each, ONLY_RANK_0)]
             self._set(limit_val_batches=0, callbacks=kept)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Let the next rank prepare the data after this one; otherwise no rank waits for another."""
+        if name == "pre_setup":
+            self._turn.close()
 
     def setup(self, trainer: Any) -> None:
         """Make the optimizer, and check that the run can have it."""
@@ -148,6 +158,7 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
 
     def teardown(self) -> None:
         """Restore the Trainer."""
+        self._turn.close()
         self._run = None
         for name, value in self._given.items():
             setattr(self._trainer, name, value)
