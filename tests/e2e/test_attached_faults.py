@@ -79,6 +79,19 @@ def losses(folder):
     return {record.worker: record.reason for record in SavedRun(folder / "run").history.of(WorkerLost)}
 
 
+def test_the_state_of_rank_0_goes_to_the_server_and_back(start):
+    # Of a sample that is not used, the momentum buffer is multiplied by 2 in each update.
+    ranks = start(2, protocol="bsp", faults={}, momentum=2.0, first_state=1.0, attach={"stop": "updates=3"})
+    answers = [ranks.end(rank)[0] for rank in range(2)]
+    assert answers[0]["counts"] == answers[1]["counts"]
+    assert answers[1]["state"] == {}
+    [buffer] = answers[0]["state"].values()
+    used = [value < 8 for value in buffer]  # a gradient is negative
+    assert 0 < sum(used) < SAMPLES
+    assert all(value == 8 for value, is_used in zip(buffer, used, strict=True) if not is_used)
+    assert all(answer["is_default"] for answer in answers)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_killed_rank_and_one_that_comes_back(num_workers, start, tmp_path):
     faults = {"1": (2, KILL), "2": (3, KILL)}

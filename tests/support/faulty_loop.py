@@ -34,7 +34,9 @@ class Counts(nn.Module):
 def main(settings):
     rank = os.environ["RANK"]
     model = Counts()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=settings.get("momentum", 0.0))
+    if settings.get("first_state"):
+        optimizer.state[model.counts]["momentum_buffer"] = torch.full([SAMPLES], settings["first_state"]).double()
     loader = DataLoader(range(SAMPLES), BATCH, shuffle=True, num_workers=settings.get("num_workers", 0))
     run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], **settings.get("attach", {}))
     fault = settings["faults"].get(rank)
@@ -54,6 +56,8 @@ def main(settings):
             if not is_first:
                 Path("go").touch()
     answer = {"rank": rank, "steps": step, "counts": model.counts.tolist(), "stopped_by": run.stopped_by}
+    answer["is_default"] = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    answer["state"] = {key: value.tolist() for each in optimizer.state.values() for key, value in each.items()}
     os.write(1, f"ANSWER {json.dumps(answer)}\n".encode())
 
 

@@ -3,11 +3,14 @@
 import time
 
 import pytest
+import torch
 from torch import nn
 
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, loss_of, make_network, make_parts, numbered_data, sgd
+from paceline.user_loop.interruptible_batch import InterruptibleBatch
+from paceline.worker.replica import Interrupted
 
 LIMIT_S = 10.0
 EPOCHS = 2
@@ -79,3 +82,23 @@ def test_alone_the_block_has_no_effect():
         loss_of(model, *next(iter(run.loader))).backward()
         optimizer.step()
     assert run.update == 1
+
+
+def test_layers_are_checked_within_a_block_only_and_what_was_computed_is_dropped():
+    model, checks, dropped = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), [], []
+
+    def check():
+        checks.append("check")
+        if len(checks) == 2:
+            raise Interrupted
+
+    block = InterruptibleBatch(model, check, lambda: dropped.append("dropped"))
+    with block:
+        model(torch.ones(1))
+    assert dropped == ["dropped"]
+    model(torch.ones(1))
+    assert len(checks) == 2
+    with block:
+        model(torch.ones(1)).backward()
+    assert len(checks) > 4  # backward too
+    assert dropped == ["dropped"]

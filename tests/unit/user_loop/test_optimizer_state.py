@@ -9,7 +9,7 @@ import torch
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import adamw, loss_of, make_parts, sgd, step
-from paceline.user_loop.optimizer_state import SharedOptimizer, named_state
+from paceline.user_loop.optimizer_state import RemoteState, SharedOptimizer, named_state
 
 EXACT = 1e-12
 
@@ -121,3 +121,20 @@ def test_a_reader_waits_for_the_end_of_a_step(network):
     optimizer.step(within_the_step)
     reader.join(10)
     assert read[0]["step last.bias"] == 1
+
+
+def test_the_state_of_a_frozen_parameter_stays_here(network):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[network.frozen]["momentum_buffer"] = torch.ones(1)
+    optimizer.state[network.last.bias]["momentum_buffer"] = torch.ones(1)
+    assert named_state(optimizer, network).keys() == {"momentum_buffer last.bias"}
+
+
+def test_a_rank_frees_the_state_that_the_server_has(network):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[network.last.bias]["momentum_buffer"] = torch.ones(1)
+    state = RemoteState(optimizer, network)
+    assert optimizer.state
+    state.start(None)
+    assert not optimizer.state
+    state.close()

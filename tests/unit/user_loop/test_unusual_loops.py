@@ -129,3 +129,16 @@ def test_all_ranks_may_pause_at_the_same_time(protocol):
     assert ranks.run(loop) == [None, None]
     assert ranks.server.result.stopped_by == "epochs"
     assert ranks.server.result.history.totals.samples_used == 3 * SAMPLES
+
+
+def test_a_step_within_a_pause_is_refused():
+    def loop(run, model, optimizer):
+        for _ in run.epochs(2):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+            if not run.over:
+                with run.pause():
+                    optimizer.step()
+
+    for error in AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop):
+        assert "optimizer.step() without a batch of run.loader" in str(error)
