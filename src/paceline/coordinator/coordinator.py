@@ -21,6 +21,7 @@ from paceline.core import events
 from paceline.core.stop import Stop as StopRule
 from paceline.core.stop import StopMonitor
 from paceline.policies.compensation.base import Compensator
+from paceline.policies.noise_rule import NoiseTracker
 from paceline.protocols.protocol import Plan
 
 
@@ -56,7 +57,8 @@ class Coordinator:
         self._dispatcher = Dispatcher(minibatches)
         self._membership = Membership(run, self._dispatcher, update, failure_detector or FailureDetector())
         self._workers = self._membership.table.workers
-        self._scaling = StepScaling(settings.learning_rate, settings.schedule)
+        noise = NoiseTracker(settings.noise, has_steps=plan.allreduce is None) if settings.noise else None
+        self._scaling = StepScaling(settings.learning_rate, settings.schedule, noise)
         self._phases = PhaseRunner(run, plan, self._membership, update, self._scaling, settings)
         self._monitor = StopMonitor(stop, workers, settings.per_epoch)
         every = settings.evaluate_every

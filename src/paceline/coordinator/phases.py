@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -34,6 +34,7 @@ class ControllerGroup:
         self._controllers: tuple[control.Controller[Any], ...] = phase.controllers if phase is not None else ()
         self._states: list[Any] = []
         self.reads_steps = any(each.reads == "steps" for each in self._controllers)
+        self.reads_work = any(each.reads_work for each in self._controllers)
 
     def begin(self, live: int) -> None:
         """Begin the phase.
@@ -155,6 +156,7 @@ class PhaseRunner:
         self._index = -1
         self._progress = PhaseProgress(None)
         self._controllers = ControllerGroup()
+        self._interrupted: list[control.Work] = []  # since the latest update was opened
         self._timers: set[float] = set()  # times at which controllers asked to be called
 
     @property
@@ -195,9 +197,17 @@ class PhaseRunner:
         self.compensators = phase.compensators
         self.measures_steps = self._measures_always or self._controllers.reads_steps
 
-    def _change_protocol(self, protocol: Protocol, reason: str) -> None:
-        self._run.decide("protocol", f"{protocol.name}: {reason}")
+    def _change_protocol(
+        self,
+        protocol: Protocol,
+        reason: str,
+        price: float | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
+        self._run.decide("protocol", f"{protocol.name}: {reason}", numbers=numbers)
         self.protocol = protocol
+        if self._scaling.noise is not None:
+            self._scaling.noise.price.follow(protocol, self._table.live or 1, price)
         self._membership.dispatcher.follow(protocol)
         version, workers = self._run.version, self._table.workers
         self._update.follow(protocol, {w for w in self._table.active() if workers[w].contributed_to != version})
@@ -239,6 +249,7 @@ class PhaseRunner:
         busy_s: float = 0.0,
         staleness: int = 0,
         accepted: bool = False,
+        trip_s: float = 0.0,
     ) -> None:
         """Ask the controllers of this phase, and apply their actions.
 
@@ -246,10 +257,11 @@ class PhaseRunner:
             trigger: reason of the call.
             arrival: gradient that has just arrived, if any.
             busy_s: seconds that its worker has spent on it.
+            trip_s: seconds since its work was assigned.
             staleness: staleness of that gradient, in versions.
             accepted: whether it entered the update.
         """
-        run, update, table = self._run, self._update, self._table
+        run, update, table, noise = self._run, self._update, self._table, self._scaling.noise
         observation = control.Observation(
             trigger=trigger,
             now=run.now,
@@ -268,9 +280,17 @@ class PhaseRunner:
             step=self.step if trigger == "open" else None,
             arrival=arrival,
             busy_s=busy_s,
+            trip_s=trip_s,
             staleness=staleness,
             accepted=accepted,
+            interrupted=self._interrupted if trigger == "open" else (),
+            in_flight=self._in_flight() if self._controllers.reads_work else (),
+            noise=noise.estimate if noise is not None else None,
+            price=noise.price.price if noise is not None else 1.0,
+            has_risen=noise is not None and noise.has_risen,
         )
+        if trigger == "open":
+            self._interrupted = []
         for action in self._controllers.decide(observation):
             self._apply(action)
 
@@ -287,8 +307,8 @@ class PhaseRunner:
             case control.ReplaceWorker(worker):
                 if self._known(worker).status is not LOST:
                     run.commands.append(RestartWorker(worker))
-            case control.ChangeProtocol(protocol, reason, counts):
-                self._change_protocol(protocol, reason)
+            case control.ChangeProtocol(protocol, reason, counts, price, numbers):
+                self._change_protocol(protocol, reason, price, numbers)
                 self._count(counts)
             case control.SetQuorum(k, reason):
                 if k < 1:
@@ -300,8 +320,22 @@ class PhaseRunner:
             case control.CallAgainAt(at_s):
                 self._timers.add(at_s)
                 run.set_timer(at_s)
-            case control.Note(kind, reason, worker):
-                run.decide(kind, reason, worker)
+            case control.Note(kind, reason, worker, numbers):
+                run.decide(kind, reason, worker, numbers=numbers)
+
+    def _in_flight(self) -> list[control.Work]:
+        now = self._run.now
+        return [
+            control.Work(worker, state.version, now - state.started_s)
+            for worker, state in self._table.in_flight.items()
+        ]
+
+    def note_interrupted(self, workers: Iterable[int]) -> None:
+        """Keep the work of these workers, which was cancelled now, for the controllers."""
+        states = self._table.workers
+        self._interrupted += [
+            control.Work(worker, states[worker].version, self._run.now - states[worker].started_s) for worker in workers
+        ]
 
     def _known(self, worker: int) -> WorkerState:
         if worker not in self._table.workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from paceline.core.events import Command, Decision, EndRun, Evaluated, SetTimer
@@ -35,9 +36,16 @@ class RunState(Stateful):
         self.cut_short: Literal["", "update", "timer"] | Evaluated = ""
         self.commands: list[Command] = []
 
-    def decide(self, kind: str, reason: str, worker: int | None = None, k: int | None = None) -> None:
+    def decide(
+        self,
+        kind: str,
+        reason: str,
+        worker: int | None = None,
+        k: int | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         """Put a decision on record."""
-        self.commands.append(Decision(kind, reason, worker, k))
+        self.commands.append(Decision(kind, reason, worker, k, numbers))
 
     def set_timer(self, at_s: float) -> None:
         """Ask for a timer event."""

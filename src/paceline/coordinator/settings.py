@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.duration import Duration
 from paceline.policies.learning_rate import LRScaling, ScheduleCurve
+from paceline.policies.noise_rule import NoiseRule
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class CoordinatorSettings:
     Args:
         per_epoch: gradients of one epoch; None if the data have no length.
         learning_rate: rule for the learning rate of an update of k gradients.
+        noise: reference of the rule "noise"; None for another rule.
         schedule: scale of learning rate and weight decay by workload; None for a constant one.
         evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
         measure_steps: whether every step is measured, even if no controller reads steps.
@@ -22,6 +24,7 @@ class CoordinatorSettings:
 
     per_epoch: float | None = None
     learning_rate: LRScaling = field(default_factory=LRScaling)
+    noise: NoiseRule | None = None
     schedule: ScheduleCurve | None = None
     evaluate_every: Duration | None = None
     measure_steps: bool = False

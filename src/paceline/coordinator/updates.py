@@ -86,7 +86,14 @@ class UpdateRunner:
             self._accept(event, worker, staleness)
         self._delivered = event.worker
         if phases.has_controllers and not run.stopped:
-            phases.ask("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness, accepted=accepted)
+            phases.ask(
+                "arrival",
+                arrival=event,
+                busy_s=_busy_s(event, worker),
+                trip_s=event.now - worker.started_s,
+                staleness=staleness,
+                accepted=accepted,
+            )
 
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         command = events.Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
@@ -95,6 +102,8 @@ class UpdateRunner:
         worker.contributed_to = self._run.version
         worker.rejections = worker.skips = 0
         self._monitor.accept(event.loss)
+        if self._scaling.noise is not None:
+            self._scaling.noise.accept(event)
         if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.loss)):
             self._run.decide("warm_up", reason)
 
@@ -180,22 +189,44 @@ class UpdateRunner:
         gradients, step_scale = self._update.take()
         k = len(gradients)
         run.version += 1
+        needs_step = self._follow_noise(gradients) if self._scaling.noise is not None else False
         scales = self._scaling.scales(k, self._table.live, run.workload)
         limit = phases.momentum_limit() if phases.limits_momentum else inf
         run.workload += k
         run.update_size = k
-        measures = phases.measures_steps
+        measures = phases.measures_steps or needs_step
         run.commands.append(
-            events.Apply(run.version, gradients, scales.lr, reason, measures, step_scale, limit, scales.weight_decay)
+            events.Apply(
+                run.version,
+                gradients,
+                scales.lr,
+                reason,
+                measures,
+                step_scale,
+                limit,
+                scales.weight_decay,
+                scales.momentum_power,
+            )
         )
         run.awaits_step = measures
         if not measures:
             self.check_stop()
 
+    def _follow_noise(self, gradients: tuple[events.Accept, ...]) -> bool:
+        """Pass the update that is made now to the learning-rate rule "noise"; return whether it needs the step."""
+        noise, run = self._scaling.noise, self._run
+        assert noise is not None
+        noise.make(tuple(each.staleness for each in gradients), self._scaling.schedule_scale(run.workload))
+        if numbers := noise.change():
+            run.decide("learning_rate", noise.explanation, numbers=numbers)
+        return noise.needs_step()
+
     def finish_measured(self, event: events.UpdateApplied) -> None:
         """Finish an update whose step was measured."""
         self._run.awaits_step = False
         self._phases.step = event.step
+        if self._scaling.noise is not None:
+            self._scaling.noise.finish(event.step)
         self.check_stop()
 
     def check_stop(self) -> None:
@@ -222,7 +253,10 @@ class UpdateRunner:
         else:
             return
         oldest = self._run.version - protocol.max_staleness
-        self._run.commands += self._dispatcher.cancel_older_than(oldest, of)
+        interrupts = self._dispatcher.cancel_older_than(oldest, of)
+        self._run.commands += interrupts
+        if interrupts and self._phases.has_controllers:
+            self._phases.note_interrupted(interrupt.worker for interrupt in interrupts)
 
     def open(self) -> None:
         """Open the next update."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,12 +15,14 @@ class Decision(NamedTuple):
         reason: text of the decision.
         worker: number of the worker that the decision is about; None for none.
         k: chosen quorum; None for none.
+        numbers: numbers behind the decision, by name; None for none.
     """
 
     kind: str
     reason: str
     worker: int | None = None
     k: int | None = None
+    numbers: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class DecisionMade:
     reason: str
     worker: int | None = None
     k: int | None = None
+    numbers: Mapping[str, float] | None = None
 
     @classmethod
     def of(cls, now_s: float, decision: Decision) -> DecisionMade:

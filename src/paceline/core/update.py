@@ -21,6 +21,7 @@ class Apply(NamedTuple):
         step_scale: mean of the gradients' step scales; factor on their mean, in which each has its step scale.
         momentum_limit: largest momentum of this step.
         weight_decay_scale: factor on the weight decay of the optimizer in this step.
+        momentum_power: exponent of the momentum of SGD in this step; the rate of a whole movement stays the same.
     """
 
     version: int
@@ -31,6 +32,7 @@ class Apply(NamedTuple):
     step_scale: float = 1.0
     momentum_limit: float = inf
     weight_decay_scale: float = 1.0
+    momentum_power: float = 1.0
 
 
 class Step(NamedTuple):

@@ -82,8 +82,10 @@ class Job(Representation):
         no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters have no weight decay: they are
             passed to the optimizer in a parameter group with weight_decay=0.
         clip_norm: largest norm of the mean gradient, > 0; None for no clipping.
-        lr_rule: "constant" or "proportional" to the gradients in an update; see `LRScaling`.
+        lr_rule: "constant" or "proportional" to the gradients in an update, see `LRScaling`; or "noise", which follows
+            the noise of the gradients and their staleness, see `NoiseRule`.
         lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
+        lr_of: for lr_rule="noise", what the learning rate was tuned for: "bsp", or updates of this number of gradients.
         sampling: minibatches with "replacement", or every sample once per "epoch".
         sharding: data "shared" by all workers, or "partitioned" among them.
         on_drop: use of the minibatch of a dropped gradient, "requeue" or "discard".
@@ -120,8 +122,9 @@ class Job(Representation):
     schedule: LinearSchedule | None = None
     no_decay_on: Sequence[type[nn.Module]] = ()
     clip_norm: float | None = None
-    lr_rule: Literal["constant", "proportional"] = "constant"
+    lr_rule: Literal["constant", "proportional", "noise"] = "constant"
     lr_is: Literal["total", "per_worker"] = "total"
+    lr_of: Literal["bsp"] | int = "bsp"
     sampling: Literal["replacement", "epoch"] = "replacement"
     sharding: Literal["shared", "partitioned"] = "shared"
     on_drop: Literal["requeue", "discard"] = "requeue"

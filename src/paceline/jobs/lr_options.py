@@ -80,8 +80,9 @@ SCHEDULES = {"linear": LinearSchedule}
 def scheduled(
     job: Job,
     *,
-    lr_rule: Literal["constant", "proportional"] = "constant",
+    lr_rule: Literal["constant", "proportional", "noise"] = "constant",
     lr_is: Literal["total", "per_worker"] = "total",
+    lr_of: Literal["bsp"] | int = "bsp",
     decay_at: Sequence[int] = (),
     decay_by: float = 0.1,
     schedule: str | LinearSchedule | None = None,
@@ -91,8 +92,9 @@ def scheduled(
 
     Args:
         job: job to copy.
-        lr_rule: "constant" or "proportional" to the gradients in an update; see `LRScaling`.
+        lr_rule: "constant" or "proportional" to the gradients in an update, or "noise"; see `LRScaling`.
         lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
+        lr_of: for lr_rule="noise", what the learning rate was tuned for: "bsp", or updates of this number of gradients.
         decay_at: numbers of used gradients after which the learning rate is multiplied by ``decay_by``, rising, >= 1.
         decay_by: factor, in (0, 1].
         schedule: `LinearSchedule`, or its text: "linear", "linear(warm_up_until='epochs=15')".
@@ -120,6 +122,7 @@ def scheduled(
         job,
         lr_rule=lr_rule,
         lr_is=lr_is,
+        lr_of=lr_of,
         scheduler=decay,
         schedule_unit="gradient" if at else job.schedule_unit,
         schedule=schedule or job.schedule,

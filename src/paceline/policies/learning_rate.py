@@ -11,6 +11,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_optional_range, check_range
+from paceline.utils.wording import join_words
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class LRScaling:
     """Learning-rate scaling: factor on the optimizer's rate for an update of k gradients with n live workers.
 
     eta(k) = eta_max ("constant") or eta_max * k / n ("proportional"), where eta_max is the rate of the optimizer
-    ("total") or n times it ("per_worker").
+    ("total") or n times it ("per_worker"). The factor of the rule "noise" depends on the gradients: see `NoiseRule`.
 
     Args:
-        rule: dependence on k, "constant" or "proportional".
+        rule: dependence on k, "constant", "proportional" or "noise".
         lr_is: meaning of the rate of the optimizer, "total" or "per_worker".
 
     Example:
@@ -37,25 +38,35 @@ class LRScaling:
     lr_is: str = "total"
 
     def __post_init__(self) -> None:
-        if self.rule not in {"constant", "proportional"}:
-            raise UsageError(f"lr_rule={self.rule!r}, expected 'constant' or 'proportional'")
+        if self.rule not in LR_RULES:
+            raise UsageError(f"lr_rule={self.rule!r}, expected {join_words([repr(each) for each in LR_RULES], 'or')}")
         if self.lr_is not in {"total", "per_worker"}:
             raise UsageError(f"lr_is={self.lr_is!r}, expected 'total' or 'per_worker'")
+        if self.rule == "noise" and self.lr_is == "per_worker":
+            raise UsageError(
+                "lr_rule='noise' with lr_is='per_worker': the rule takes the rate of a whole update; give the "
+                "rate that was tuned for BSP, or lr_of=K if it was tuned for updates of K gradients"
+            )
 
     def scale(self, k: int, n: int) -> float:
-        """Return eta(k) divided by the rate of the optimizer, for k gradients and n workers, both >= 1."""
+        """Return eta(k) divided by the rate of the optimizer, for k gradients and n workers, both >= 1.
+
+        The rule "noise" has no such factor: it is 1.
+        """
         share = k / n if self.rule == "proportional" else 1.0
         return share * n if self.lr_is == "per_worker" else share
 
 
+LR_RULES = ("constant", "proportional", "noise")
 PLATEAU = "plateau"
 
 
 class Scales(NamedTuple):
-    """Factors of one update on the learning rate and the weight decay of the optimizer."""
+    """Factors of one update on the learning rate and the weight decay of the optimizer, and exponent of its momentum."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
+    momentum_power: float = 1.0
 
 
 @checked_dataclass(frozen=True)

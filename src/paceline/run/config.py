@@ -18,7 +18,9 @@ from paceline.engines.distributed import THIS_PROCESS, HostProcess
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.policies.learning_rate import ScheduleCurve
+from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Plan
+from paceline.run.noise_reference import reference_of
 from paceline.utils.validation import check_range
 from paceline.worker.torch_utils import build_model
 
@@ -79,6 +81,13 @@ class RunConfig:
         return self.job.schedule.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 
     @cached_property
+    def noise(self) -> NoiseRule | None:
+        """Reference of the learning-rate rule "noise"; None for another rule."""
+        if self.job.lr_rule != "noise":
+            return None
+        return reference_of(self.job, build_model(self.job, self.seed), self.plan, self.cluster.n)
+
+    @cached_property
     def evaluations(self) -> Duration | None:
         """Interval between evaluations; None without evaluation data."""
         data = self.job.eval_data
@@ -101,7 +110,7 @@ class RunConfig:
         Raises:
             UsageError: two settings contradict each other.
         """
-        _ = (self.checked_plan, self.evaluations, self.schedule)
+        _ = (self.checked_plan, self.evaluations, self.schedule, self.noise)
 
     def in_gradients(self, duration: Duration) -> Duration:
         """Convert epochs and fractions of this run to gradients."""
@@ -115,6 +124,7 @@ class RunConfig:
             "per_epoch": self.per_epoch,
             "minibatches": self._minibatches(),
             "learning_rate": vars(self.job.learning_rate),
+            "noise": vars(self.noise) if self.noise else None,
             "schedule": vars(self.schedule) if self.schedule else None,
             "worker_timeout_s": self.worker_timeout_s,
             "derives_timeout": self.worker_timeout_s is None and not isinstance(self.cluster, Cluster),

@@ -12,6 +12,7 @@ from paceline.coordinator.settings import CoordinatorSettings
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.policies.learning_rate import LRScaling, ScheduleCurve
+from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Plan
 
 
@@ -23,7 +24,7 @@ def make_coordinator(
     Args:
         plan: phases of protocols, already checked.
         stop: conditions that end the run.
-        rules: entries of `run.json`: workers, per_epoch, minibatches, learning_rate, schedule, worker_timeout_s,
+        rules: entries of `run.json`: workers, per_epoch, minibatches, learning_rate, noise, schedule, worker_timeout_s,
             derives_timeout, evaluate_every and measure_steps.
         failure_detector: timeout on silent workers; None for the one in the rules.
     """
@@ -36,6 +37,7 @@ def make_coordinator(
         settings=CoordinatorSettings(
             per_epoch=rules["per_epoch"],
             learning_rate=LRScaling(**rules["learning_rate"]),
+            noise=NoiseRule(**rules["noise"]) if rules.get("noise") else None,
             schedule=ScheduleCurve(**schedule) if schedule else None,
             evaluate_every=Duration(**every) if every else None,
             measure_steps=rules.get("measure_steps", False),

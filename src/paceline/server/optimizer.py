@@ -174,9 +174,14 @@ def stepping(
     lr_scale: float,
     momentum_limit: float = inf,
     weight_decay_scale: float = 1.0,
+    momentum_power: float = 1.0,
 ) -> Iterator[None]:
-    """Scale learning rates and weight decays and limit the momentum while the context is open."""
-    if lr_scale == 1.0 and momentum_limit == inf and weight_decay_scale == 1.0:
+    """Scale learning rates and weight decays and change the momentum while the context is open.
+
+    A momentum m becomes min(m^p, limit), and its learning rate is multiplied by (1 - m^p) / (1 - m), so that a gradient
+    moves the parameters as far in the long run.
+    """
+    if (lr_scale, momentum_limit, weight_decay_scale, momentum_power) == (1.0, inf, 1.0, 1.0):
         yield
         return
     own: list[dict[str, float]] = [
@@ -186,6 +191,10 @@ def stepping(
         group["lr"] = group["lr"] * lr_scale
         if "weight_decay" in group:
             group["weight_decay"] = group["weight_decay"] * weight_decay_scale
+        if momentum_power != 1.0 and 0 < group.get("momentum", 0.0) < 1:
+            momentum = group["momentum"] ** momentum_power
+            group["lr"] *= (1 - momentum) / (1 - group["momentum"])
+            group["momentum"] = momentum
         if group.get("momentum", 0.0) > momentum_limit:
             group["momentum"] = max(momentum_limit, _LEAST_MOMENTUM)
     try:

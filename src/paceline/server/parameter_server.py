@@ -198,7 +198,9 @@ class ParameterServer:
         elif update.step_scale != 1.0:
             for flat in mean.flat_parameters:
                 flat.mul_(update.step_scale)
-        with stepping(self.optimizer, lr_scale, update.momentum_limit, update.weight_decay_scale):
+        with stepping(
+            self.optimizer, lr_scale, update.momentum_limit, update.weight_decay_scale, update.momentum_power
+        ):
             step = self._step(mean, update.measure)
         for buffers, change in zip(self.state.flat_buffers, mean.flat_buffers, strict=True):
             if buffers.dtype == torch.bool:

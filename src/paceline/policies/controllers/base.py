@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from paceline.core.events import Arrival, Step
+from paceline.policies.estimators.critical_batch import NoiseEstimate
 from paceline.policies.learning_rate import LRScaling
+from paceline.policies.noise_rule import NoiseScaling
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
@@ -17,6 +19,20 @@ from paceline.utils.state_dict import Stateful
 Trigger = Literal["open", "arrival", "timer", "end"]
 
 State = TypeVar("State")
+
+
+class Work(NamedTuple):
+    """Work of a worker that has not arrived.
+
+    Attributes:
+        worker: number of the worker.
+        version: version that it was begun at.
+        elapsed_s: seconds since its assignment; until it was cancelled, for cancelled work.
+    """
+
+    worker: int
+    version: int
+    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +58,14 @@ class Observation:
         step: measured step of the latest update, when an update is opened and a controller reads steps; else None.
         arrival: gradient that has just arrived, also the probe of an excluded worker; else None.
         busy_s: seconds that its worker spent on it, without waiting for other workers.
+        trip_s: seconds from the assignment of its work to its arrival.
         staleness: staleness of the arrival, versions, >= 0.
         accepted: whether the arrival entered the open update.
+        interrupted: work that was cancelled since the update before was opened, when an update is opened.
+        in_flight: work of the busy workers, if a controller reads it, see `Controller.reads_work`.
+        noise: estimates of the learning-rate rule "noise"; None under another rule.
+        price: price of staleness of the protocol in force, >= 1; 1 without that rule.
+        has_risen: whether that rule has lowered the rate since the latest update, because the loss had risen.
     """
 
     trigger: Trigger
@@ -55,7 +77,7 @@ class Observation:
     quorum: float
     protocol: Protocol
     workload: int
-    learning_rate: LRScaling
+    learning_rate: LRScaling | NoiseScaling
     schedule_scale: float = 1.0
     update_size: int = 0
     workers: Sequence[int] = ()
@@ -63,8 +85,14 @@ class Observation:
     step: Step | None = None
     arrival: Arrival | None = None
     busy_s: float = 0.0
+    trip_s: float = 0.0
     staleness: int = 0
     accepted: bool = False
+    interrupted: Sequence[Work] = ()
+    in_flight: Sequence[Work] = ()
+    noise: NoiseEstimate | None = None
+    price: float = 1.0
+    has_risen: bool = False
 
 
 @checked_types
@@ -99,11 +127,15 @@ class ChangeProtocol(NamedTuple):
         protocol: protocol from the next update on.
         reason: text for the log.
         counts: whether updates under the new protocol count towards the end of the phase.
+        price: price of its staleness for the learning-rate rule "noise", >= 1; None for that of workers of equal speed.
+        numbers: numbers behind the decision, by name, for the log.
     """
 
     protocol: Protocol
     reason: str
     counts: bool = True
+    price: float | None = None
+    numbers: Mapping[str, float] | None = None
 
 
 @checked_types
@@ -173,11 +205,13 @@ class Note(NamedTuple):
         kind: one word that all notes of a sort share, for example "straggler".
         reason: text of the note.
         worker: id of the worker that the note is about; None for none.
+        numbers: numbers behind the note, by name.
     """
 
     kind: str
     reason: str
     worker: int | None = None
+    numbers: Mapping[str, float] | None = None
 
 
 # In the order in which the actions of several controllers are applied: notes, membership, protocol, quorum, timers.
@@ -194,9 +228,12 @@ class Controller(ABC, Generic[State]):
     Attributes:
         reads: fields of an observation that the controller needs. "times" are always available, "losses" only where
             gradients are computed. "steps" include the losses, and are measured only if a controller reads them.
+            "noise" turns the learning-rate rule "noise" on.
+        reads_work: whether the controller reads the work in flight.
     """
 
-    reads: ClassVar[Literal["times", "losses", "steps"]] = "times"
+    reads: ClassVar[Literal["times", "losses", "steps", "noise"]] = "times"
+    reads_work: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Return the controller as its call, the same in every process, because it identifies the plan."""

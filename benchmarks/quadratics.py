@@ -1,0 +1,166 @@
+"""Noisy quadratics: a job whose loss is exact, for many runs of the rules of learning rates and protocols.
+
+    F(x) = 1/2 sum_i h_i x_i^2,    gradient of a minibatch = h x + noise,    all x_i = 1 at the start,
+
+with the eigenvalues h_i from 1 / 1000 to 1 and independent normal noise of the same variance in every direction. The
+noise level is the standard deviation of the whole gradient over the norm of the first gradient of F.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.clusters.simulated import Cluster
+from paceline.core import events
+from paceline.engines.virtual.timing import TimingEngine
+
+DIMENSIONS = 32
+CONDITION = 1000
+TARGET = 1e-3  # of the first loss
+REPLICAS = 16
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Noisy quadratic.
+
+    Attributes:
+        spectrum: "log" for eigenvalues evenly spaced in their logarithm, "square" for those of (i / d)^2.
+        noise: noise level, >= 0.
+    """
+
+    spectrum: str
+    noise: float
+
+    @cached_property
+    def h(self) -> np.ndarray:
+        """Eigenvalues, from 1 / CONDITION to 1."""
+        if self.spectrum == "log":
+            return np.geomspace(1 / CONDITION, 1, DIMENSIONS)
+        return np.maximum((np.arange(1, DIMENSIONS + 1) / DIMENSIONS) ** 2, 1 / CONDITION)
+
+    @cached_property
+    def sigma(self) -> float:
+        """Standard deviation of the noise in each direction."""
+        return float(self.noise * np.linalg.norm(self.h) / sqrt(DIMENSIONS))
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Return F(x)."""
+        return 0.5 * np.square(x) @ self.h
+
+    @cached_property
+    def target(self) -> float:
+        """Loss to reach."""
+        return float(TARGET * self.loss(np.ones(DIMENSIONS)))
+
+
+class Update(NamedTuple):
+    """Update of a schedule.
+
+    Attributes:
+        at_s: time, in seconds.
+        stalenesses: staleness of each gradient, in versions.
+    """
+
+    at_s: float
+    stalenesses: tuple[int, ...]
+
+
+def tuned_time(
+    problem: Quadratic, schedule: Sequence[Update], rates: Sequence[float], seed: int
+) -> tuple[float, float]:
+    """Return the time to the target at the best of these rates, and that rate; inf if none reaches it.
+
+    Args:
+        problem: quadratic.
+        schedule: updates.
+        rates: learning rates, rising.
+        seed: seed of the noise.
+    """
+    rng = np.random.default_rng(seed)
+    depth = 1 + max(max(each.stalenesses) for each in schedule)
+    rate = np.asarray(rates)[:, None, None]
+    x = np.ones((len(rates), REPLICAS, DIMENSIONS))
+    versions = np.ones((depth, *x.shape))
+    reached = np.full(len(rates), inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, (at_s, stalenesses) in enumerate(schedule):
+            versions[i % depth] = x
+            at = [(i - staleness) % depth for staleness in stalenesses]
+            mean = versions[at[0]] if len(set(at)) == 1 else np.mean(versions[at], axis=0)
+            noise = rng.standard_normal((REPLICAS, DIMENSIONS)) * (problem.sigma / sqrt(len(at)))
+            x = x - rate * (problem.h * mean + noise)
+            hits = (problem.loss(x).mean(axis=1) <= problem.target) & (reached == inf)
+            if hits.any():
+                reached[hits] = at_s
+                break  # later hits are of slower rates
+    best = int(np.argmin(reached))
+    return float(reached[best]), float(rates[best])
+
+
+class QuadraticEngine(TimingEngine):
+    """Engine that computes the gradients of a noisy quadratic on a simulated cluster.
+
+    Args:
+        cluster: simulated cluster.
+        problem: quadratic.
+        rate: learning rate of the optimizer.
+        seed: seed of the times.
+        noise_seed: seed of the noise.
+        exact_loss: whether workers report F instead of the loss of their minibatch, F + noise . x.
+
+    Attributes:
+        losses: time and F of each version.
+    """
+
+    def __init__(
+        self, cluster: Cluster, problem: Quadratic, rate: float, seed: int, noise_seed: int, exact_loss: bool = False
+    ) -> None:
+        super().__init__(cluster, seed)
+        self._problem = problem
+        self._rate = rate
+        self._rng = np.random.default_rng(noise_seed)
+        self._exact = exact_loss
+        self._x = np.ones(DIMENSIONS)
+        self._read = [self._x] * cluster.n
+        self._last = self._x
+        self._held: list[np.ndarray] = []
+        self.losses: list[tuple[float, float]] = [(0.0, float(problem.loss(self._x)))]
+
+    def compute(self, command: events.Compute) -> None:
+        """Begin a gradient at the current version."""
+        super().compute(command)
+        self._read[command.worker] = self._x
+
+    def _arrival(self, worker: int, draw: int) -> events.Arrival:
+        x, problem = self._read[worker], self._problem
+        half = self._rng.standard_normal((2, DIMENSIONS)) * (problem.sigma * sqrt(2))
+        noise = half.mean(axis=0)
+        self._last = problem.h * x + noise
+        loss = float(problem.loss(x)) + (0.0 if self._exact else float(noise @ x))
+        between = float(np.square(half[0] - half[1]).sum()) / 4  # two microbatches
+        norm = float(self._last @ self._last)
+        return super()._arrival(worker, draw)._replace(loss=loss, squared_norm=norm, variance=between)
+
+    def accept(self, command: events.Accept) -> None:
+        """Hold the gradient."""
+        super().accept(command)
+        self._held.append(self._last)
+
+    def apply(self, command: events.Apply) -> None:
+        """Step."""
+        super().apply(command)
+        mean = np.mean(self._held, axis=0)
+        self._held.clear()
+        rate = self._rate * command.lr_scale * command.step_scale
+        self._x = self._x - rate * mean
+        norm = float(mean @ mean)
+        self.losses.append((self.now, float(self._problem.loss(self._x))))
+        if command.measure:
+            self.report_step(command, events.Step(norm, rate * norm, rate * rate * norm, rate, self._rate))

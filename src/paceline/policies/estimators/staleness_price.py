@@ -1,0 +1,143 @@
+"""Price of staleness: the largest stable step of a schedule of updates, and what it costs against fresh gradients."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.protocols.protocol import Protocol
+from paceline.utils.state_dict import Stateful
+
+Schedule = Sequence[Sequence[int]]
+"""Stalenesses of the gradients of each update, in versions."""
+
+FRESH = 2.0  # largest stable step with fresh gradients
+MARGIN = 1.15  # tuned rates were 0.67 to 0.96 of the largest stable one
+GRID = FRESH * 2.0 ** (np.arange(-14 * 16, 1) / 16)
+LEAST_UPDATES = 400
+LEAST_TURNS = 24  # updates of a run, per version of the largest staleness
+
+
+def largest_stable_step(schedule: Schedule) -> float:
+    """Return the largest step a at which gradient descent on x^2 / 2 is stable under a schedule of updates.
+
+    The update of version i, of gradients with stalenesses t_1 ... t_k, is
+
+        x_{i+1} = x_i - a mean_j x_{i - t_j},
+
+    repeated until the largest |x| of the last quarter can be compared with that of the quarter before. Steps are
+    scanned from below: at a = 1 a single fresh gradient makes x = 0, which looks stable however stale the others are.
+
+    Args:
+        schedule: stalenesses of the gradients of each update, one or more updates of one or more gradients.
+
+    Returns:
+        Step in (0, 2]; 2 for fresh gradients, and about 2 sin(pi / (4 t + 2)) for a constant staleness t.
+
+    Raises:
+        UsageError: the schedule, or one of its updates, is empty.
+
+    Example:
+        >>> round(largest_stable_step([[0, 0]]), 2), round(largest_stable_step([[7]]), 2)
+        (2.0, 0.2)
+
+    Source: the stability limit of delayed gradient descent; for a constant delay Levin and May, "A note on
+    difference-delay equations", 1976.
+    """
+    if not schedule or not all(schedule):
+        raise UsageError(f"schedule={schedule!r} has no update, or an update without gradients")
+    oldest = max(map(max, schedule))
+    if not oldest:
+        return FRESH
+    repeats = ceil(max(LEAST_UPDATES, LEAST_TURNS * oldest) / len(schedule))
+    peaks = _peaks([list(each) for each in schedule] * repeats, oldest + 1)
+    stable = peaks[1] <= peaks[0]  # false for nan
+    below = len(GRID) if stable.all() else int(np.argmin(stable))
+    return float(GRID[max(below - 1, 0)])
+
+
+def _peaks(updates: Sequence[Sequence[int]], depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest |x| in the last two quarters of a run, for each step of the grid."""
+    versions = np.ones((depth, len(GRID)))
+    x = np.ones(len(GRID))
+    before, last = np.zeros(len(GRID)), np.zeros(len(GRID))
+    half, quarter = len(updates) // 2, 3 * len(updates) // 4
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, stalenesses in enumerate(updates):
+            versions[i % depth] = x
+            total = versions[(i - stalenesses[0]) % depth].copy()
+            for staleness in stalenesses[1:]:
+                total += versions[(i - staleness) % depth]
+            x = x - GRID / len(stalenesses) * total
+            if i >= quarter:
+                np.maximum(last, np.abs(x), out=last)
+            elif i >= half:
+                np.maximum(before, np.abs(x), out=before)
+    return before, last
+
+
+def price_of(schedule: Schedule) -> float:
+    """Return the price of staleness d = 1.15 * 2 / a, with a the largest stable step; 1 for fresh gradients.
+
+    >>> price_of([[0, 0]]), round(price_of([[7]]), 1)
+    (1.0, 11.4)
+    """
+    a = largest_stable_step(schedule)
+    return 1.0 if a >= FRESH else MARGIN * FRESH / a
+
+
+def even_schedule(protocol: Protocol, n: int) -> list[tuple[int, ...]]:
+    """Return the schedule of updates of a protocol on n workers of almost equal speed, in the long run."""
+    gradients = 8 * max(n, protocol.quorum if isinstance(protocol.quorum, int) else n)
+    replay = ProtocolReplay(protocol, [[1.0 + 0.1 * worker / n] for worker in range(n)]).run(gradients)
+    return replay.schedule[len(replay.schedule) // 2 :]
+
+
+class StalenessPrice(Stateful):
+    """Price of staleness of a run, from its own recent updates.
+
+    Until a protocol has made enough updates, the price is that of workers of almost equal speed, or one that was given.
+
+    Attributes:
+        price: d, >= 1; 1 for a protocol that accepts fresh gradients only.
+    """
+
+    _saved = ("price", "_recent", "_gradients", "_due_at", "_is_fresh")
+
+    def __init__(self) -> None:
+        self.price = 1.0
+        self._recent: deque[tuple[int, ...]] = deque()
+        self._gradients = 0  # in these updates
+        self._due_at = 0
+        self._is_fresh = True
+
+    def follow(self, protocol: Protocol, n: int, price: float | None = None) -> None:
+        """Begin with a protocol on n workers, at a price that is known or at that of workers of equal speed."""
+        self._is_fresh = protocol.max_staleness == 0
+        if price is None:
+            price = 1.0 if self._is_fresh else price_of(even_schedule(protocol, n))
+        self.price = price
+        self._recent.clear()
+        self._gradients = 0
+        self._due_at = max(64, 4 * n)
+
+    def observe(self, stalenesses: tuple[int, ...]) -> None:
+        """Add an update; from time to time this computes the price anew."""
+        if self._is_fresh:
+            return
+        self._recent.append(stalenesses)
+        self._gradients += len(stalenesses)
+        while self._gradients - len(self._recent[0]) >= RECENT:
+            self._gradients -= len(self._recent.popleft())
+        self._due_at -= len(stalenesses)
+        if self._due_at <= 0:
+            self._due_at = RECENT
+            self.price = price_of(self._recent)
+
+
+RECENT = 256
+"""Gradients whose updates determine the price."""

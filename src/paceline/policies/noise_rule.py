@@ -1,0 +1,229 @@
+"""Learning rate of an update of k gradients, from the rate of a reference and the noise of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan, sqrt
+from typing import Any
+
+from paceline.core.gradient import Arrival
+from paceline.core.update import Step
+from paceline.policies.estimators.critical_batch import CriticalBatch, UpdateStats
+from paceline.policies.estimators.staleness_price import StalenessPrice
+from paceline.utils.state_dict import Stateful
+
+
+@dataclass(frozen=True)
+class NoiseRule:
+    """Learning-rate rule "noise": factor on the rate of a reference for an update of k gradients.
+
+        eta(k) / eta = (k / K) (K + phi) / (k d + phi)
+
+    The limits are "constant" for phi = 0 and "proportional" for phi = inf. An adaptive optimizer gets the square root
+    of the factor: it divides by the size of gradients, which noise makes larger.
+
+    Args:
+        K: gradients of an update of the reference, >= 1; the number of workers of BSP.
+        learning_rate: rate of the reference at the start.
+        momentum: momentum of the optimizer in [0, 1); beta1 of Adam.
+        adaptive: whether the optimizer divides by the size of past gradients.
+
+    Example:
+        >>> rule = NoiseRule(K=16, learning_rate=0.1)
+        >>> [round(rule.scale(k=4, phi=phi), 2) for phi in (0.01, 16, 1e6)]
+        [1.0, 0.4, 0.25]
+
+    Source: for d = 1 the rate of McCandlish et al., "An empirical model of large-batch training", 2018, with another
+    phi, see `CriticalBatch`; the square root is that of Malladi et al., "On the SDEs and scaling rules for adaptive
+    gradient algorithms", 2022.
+    """
+
+    K: int
+    learning_rate: float
+    momentum: float = 0.0
+    adaptive: bool = False
+
+    def scale(self, k: int, phi: float, price: float = 1.0) -> float:
+        """Return eta(k) / eta.
+
+        Args:
+            k: number of gradients, >= 1.
+            phi: critical number of gradients, > 0; see `CriticalBatch`.
+            price: price of staleness d, >= 1.
+        """
+        factor = k / self.K * (self.K + phi) / (k * price + phi)
+        return sqrt(factor) if self.adaptive else factor
+
+    def momentum_power(self, k: int) -> float:
+        """Return the exponent of the momentum with which the velocity keeps its half-life in gradients, k / K."""
+        return k / self.K if self.momentum and not self.adaptive else 1.0
+
+
+@dataclass(frozen=True)
+class NoiseScaling:
+    """Learning-rate scaling by `NoiseRule` at one time of a run.
+
+    Attributes:
+        rule: rule.
+        phi: critical number of gradients.
+        price: price of staleness.
+        guard: additional factor, in (0, 1].
+    """
+
+    rule: NoiseRule
+    phi: float
+    price: float = 1.0
+    guard: float = 1.0
+
+    def scale(self, k: int, n: int) -> float:
+        """Return the factor on the rate of the optimizer for k gradients; n workers do not matter."""
+        return self.guard * self.rule.scale(k, self.phi, self.price)
+
+
+class LossGuard(Stateful):
+    """Guard against a rate that is too large: lowers it when the loss has risen.
+
+    The factor is multiplied by 0.7 when the mean loss of about 48 gradients exceeds its least value, since the factor
+    was lowered last, by half of it and 4 standard errors. After 192 gradients without that it is divided by 0.7 again.
+
+    Attributes:
+        factor: factor on the learning rate, in (0, 1].
+    """
+
+    _saved = ("factor", "_mean", "_square", "_count", "_least", "_quiet")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._mean = self._square = 0.0
+        self._count = 0
+        self._least = float("inf")
+        self._quiet = 0
+
+    def accept(self, loss: float) -> bool:
+        """Add the loss of an accepted gradient; return whether the loss has risen."""
+        self._count += 1
+        self._quiet += 1
+        weight = 1 / min(self._count, GUARD_GRADIENTS)
+        self._mean += weight * (loss - self._mean)
+        self._square += weight * (loss * loss - self._square)
+        if self._count < GUARD_GRADIENTS:
+            return False
+        error = sqrt(max(0.0, self._square - self._mean * self._mean) / (2 * GUARD_GRADIENTS))
+        self._least = min(self._least, self._mean)
+        has_risen = self._mean > self._least + 0.5 * abs(self._least) + 4 * error
+        if has_risen and self._quiet >= GUARD_GRADIENTS:
+            self.factor *= GUARD_FACTOR
+            self._least = self._mean
+            self._quiet = 0
+            return True
+        if not has_risen and self._quiet >= QUIET_GRADIENTS and self.factor < 1:
+            self.factor = min(1.0, self.factor / GUARD_FACTOR)
+            self._quiet = 0
+        return False
+
+
+GUARD_GRADIENTS = 48
+QUIET_GRADIENTS = 192
+GUARD_FACTOR = 0.7
+
+
+class NoiseTracker(Stateful):
+    """State of `NoiseRule` during a run: estimates, price of staleness and guard.
+
+    Args:
+        rule: rule.
+        has_steps: whether steps can be measured; a run without a server has none that all ranks know.
+
+    Attributes:
+        rule: rule.
+        price: price of staleness.
+        guard: guard against a rate that is too large.
+        estimate: estimates of the latest update.
+        has_risen: whether the guard has lowered the rate since the latest update.
+    """
+
+    _saved = ("has_risen", "_pending", "_latest", "_since_step", "_logged", "_schedule_scale")
+    _parts = ("price", "guard", "_critical")
+
+    def __init__(self, rule: NoiseRule, has_steps: bool = True) -> None:
+        self.rule = rule
+        self.price = StalenessPrice()
+        self.guard = LossGuard()
+        self.has_risen = False
+        self._critical = CriticalBatch(rule.K, rule.learning_rate, rule.momentum, rule.adaptive)
+        self._has_steps = has_steps
+        self._schedule_scale = 1.0
+        self.estimate = self._critical.estimate()
+        self._pending = (0.0, 0.0)  # squared norms and samples of the gradients that are held
+        self._latest = (0, nan, 1.0)  # gradients, mean square and learning-rate scale of the latest update
+        self._since_step = 0
+        self._logged = (0.0, 0.0, 0.0)
+
+    def accept(self, gradient: Arrival) -> None:
+        """Add an accepted gradient."""
+        self._critical.accept(gradient.loss, gradient.variance, gradient.squared_norm)
+        self.has_risen |= self.guard.accept(gradient.loss)
+        squares, samples = self._pending
+        self._pending = (squares + gradient.samples * gradient.squared_norm, samples + gradient.samples)
+
+    def make(self, stalenesses: tuple[int, ...], schedule_scale: float) -> NoiseScaling:
+        """Add an update that is made now; return the scaling of its learning rate."""
+        squares, samples = self._pending
+        self._pending = (0.0, 0.0)
+        self._schedule_scale = schedule_scale
+        self.estimate = self._critical.estimate(schedule_scale)
+        self.has_risen = False
+        k = len(stalenesses)
+        scaling = self.scaling
+        self._latest = (k, squares / samples, schedule_scale * scaling.scale(k, k))
+        self.price.observe(stalenesses)
+        return scaling
+
+    def needs_step(self) -> bool:
+        """Return whether the step of the update that is made now is to be measured: every one at first, then some."""
+        self._since_step += 1
+        if not self._has_steps or (self._since_step < MEASURE_EVERY and self._critical.steps >= FIRST_STEPS):
+            return False
+        self._since_step = 0
+        return True
+
+    def finish(self, step: Step) -> None:
+        """Add the measured step of the latest update."""
+        k, mean_square, lr_scale = self._latest
+        self._critical.finish_update(UpdateStats(k, mean_square, step, lr_scale))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a tracker of the same rule."""
+        super().load_state_dict(state)
+        self.estimate = self._critical.estimate(self._schedule_scale)
+
+    @property
+    def scaling(self) -> NoiseScaling:
+        """Scaling of the learning rate."""
+        return NoiseScaling(self.rule, self.estimate.phi, self.price.price, self.guard.factor)
+
+    @property
+    def explanation(self) -> str:
+        """Text of the rule's numbers."""
+        V, P, phi, _, assumed = self.estimate
+        k, _, scale = self._latest
+        price = f", price of staleness {self.price.price:.3g}" if self.price.price > 1 else ""
+        guard = f", lowered by {self.guard.factor:.2g} because the loss rose" if self.guard.factor < 1 else ""
+        because = f"; assumed: {assumed}" if assumed else ""
+        numbers = f"variance {V:.3g}, loss to go {P:.3g}, phi {phi:.3g}"
+        return f"{scale:.3g} of the given rate for k={k}: {numbers}{price}{guard}{because}"
+
+    def change(self) -> dict[str, float]:
+        """Return the numbers of the rule if one has changed by a tenth since they were returned last, else nothing."""
+        now = (self.estimate.phi, self.price.price, self.guard.factor)
+        if all(abs(new - old) <= 0.1 * abs(old) for new, old in zip(now, self._logged, strict=True)):
+            return {}
+        self._logged = now
+        V, P, phi, *_ = self.estimate
+        k, _, scale = self._latest
+        return {"V": V, "P": P, "phi": phi, "d": now[1], "guard": now[2], "k": k, "scale": scale}
+
+
+MEASURE_EVERY = 4
+FIRST_STEPS = 16
