@@ -52,7 +52,7 @@ class Quadratic:
 
     def loss(self, x: np.ndarray) -> np.ndarray:
         """Return F(x)."""
-        return 0.5 * np.square(x) @ self.h
+        return np.asarray(0.5 * np.square(x) @ self.h)
 
     @cached_property
     def target(self) -> float:

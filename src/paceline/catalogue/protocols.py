@@ -1,6 +1,6 @@
 """Every named protocol, with its knobs and its paper."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from math import inf
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from paceline.errors import UsageError, did_you_mean
 from paceline.policies.compensation.delay import DCS3GD
 from paceline.policies.controllers.adasync import AdaSync
+from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.idle_workers import IdleWorkers
@@ -17,6 +18,7 @@ from paceline.policies.estimators.update_time import Unobserved
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
+from paceline.utils.spec_parser import bind, parse_call
 from paceline.utils.validation import check_range
 
 F = TypeVar("F", bound=Callable[..., Protocol | Phase])
@@ -28,6 +30,30 @@ def named(factory: F) -> F:
     """Check the types of a factory's arguments, and list it in the catalogue under its name."""
     CATALOGUE[factory.__name__] = checked = checked_types(factory)
     return checked
+
+
+@named
+def auto(candidates: Sequence[str | Protocol] = (), price_of_switch_s: float = 0.0) -> Phase:
+    """Automatic protocol and learning rate: the protocol with the most progress per second, from the rate of BSP.
+
+    Args:
+        candidates: protocols to choose from, as ["bsp", "asp"]; bsp, asp and five families if none is given.
+        price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
+
+    Paper: none; `pl.Auto` has the formulas.
+    """
+    chosen = tuple(each if isinstance(each, Protocol) else _protocol(each) for each in candidates)
+    told = [f"candidates=[{', '.join(map(repr, map(str, chosen)))}]"] if chosen else []
+    told += [f"price_of_switch_s={price_of_switch_s:g}"] if price_of_switch_s else []
+    name = f"auto({', '.join(told)})" if told else "auto"
+    return Phase(replace(bsp(), name=name), (Auto(chosen, price_of_switch_s),), name=name)
+
+
+def _protocol(text: str) -> Protocol:
+    given = bind(parse_call(text), CATALOGUE)
+    if not isinstance(given, Protocol):
+        raise UsageError(f"auto: {text} is no protocol with constant knobs; give for example 'k_sync(k=4)'")
+    return given
 
 
 @named

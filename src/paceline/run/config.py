@@ -83,8 +83,14 @@ class RunConfig:
     @cached_property
     def noise(self) -> NoiseRule | None:
         """Reference of the learning-rate rule "noise"; None for another rule."""
-        if self.job.lr_rule != "noise":
+        follows = [str(phase) for phase in self.plan.phases for each in phase.controllers if each.reads == "noise"]
+        if self.job.lr_rule != "noise" and not follows:
             return None
+        if self.job.lr_rule == "proportional" or self.job.lr_is != "total":
+            raise UsageError(
+                f"{follows[0]} sets the learning rate by the rule 'noise', but job {self.job.name} has "
+                f"lr_rule={self.job.lr_rule!r} and lr_is={self.job.lr_is!r}; leave both out"
+            )
         return reference_of(self.job, build_model(self.job, self.seed), self.plan, self.cluster.n)
 
     @cached_property

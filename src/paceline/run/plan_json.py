@@ -13,6 +13,7 @@ from paceline.policies.compensation.base import Compensator
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
 from paceline.policies.controllers.adasync import AdaSync
+from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuorum
@@ -27,6 +28,7 @@ Part = Controller[Any] | Compensator
 # Names in `run.json`: a class may be renamed, its name here may not.
 _KINDS: Mapping[str, type[Part]] = {
     "AdaSync": AdaSync,
+    "Auto": Auto,
     "BDBW": BDBW,
     "DBW": DBW,
     "FixedQuorum": FixedQuorum,

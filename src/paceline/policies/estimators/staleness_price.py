@@ -9,6 +9,7 @@ from math import ceil
 import numpy as np
 
 from paceline.errors import UsageError
+from paceline.policies.estimators.protocol_replay import ProtocolReplay
 from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import Stateful
 

@@ -1,0 +1,203 @@
+"""`auto`: the protocol with the largest progress per second, chosen again while training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from typing import Any, ClassVar
+
+from paceline.policies.controllers.auto_candidates import default_candidates, named
+from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Observation, StatefulController
+from paceline.policies.estimators.protocol_scores import Score, Scoring
+from paceline.policies.estimators.trip_history import Trip, TripHistory
+from paceline.policies.noise_rule import NoiseScaling
+from paceline.protocols.protocol import Protocol
+from paceline.utils.checked_dataclass import checked_dataclass
+from paceline.utils.state_dict import Stateful
+from paceline.utils.validation import check_range
+
+FIRST_DECISION = 48  # gradients
+LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
+MOST_UPDATES = 24
+LEAST_GAIN = 0.05  # of log S
+EVENTS = 300  # arrivals that are replayed at each arrival
+SHOWN = 3
+
+
+class AutoState(Stateful):
+    """State of `Auto`: round trips, the scoring in progress, and when the next one begins."""
+
+    _saved = ("has_begun", "due_at", "due_version", "scored_at_s", "protocol", "is_warned", "fresh_until")
+    _parts = ("trips",)
+
+    def __init__(self) -> None:
+        self.trips = TripHistory()
+        self.scoring: Scoring | None = None
+        self.candidates: tuple[Protocol, ...] = ()  # of the scoring
+        self.has_begun = False
+        self.due_at = FIRST_DECISION  # workload
+        self.due_version = 0
+        self.scored_at_s = 0.0
+        self.protocol = ""  # name of the protocol in force
+        self.is_warned = False
+        self.fresh_until = 0  # workload up to which stale protocols are left out, because the loss had risen
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        scoring = self.scoring.state_dict() if self.scoring is not None else None
+        return {**super().state_dict(), "scoring": scoring, "candidates": list(self.candidates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        super().load_state_dict(state)
+        self.candidates = tuple(state["candidates"])
+        self.scoring = None
+        if state["scoring"] is not None:
+            self.scoring = Scoring(self.candidates, state["scoring"]["trips_s"])
+            self.scoring.load_state_dict(state["scoring"])
+
+
+@checked_dataclass(frozen=True, repr=False)
+class Auto(StatefulController[AutoState]):
+    """Automatic protocol: changes to the protocol with the largest progress per second.
+
+        S = Lambda / (K d + phi)
+
+    with Lambda accepted gradients per second and K gradients per update, from a replay of each candidate over the
+    latest round trips of each worker; d the price of staleness of that replay (`largest_stable_step`), and phi the
+    critical number of gradients of an update (`CriticalBatch`). The learning rate follows by the rule "noise".
+
+    The protocol is chosen after 48 gradients, then after another half of the workload, at least 64 and at most 800
+    gradients, or 24 updates; also when the round trips of a worker change. It changes if log S grows by more than 0.05
+    and the gain until the next choice is larger than the price of the switch. The candidates are replayed in small
+    pieces, some at each arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients
+    are candidates.
+
+    The run begins with pull(k=K), K the gradients of an update that the learning rate was tuned for: its rate is the
+    given one, it never waits for the slowest worker, and every round trip is seen to its end.
+
+    Args:
+        candidates: protocols; those of `default_candidates` if empty.
+        price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
+    """
+
+    candidates: tuple[Protocol, ...] = ()
+    price_of_switch_s: float = 0.0
+
+    reads: ClassVar[str] = "noise"  # type: ignore[misc]
+    reads_work: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf)", price_of_switch_s=self.price_of_switch_s)
+
+    def check(self, protocol: Protocol, n: int) -> None:
+        """Check that n workers can run every candidate."""
+        for candidate in self.candidates:
+            candidate.check_workers(n)
+
+    def begin(self, n: int) -> AutoState:
+        """Return the initial state: no round trips."""
+        return AutoState()
+
+    def decide(self, state: AutoState, observation: Observation) -> tuple[AutoState, Sequence[Action]]:
+        """Record every round trip, replay a piece, and choose when an update opens."""
+        if observation.trigger == "arrival":
+            self._observe(state, observation)
+            return state, []
+        if observation.trigger != "open":
+            return state, []
+        if not observation.version and not state.has_begun:
+            return state, self._begin_run(state, observation)
+        for work in observation.interrupted:
+            state.trips.add(work.worker, Trip(work.elapsed_s, censored=True))
+        state.protocol = observation.protocol.name
+        if state.scoring is not None and state.scoring.is_done:
+            return state, self._choose(state, observation)
+        if state.scoring is None and self._is_due(state, observation):
+            self._begin_scoring(state, observation)
+        return state, []
+
+    def _begin_run(self, state: AutoState, observation: Observation) -> list[Action]:
+        state.has_begun = True
+        rate = observation.learning_rate
+        first = (
+            self.candidates[0]
+            if self.candidates
+            else named("pull", rate.rule.K if isinstance(rate, NoiseScaling) else 1)
+        )
+        return [ChangeProtocol(first, "until round trips and losses are known")]
+
+    def _observe(self, state: AutoState, observation: Observation) -> None:
+        assert observation.arrival is not None
+        if state.trips.add(observation.arrival.worker, Trip(observation.trip_s)):
+            state.due_at = max(FIRST_DECISION, min(state.due_at, observation.workload))
+        if observation.has_risen:
+            state.fresh_until = observation.workload + MOST_GRADIENTS
+            state.due_at = max(FIRST_DECISION, min(state.due_at, observation.workload))
+        if state.scoring is not None:
+            state.scoring.advance(EVENTS)
+
+    def _is_due(self, state: AutoState, observation: Observation) -> bool:
+        if observation.noise is None or observation.workload < FIRST_DECISION:
+            return False
+        return observation.workload >= state.due_at or observation.version >= state.due_version > 0
+
+    def _begin_scoring(self, state: AutoState, observation: Observation) -> None:
+        elapsed_s = {work.worker: work.elapsed_s for work in observation.in_flight}
+        state.candidates = self._allowed(state, observation)
+        table = state.trips.table(sorted(observation.workers), elapsed_s)
+        state.scoring = Scoring(state.candidates, table)
+        interval = min(max(LEAST_GRADIENTS, observation.workload // 2), MOST_GRADIENTS)
+        state.due_at = observation.workload + interval
+        state.due_version = observation.version + MOST_UPDATES
+
+    def _allowed(self, state: AutoState, observation: Observation) -> tuple[Protocol, ...]:
+        """Return the candidates that may be chosen now, and the protocol in force."""
+        assert observation.noise is not None
+        fresh_only = observation.workload < state.fresh_until or not observation.noise.has_fallen
+        n = max(len(observation.workers), 1)
+        allowed = [
+            candidate
+            for candidate in self.candidates or default_candidates(n)
+            if not (fresh_only and candidate.max_staleness > 0)
+            and (candidate.quorum == "all" or candidate.refill == "arrival" or candidate.quorum <= n)
+        ]
+        return tuple(dict.fromkeys([observation.protocol, *allowed]))
+
+    def _choose(self, state: AutoState, observation: Observation) -> list[Action]:
+        assert state.scoring is not None and observation.noise is not None
+        scores, phi = state.scoring.scores, observation.noise.phi
+        protocols = dict(zip(scores, state.candidates, strict=True))
+        state.scoring = None
+        ranked = sorted(scores, key=lambda score: -score.progress_per_s(phi))
+        now = next((score for score in scores if protocols[score] == observation.protocol), None)
+        best = ranked[0]
+        numbers = _numbers(ranked, now, phi)
+        gain = log(best.progress_per_s(phi) / now.progress_per_s(phi)) if now is not None else 1.0
+        if now is not None and not self._pays(state, observation, best, gain):
+            text = (
+                f"{now.protocol} stays: no protocol makes {exp(LEAST_GAIN):.2f} x its progress; {_shown(ranked, phi)}"
+            )
+            return [Note("auto", text, numbers=numbers)]
+        reason = f"{exp(gain):.3g} x the progress of {observation.protocol.name}; {_shown(ranked, phi)}"
+        return [ChangeProtocol(protocols[best], reason, price=best.price, numbers=numbers)]
+
+    def _pays(self, state: AutoState, observation: Observation, best: Score, gain: float) -> bool:
+        if gain <= LEAST_GAIN:
+            return False
+        until_next_s = max(state.due_at - observation.workload, 0) / best.gradients_per_s
+        return until_next_s * (exp(gain) - 1.0) >= self.price_of_switch_s
+
+
+def _numbers(ranked: Sequence[Score], now: Score | None, phi: float) -> dict[str, float]:
+    """Return S of the best protocols and of the one in force, and phi."""
+    shown = [*ranked[:SHOWN], *([now] if now is not None and now not in ranked[:SHOWN] else [])]
+    return {**{score.protocol: score.progress_per_s(phi) for score in shown}, "phi": phi}
+
+
+def _shown(ranked: Sequence[Score], phi: float) -> str:
+    best = "; ".join(
+        f"{each.protocol} {each.progress_per_s(phi):.3g}/s ({each.gradients_per_s:.3g} gradients/s, K d {each.k * each.price:.3g})"
+        for each in ranked[:SHOWN]
+    )
+    return f"phi {phi:.3g}; {best}"

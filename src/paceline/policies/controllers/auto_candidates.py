@@ -1,0 +1,43 @@
+"""Protocols that `auto` chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from paceline.protocols.protocol import Protocol
+
+_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "k_sync": {"max_staleness": 0, "refill": "update", "on_update": "interrupt"},
+    "pull": {"max_staleness": 0, "refill": "arrival"},
+    "k_batch_sync": {"max_staleness": 0, "refill": "arrival", "on_update": "interrupt"},
+    "k_async": {"max_staleness": inf, "refill": "update"},
+    "k_batch_async": {"max_staleness": inf, "refill": "arrival"},
+}
+
+
+def default_candidates(n: int) -> tuple[Protocol, ...]:
+    """Return the default candidates for n workers: bsp, asp, and five families with some quorums.
+
+    The quorums are 1, 2, 4 ... below n, the largest 3, 6, 12 ... below n, and n where workers are refilled on arrival.
+
+    >>> default_candidates(2)
+    (bsp, asp, k_sync(k=1), pull(k=1), pull(k=2), k_batch_sync(k=1), k_batch_sync(k=2), k_batch_async(k=2))
+    """
+    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
+    quorums = sorted({*powers, *(3 * power // 2 for power in powers[-1:] if power > 1 and 3 * power // 2 < n)})
+    candidates = [
+        Protocol("all", 0, "update", name="bsp"),
+        Protocol(1, inf, "arrival", name="asp"),
+    ]
+    for family, knobs in _FAMILIES.items():
+        for k in [*quorums, *([n] if knobs["refill"] == "arrival" else [])]:
+            if k > 1 or knobs["max_staleness"] == 0:  # k_async(k=1) and k_batch_async(k=1) are asp
+                candidates.append(named(family, k))
+    return tuple(candidates)
+
+
+def named(family: str, k: int) -> Protocol:
+    """Return the protocol of a family with a quorum, for example "pull" and 4."""
+    return Protocol(quorum=k, name=f"{family}(k={k})", **_FAMILIES[family])

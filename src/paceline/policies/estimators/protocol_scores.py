@@ -1,0 +1,102 @@
+"""Scores of protocols: progress per second, from a replay over recorded round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from paceline.policies.estimators.protocol_replay import ProtocolReplay
+from paceline.policies.estimators.staleness_price import price_of
+from paceline.protocols.protocol import Protocol
+
+GRADIENTS = 400  # replayed for each protocol
+FIRST = 0.25  # share of the replay that is left out, because all workers start at once
+PRICED = 192  # latest gradients whose updates determine the price
+
+
+class Score(NamedTuple):
+    """Score of a protocol.
+
+    Attributes:
+        protocol: name of the protocol.
+        gradients_per_s: Lambda, accepted gradients per second.
+        k: K, gradients of an update on average.
+        price: d, price of staleness, >= 1.
+    """
+
+    protocol: str
+    gradients_per_s: float
+    k: float
+    price: float
+
+    def progress_per_s(self, phi: float) -> float:
+        """Return S = Lambda / (K d + phi), the progress per second.
+
+        >>> Score("bsp", gradients_per_s=8.0, k=4, price=1.0).progress_per_s(phi=4.0)
+        1.0
+        """
+        return self.gradients_per_s / (self.k * self.price + phi)
+
+
+class Scoring:
+    """Scores of several protocols on the same round trips, computed in small pieces.
+
+    Args:
+        protocols: protocols to score, one or more.
+        trips_s: round trips of each worker, in seconds.
+
+    Attributes:
+        scores: scores so far, in the order of the protocols.
+    """
+
+    def __init__(self, protocols: Sequence[Protocol], trips_s: Sequence[Sequence[float]]) -> None:
+        self._protocols = list(protocols)
+        self._trips_s = [list(trips) for trips in trips_s]
+        self.scores: list[Score] = []
+        self._replay: ProtocolReplay | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every protocol has its score."""
+        return len(self.scores) == len(self._protocols)
+
+    def advance(self, events: int) -> None:
+        """Replay at most this many arrivals of the current protocol."""
+        if self.is_done:
+            return
+        protocol = self._protocols[len(self.scores)]
+        if self._replay is None:
+            self._replay = ProtocolReplay(protocol, self._trips_s)
+        self._replay.advance(events)
+        if self._replay.gradients >= GRADIENTS:
+            self.scores.append(score_of(protocol.name, self._replay))
+            self._replay = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, without the protocols."""
+        replay = self._replay.state_dict() if self._replay is not None else None
+        return {"trips_s": self._trips_s, "scores": [tuple(score) for score in self.scores], "replay": replay}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state of the same protocols."""
+        self._trips_s = [list(trips) for trips in state["trips_s"]]
+        self.scores = [Score(*score) for score in state["scores"]]
+        self._replay = None
+        if state["replay"] is not None:
+            self._replay = ProtocolReplay(self._protocols[len(self.scores)], self._trips_s)
+            self._replay.load_state_dict(state["replay"])
+
+
+def score_of(name: str, replay: ProtocolReplay) -> Score:
+    """Return the score of a protocol from its replay."""
+    first = int(FIRST * replay.updates)
+    updates = replay.schedule[first:]
+    gradients = sum(map(len, updates))
+    begun_s = replay.closed_s[first - 1] if first else 0.0
+    elapsed_s = max(replay.now - begun_s, 1e-12)
+    latest = []
+    for stalenesses in reversed(updates):
+        latest.append(stalenesses)
+        if sum(map(len, latest)) >= PRICED:
+            break
+    return Score(name, gradients / elapsed_s, gradients / len(updates), price_of(latest[::-1]))
