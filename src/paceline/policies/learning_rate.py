@@ -62,7 +62,7 @@ PLATEAU = "plateau"
 
 
 class Scales(NamedTuple):
-    """Factors of one update on the learning rate and the weight decay of the optimizer, and exponent of its momentum."""
+    """Factors of one update on learning rate and weight decay, and the exponent of the momentum."""
 
     lr: float = 1.0
     weight_decay: float = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from paceline.policies.controllers.auto_candidates import default_candidates, named
 from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Observation, StatefulController
@@ -84,7 +84,7 @@ class Auto(StatefulController[AutoState]):
     candidates: tuple[Protocol, ...] = ()
     price_of_switch_s: float = 0.0
 
-    reads: ClassVar[str] = "noise"  # type: ignore[misc]
+    reads: ClassVar[Literal["noise"]] = "noise"
     reads_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -165,7 +165,8 @@ class Auto(StatefulController[AutoState]):
         return tuple(dict.fromkeys([observation.protocol, *allowed]))
 
     def _choose(self, state: AutoState, observation: Observation) -> list[Action]:
-        assert state.scoring is not None and observation.noise is not None
+        assert state.scoring is not None
+        assert observation.noise is not None
         scores, phi = state.scoring.scores, observation.noise.phi
         protocols = dict(zip(scores, state.candidates, strict=True))
         state.scoring = None
@@ -196,8 +197,9 @@ def _numbers(ranked: Sequence[Score], now: Score | None, phi: float) -> dict[str
 
 
 def _shown(ranked: Sequence[Score], phi: float) -> str:
-    best = "; ".join(
-        f"{each.protocol} {each.progress_per_s(phi):.3g}/s ({each.gradients_per_s:.3g} gradients/s, K d {each.k * each.price:.3g})"
+    best = [
+        f"{each.protocol} {each.progress_per_s(phi):.3g}/s "
+        f"({each.gradients_per_s:.3g} gradients/s, K d = {each.k * each.price:.3g})"
         for each in ranked[:SHOWN]
-    )
-    return f"phi {phi:.3g}; {best}"
+    ]
+    return f"phi {phi:.3g}; {'; '.join(best)}"

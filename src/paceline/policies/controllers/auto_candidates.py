@@ -32,9 +32,9 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
         Protocol(1, inf, "arrival", name="asp"),
     ]
     for family, knobs in _FAMILIES.items():
-        for k in [*quorums, *([n] if knobs["refill"] == "arrival" else [])]:
-            if k > 1 or knobs["max_staleness"] == 0:  # k_async(k=1) and k_batch_async(k=1) are asp
-                candidates.append(named(family, k))
+        least = 1 if knobs["max_staleness"] == 0 else 2  # k_async(k=1) and k_batch_async(k=1) are asp
+        ks = [*quorums, *([n] if knobs["refill"] == "arrival" else [])]
+        candidates += [named(family, k) for k in ks if k >= least]
     return tuple(candidates)
 
 

@@ -11,7 +11,6 @@ from paceline.protocols.protocol import Protocol
 
 GRADIENTS = 400  # replayed for each protocol
 FIRST = 0.25  # share of the replay that is left out, because all workers start at once
-PRICED = 192  # latest gradients whose updates determine the price
 
 
 class Score(NamedTuple):
@@ -94,9 +93,4 @@ def score_of(name: str, replay: ProtocolReplay) -> Score:
     gradients = sum(map(len, updates))
     begun_s = replay.closed_s[first - 1] if first else 0.0
     elapsed_s = max(replay.now - begun_s, 1e-12)
-    latest = []
-    for stalenesses in reversed(updates):
-        latest.append(stalenesses)
-        if sum(map(len, latest)) >= PRICED:
-            break
-    return Score(name, gradients / elapsed_s, gradients / len(updates), price_of(latest[::-1]))
+    return Score(name, gradients / elapsed_s, gradients / len(updates), price_of(updates))
