@@ -233,7 +233,7 @@ JOBS = [
     ({"batch_size": 0}, "batch_size = 0, expected a whole number >= 1"),
     ({"sharding": "partitioned", "batch_size": 60}, "one of 2 shards of 96 samples is smaller than a batch of 60"),
     ({"loss": None}, "expected either loss="),
-    ({"lr_rule": "linear"}, "lr_rule='linear', expected 'constant' or 'proportional'"),
+    ({"lr_rule": "linear"}, "lr_rule='linear', expected 'constant', 'proportional' or 'noise'"),
     ({"sampling": "random"}, "sampling='random', expected 'replacement' or 'epoch'"),
     ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the loss within a step"),
     ({"optimizer": lambda parameters: None}, "optimizer() returned NoneType"),

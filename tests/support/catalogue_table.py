@@ -6,6 +6,7 @@ from paceline.catalogue.protocols import (
     adasync,
     all_reduce,
     asp,
+    auto,
     b_dbw,
     backup,
     bsp,
@@ -24,6 +25,8 @@ from paceline.catalogue.protocols import (
 
 # name in the catalogue, protocol, (quorum, max_staleness, refill, on_update, max_lead)
 TABLE = [
+    ("auto", auto(), ("all", 0, "update", "finish", inf)),
+    ("auto", auto(candidates=["bsp", "k_sync(k=2)"], price_of_switch_s=1.5), ("all", 0, "update", "finish", inf)),
     ("bsp", bsp(), ("all", 0, "update", "finish", inf)),
     ("backup", backup(k=3), (3, 0, "update", "finish", inf)),
     ("k_sync", k_sync(k=3), (3, 0, "update", "interrupt", inf)),

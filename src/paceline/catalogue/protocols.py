@@ -40,7 +40,7 @@ def auto(candidates: Sequence[str | Protocol] = (), price_of_switch_s: float = 0
         candidates: protocols to choose from, as ["bsp", "asp"]; bsp, asp and five families if none is given.
         price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
 
-    Paper: none; `pl.Auto` has the formulas.
+    Paper: none; after the learning rate of McCandlish et al., "An empirical model of large-batch training", 2018.
     """
     chosen = tuple(each if isinstance(each, Protocol) else _protocol(each) for each in candidates)
     told = [f"candidates=[{', '.join(map(repr, map(str, chosen)))}]"] if chosen else []

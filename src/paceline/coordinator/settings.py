@@ -16,18 +16,18 @@ class CoordinatorSettings:
     Args:
         per_epoch: gradients of one epoch; None if the data have no length.
         learning_rate: rule for the learning rate of an update of k gradients.
-        noise: reference of the rule "noise"; None for another rule.
         schedule: scale of learning rate and weight decay by workload; None for a constant one.
         evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
         measure_steps: whether every step is measured, even if no controller reads steps.
+        noise: reference of the learning-rate rule "noise"; None for another rule.
     """
 
     per_epoch: float | None = None
     learning_rate: LRScaling = field(default_factory=LRScaling)
-    noise: NoiseRule | None = None
     schedule: ScheduleCurve | None = None
     evaluate_every: Duration | None = None
     measure_steps: bool = False
+    noise: NoiseRule | None = None
 
 
 DEFAULT = CoordinatorSettings()

@@ -21,7 +21,7 @@ class StepScaling(Stateful):
 
     Example:
         >>> StepScaling(LRScaling("proportional"), None).scales(k=2, live=4, workload=0)
-        Scales(lr=0.5, weight_decay=1.0, momentum_power=1.0)
+        Scales(lr=0.5, weight_decay=1.0)
     """
 
     _parts = ("schedule", "noise")
@@ -47,11 +47,14 @@ class StepScaling(Stateful):
             workload: number of gradients applied before.
         """
         scale = self.learning_rate.scale(k, live or 1)
-        power = self.noise.rule.momentum_power(k) if self.noise is not None else 1.0
         if self.schedule is None:
-            return Scales(scale, momentum_power=power)
+            return Scales(scale)
         scheduled = self.schedule.scales(workload, k)
-        return scheduled._replace(lr=scale * scheduled.lr, momentum_power=power)
+        return scheduled._replace(lr=scale * scheduled.lr)
+
+    def momentum_power(self, k: int) -> float:
+        """Return the exponent of the momentum in an update of k gradients."""
+        return self.noise.rule.momentum_power(k) if self.noise is not None else 1.0
 
     def schedule_scale(self, workload: int) -> float:
         """Return the scale that the schedule gives an update of one gradient."""

@@ -205,7 +205,7 @@ class UpdateRunner:
                 step_scale,
                 limit,
                 scales.weight_decay,
-                scales.momentum_power,
+                self._scaling.momentum_power(k),
             )
         )
         run.awaits_step = measures

@@ -62,11 +62,10 @@ PLATEAU = "plateau"
 
 
 class Scales(NamedTuple):
-    """Factors of one update on learning rate and weight decay, and the exponent of the momentum."""
+    """Factors of one update on the learning rate and the weight decay of the optimizer."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
-    momentum_power: float = 1.0
 
 
 @checked_dataclass(frozen=True)

@@ -60,7 +60,7 @@ def test_jobs_with_different_decays_are_different_jobs():
         ("digits(decay_at=[0.5, 0.75])", "decay_at\\[0\\]=0.5, expected a whole number"),
         ("digits(decay_at=[9, 9])", r"decay_at=\[9, 9\] does not rise"),
         ("digits(decay_by=0)", r"decay_by=0 is not a number in \(0, 1\]"),
-        ("digits(lr_rule=linear)", "lr_rule='linear', expected 'constant' or 'proportional'"),
+        ("digits(lr_rule=linear)", "lr_rule='linear', expected 'constant', 'proportional' or 'noise'"),
         ("digits(lr_iz=total)", "digits has no knob 'lr_iz'; did you mean 'lr_is'"),
         ("digits(momentum=1)", "momentum=1 is not a number in"),
     ],

@@ -27,7 +27,7 @@ SHOWN = 3
 class AutoState(Stateful):
     """State of `Auto`: round trips, the scoring in progress, and when the next one begins."""
 
-    _saved = ("has_begun", "due_at", "due_version", "scored_at_s", "protocol", "is_warned", "fresh_until")
+    _saved = ("has_begun", "first_at", "due_at", "due_version", "fresh_until")
     _parts = ("trips",)
 
     def __init__(self) -> None:
@@ -35,12 +35,13 @@ class AutoState(Stateful):
         self.scoring: Scoring | None = None
         self.candidates: tuple[Protocol, ...] = ()  # of the scoring
         self.has_begun = False
-        self.due_at = FIRST_DECISION  # workload
+        self.first_at = self.due_at = FIRST_DECISION  # workload of the first choice, and of the next one
         self.due_version = 0
-        self.scored_at_s = 0.0
-        self.protocol = ""  # name of the protocol in force
-        self.is_warned = False
         self.fresh_until = 0  # workload up to which stale protocols are left out, because the loss had risen
+
+    def hasten(self, workload: int) -> None:
+        """Choose as soon as possible, but not before the first choice."""
+        self.due_at = max(self.first_at, min(self.due_at, workload))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -106,11 +107,10 @@ class Auto(StatefulController[AutoState]):
             return state, []
         if observation.trigger != "open":
             return state, []
-        if not observation.version and not state.has_begun:
+        if not state.has_begun:
             return state, self._begin_run(state, observation)
         for work in observation.interrupted:
             state.trips.add(work.worker, Trip(work.elapsed_s, censored=True))
-        state.protocol = observation.protocol.name
         if state.scoring is not None and state.scoring.is_done:
             return state, self._choose(state, observation)
         if state.scoring is None and self._is_due(state, observation):
@@ -119,26 +119,25 @@ class Auto(StatefulController[AutoState]):
 
     def _begin_run(self, state: AutoState, observation: Observation) -> list[Action]:
         state.has_begun = True
+        state.first_at = state.due_at = observation.workload + FIRST_DECISION
         rate = observation.learning_rate
-        first = (
-            self.candidates[0]
-            if self.candidates
-            else named("pull", rate.rule.K if isinstance(rate, NoiseScaling) else 1)
-        )
+        if not isinstance(rate, NoiseScaling):
+            return []
+        first = self.candidates[0] if self.candidates else named("pull", rate.rule.K)
         return [ChangeProtocol(first, "until round trips and losses are known")]
 
     def _observe(self, state: AutoState, observation: Observation) -> None:
         assert observation.arrival is not None
         if state.trips.add(observation.arrival.worker, Trip(observation.trip_s)):
-            state.due_at = max(FIRST_DECISION, min(state.due_at, observation.workload))
+            state.hasten(observation.workload)
         if observation.has_risen:
             state.fresh_until = observation.workload + MOST_GRADIENTS
-            state.due_at = max(FIRST_DECISION, min(state.due_at, observation.workload))
+            state.hasten(observation.workload)
         if state.scoring is not None:
             state.scoring.advance(EVENTS)
 
     def _is_due(self, state: AutoState, observation: Observation) -> bool:
-        if observation.noise is None or observation.workload < FIRST_DECISION:
+        if observation.noise is None:
             return False
         return observation.workload >= state.due_at or observation.version >= state.due_version > 0
 

@@ -15,7 +15,7 @@ class RecentMean(Stateful):
 
         m_t = m_{t-1} + min(1, 1 / (s t)) (x_t - m_{t-1}),
 
-    so that the weight of x_i grows as i^(1/s - 1). If x_i = c / i, then m_t = c / ((1 - s) t).
+    so that the weight of x_i grows as i^(1/s - 1). If x_i = c / i, then m_t is about c / ((1 - s) t).
 
     Args:
         share: s, in (0, 1].
@@ -29,7 +29,7 @@ class RecentMean(Stateful):
         >>> for i in range(1, 1001):
         ...     mean.add(1 / i)
         >>> round(1000 * mean.mean, 2)
-        2.0
+        1.99
     """
 
     _saved = ("count", "mean", "_square")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from math import ceil
 
@@ -17,7 +16,7 @@ Schedule = Sequence[Sequence[int]]
 """Stalenesses of the gradients of each update, in versions."""
 
 FRESH = 2.0  # largest stable step with fresh gradients
-MARGIN = 1.15  # tuned rates were 0.67 to 0.96 of the largest stable one
+MARGIN = 1.05
 GRID = FRESH * 2.0 ** (np.arange(-14 * 16, 1) / 16)
 LEAST_UPDATES = 400
 LEAST_TURNS = 24  # updates of a run, per version of the largest staleness
@@ -82,10 +81,10 @@ def _peaks(updates: Sequence[Sequence[int]], depth: int) -> tuple[np.ndarray, np
 
 
 def price_of(schedule: Schedule) -> float:
-    """Return the price of staleness d = 1.15 * 2 / a, with a the largest stable step; 1 for fresh gradients.
+    """Return the price of staleness d = 1.05 * 2 / a, with a the largest stable step; 1 for fresh gradients.
 
     >>> price_of([[0, 0]]), round(price_of([[7]]), 1)
-    (1.0, 11.4)
+    (1.0, 10.4)
     """
     a = largest_stable_step(schedule)
     return 1.0 if a >= FRESH else MARGIN * FRESH / a
@@ -101,19 +100,21 @@ def even_schedule(protocol: Protocol, n: int) -> list[tuple[int, ...]]:
 class StalenessPrice(Stateful):
     """Price of staleness of a run, from its own recent updates.
 
-    Until a protocol has made enough updates, the price is that of workers of almost equal speed, or one that was given.
+    It is the mean over windows of 256 gradients, the latest of which has at least an eighth of the weight. Until a
+    protocol has made its first window, of 32 gradients or two of each worker, the price is that of workers of almost equal speed, or one that
+    was given.
 
     Attributes:
         price: d, >= 1; 1 for a protocol that accepts fresh gradients only.
     """
 
-    _saved = ("price", "_recent", "_gradients", "_due_at", "_is_fresh")
+    _saved = ("price", "_window", "_left", "_windows", "_is_fresh")
 
     def __init__(self) -> None:
         self.price = 1.0
-        self._recent: deque[tuple[int, ...]] = deque()
-        self._gradients = 0  # in these updates
-        self._due_at = 0
+        self._window: list[tuple[int, ...]] = []
+        self._left = 0  # gradients until the window is complete
+        self._windows = 0
         self._is_fresh = True
 
     def follow(self, protocol: Protocol, n: int, price: float | None = None) -> None:
@@ -122,23 +123,22 @@ class StalenessPrice(Stateful):
         if price is None:
             price = 1.0 if self._is_fresh else price_of(even_schedule(protocol, n))
         self.price = price
-        self._recent.clear()
-        self._gradients = 0
-        self._due_at = max(64, 4 * n)
+        self._window.clear()
+        self._left = max(FIRST_WINDOW, 2 * n)
+        self._windows = 0
 
     def observe(self, stalenesses: tuple[int, ...]) -> None:
-        """Add an update; from time to time this computes the price anew."""
+        """Add an update; at the end of a window this computes the price anew."""
         if self._is_fresh:
             return
-        self._recent.append(stalenesses)
-        self._gradients += len(stalenesses)
-        while self._gradients - len(self._recent[0]) >= RECENT:
-            self._gradients -= len(self._recent.popleft())
-        self._due_at -= len(stalenesses)
-        if self._due_at <= 0:
-            self._due_at = RECENT
-            self.price = price_of(self._recent)
+        self._window.append(stalenesses)
+        self._left -= len(stalenesses)
+        if self._left <= 0:
+            self._windows += 1
+            self.price += (price_of(self._window) - self.price) / min(self._windows, MOST_WINDOWS)
+            self._window.clear()
+            self._left = WINDOW
 
 
-RECENT = 256
-"""Gradients whose updates determine the price."""
+FIRST_WINDOW, WINDOW = 32, 256  # gradients
+MOST_WINDOWS = 8

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.utils.state_dict import Stateful
 
-RECENT = 48  # trips of a worker
+RECENT = 32  # trips of a worker
 OLD = 48
 OLD_EVERY = 10  # one of so many replayed trips is an old one
 ENOUGH = 8  # own trips of a worker; with fewer it also gets trips of the others
@@ -132,7 +132,7 @@ class TripHistory:
         old = {worker: self._workers[worker].old if worker in self._workers else () for worker in numbers}
         completed = {worker: _completed(trips, tail_s) for worker, trips in own.items()}
         shrink = _shrinkage(list(completed.values()))
-        return [_mixed(_filled(completed[w], pool, shrink), [trip.seconds for trip in old[w]]) for w in numbers]
+        return [_mixed(_filled(completed[w], pool, shrink), [trip.seconds for trip in old[w]], w) for w in numbers]
 
     def state_dict(self) -> dict[int, object]:
         """Return the trips of all workers."""
@@ -195,13 +195,13 @@ def _filled(own: list[float], pool: list[float], shrinkage: tuple[float, float, 
     return own + others
 
 
-def _mixed(recent: list[float], old: list[float]) -> list[float]:
-    """Return the recent trips with an old one after every ninth."""
+def _mixed(recent: list[float], old: list[float], worker: int) -> list[float]:
+    """Return the recent trips with an old one before every ninth; workers with the same trips take different ones."""
     if not old:
         return recent
     mixed = []
     for i, seconds in enumerate(recent):
-        if i % (OLD_EVERY - 1) == OLD_EVERY - 2:
-            mixed.append(old[i * len(old) // len(recent)])
+        if i % (OLD_EVERY - 1) == worker % (OLD_EVERY - 1):
+            mixed.append(old[int((i + worker) * GOLDEN % 1.0 * len(old))])
         mixed.append(seconds)
     return mixed

@@ -1,0 +1,88 @@
+from math import pi, sin
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from paceline.policies.estimators.staleness_price import StalenessPrice, even_schedule, largest_stable_step, price_of
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 3, 7, 15, 31, 63])
+def test_the_limit_of_a_constant_staleness_is_known(staleness):
+    exact = 2 * sin(pi / (4 * staleness + 2))
+    assert 0.9 * exact <= largest_stable_step([(staleness,)]) <= exact * 1.0001
+
+
+def test_fresh_gradients_have_the_limit_two_and_the_price_one():
+    assert largest_stable_step([(0,), (0, 0, 0)]) == 2.0
+    assert price_of([(0, 0)]) == 1.0
+
+
+def spectral_radius(schedule, a):
+    """Return the growth per period of x_{i+1} = x_i - a mean_j x_{i - t_j}, by its largest eigenvalue."""
+    depth = 1 + max(map(max, schedule))
+    product = np.eye(depth)
+    for stalenesses in schedule:
+        step = np.eye(depth, k=-1)
+        step[0, 0] = 1.0
+        for staleness in stalenesses:
+            step[0, staleness] -= a / len(stalenesses)
+        product = step @ product
+    return max(abs(np.linalg.eigvals(product)))
+
+
+updates = st.lists(st.integers(0, 6), min_size=1, max_size=3)
+
+
+@given(st.lists(updates, min_size=1, max_size=5))
+def test_every_step_below_the_limit_is_stable_and_the_next_ones_are_not(schedule):
+    a = largest_stable_step(schedule)
+    assert all(spectral_radius(schedule, share * a) < 1.0001 for share in np.linspace(0.05, 0.97, 24))
+    beyond = [share * a for share in np.linspace(1.0, 1.25, 26)]
+    assert a == 2.0 or max(spectral_radius(schedule, each) for each in beyond) > 0.99
+
+
+def test_more_workers_make_asp_dearer():
+    prices = [price_of(even_schedule(pl.asp(), n)) for n in (2, 4, 8, 16)]
+    assert prices == sorted(prices)
+    assert prices[-1] == pytest.approx(1.05 / sin(pi / 62), rel=0.1)  # constant staleness 15
+
+
+def test_the_price_of_a_run_follows_its_own_updates():
+    price = StalenessPrice()
+    price.follow(pl.asp(), n=4)
+    assert price.price == pytest.approx(price_of([(3,)]), rel=0.1)
+    for _ in range(32):
+        price.observe((0,))
+    assert price.price == 1.0
+
+
+def test_the_price_of_a_protocol_may_be_given():
+    price = StalenessPrice()
+    price.follow(pl.asp(), n=4, price=3.5)
+    assert price.price == 3.5
+    price.follow(pl.k_sync(k=2), n=4)
+    for _ in range(100):
+        price.observe((0, 0))
+    assert price.price == 1.0
+
+
+def test_a_price_goes_on_from_its_state():
+    first, second = StalenessPrice(), StalenessPrice()
+    first.follow(pl.asp(), n=2)
+    for _ in range(20):
+        first.observe((2,))
+    second.load_state_dict(first.state_dict())
+    for each in (first, second):
+        for _ in range(20):
+            each.observe((1,))
+    assert second.state_dict() == first.state_dict()
+    assert first.price == pytest.approx(price_of([(2,)] * 20 + [(1,)] * 12))
+
+
+@pytest.mark.parametrize("schedule", [[], [()], [(0,), ()]])
+def test_an_empty_schedule_is_refused(schedule):
+    with pytest.raises(pl.UsageError, match="schedule="):
+        largest_stable_step(schedule)

@@ -1,0 +1,93 @@
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from paceline.policies.estimators.trip_history import Trip, TripHistory
+
+
+def history(trips):
+    """Return the history of (worker, seconds) or (worker, seconds, censored) in this order."""
+    ours = TripHistory()
+    for worker, *trip in trips:
+        ours.add(worker, Trip(*trip))
+    return ours
+
+
+def test_recent_trips_are_replayed_in_their_order():
+    ours = history([(0, float(i)) for i in range(1, 13)])
+    assert ours.table([0], {}) == [[float(i) for i in range(1, 13)]]
+
+
+def test_without_trips_every_worker_takes_one_second():
+    assert TripHistory().table([0, 1], {0: 0.3}) == [[1.0], [1.0]]
+
+
+def test_cancelled_trips_are_completed_without_bias():
+    random = Random(0)
+    ours = TripHistory()
+    for _ in range(3000):  # of trips of 1 s on average, those longer than 0.7 s are cancelled
+        for worker in range(16):
+            seconds = random.expovariate(1.0)
+            ours.add(worker, Trip(min(seconds, 0.7), censored=seconds > 0.7))
+    means = [fmean(trips) for trips in ours.table(range(16), {})]
+    assert fmean(means) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_cancelled_trip_takes_a_longer_one():
+    [trips] = history([(0, 1.0), (0, 5.0), (0, 2.0, True), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)]).table([0], {})
+    assert trips[2] == 5.0
+
+
+def test_work_in_flight_that_takes_longer_than_any_trip_counts():
+    ours = history([(worker, 1.0) for worker in (0, 1) for _ in range(8)])
+    slow, fast = ours.table([0, 1], {0: 9.0, 1: 0.5})
+    assert max(slow) > 9.0
+    assert fast == [1.0] * 8
+
+
+def test_a_worker_with_few_trips_gets_those_of_the_others_at_its_own_speed():
+    trips = [(worker, 1.0 + 0.01 * i) for i in range(8) for worker in (0, 1, 2)]
+    alike, slow = history([*trips, (3, 1.0), (3, 1.07)]), history([*trips, (3, 5.0), (3, 5.35)])
+    assert fmean(alike.table(range(4), {})[3]) == pytest.approx(1.035, rel=0.05)
+    assert fmean(slow.table(range(4), {})[3]) == pytest.approx(5.2, rel=0.1)
+
+
+def test_slowness_that_is_rare_is_not_forgotten():
+    before = [(worker, 30.0 if i % 25 == worker else 1.0) for i in range(200) for worker in range(16)]
+    ours = history([*before, *((worker, 1.0) for _ in range(40) for worker in range(16))])
+    trips = [seconds for own in ours.table(range(16), {}) for seconds in own]
+    assert 0.001 <= trips.count(30.0) / len(trips) <= 0.02  # a tenth of 1 / 25
+
+
+@pytest.mark.parametrize("factor", [5.0, 0.2])
+def test_a_change_of_the_times_is_detected_and_old_trips_are_left_out(factor):
+    random = Random(1)
+    ours = TripHistory()
+    assert not any(ours.add(0, Trip(random.uniform(0.8, 1.2))) for _ in range(200))
+    changed = [ours.add(0, Trip(factor * random.uniform(0.8, 1.2))) for _ in range(10)]
+    assert changed.index(True) <= 3
+    [trips] = ours.table([0], {})
+    recent = [each for each in trips if (each > 2.5) == (factor > 1)]
+    assert len(recent) >= 0.6 * len(trips)
+
+
+def test_one_outlier_is_no_change():
+    random = Random(2)
+    trips = [random.uniform(0.8, 1.2) for _ in range(100)]
+    trips[50] = 100.0
+    ours = TripHistory()
+    assert not any(ours.add(0, Trip(each)) for each in trips)
+
+
+def test_a_history_goes_on_from_its_state():
+    random = Random(3)
+    first, second = TripHistory(), TripHistory()
+    for i in range(300):
+        first.add(i % 3, Trip(random.expovariate(1.0), censored=i % 7 == 0))
+    second.load_state_dict(first.state_dict())
+    for i in range(60):
+        trip = Trip(random.expovariate(0.2))
+        assert first.add(i % 3, trip) == second.add(i % 3, trip)
+    assert first.table(range(3), {1: 4.0}) == second.table(range(3), {1: 4.0})
+    assert first.state_dict() == second.state_dict()
