@@ -20,7 +20,7 @@ FIRST_DECISION = 48  # gradients
 LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
 MOST_UPDATES = 24
 LEAST_GAIN = 0.05  # of log S
-EVENTS = 300  # arrivals that are replayed at each arrival
+EVENTS = 400  # arrivals that are replayed at each arrival
 SHOWN = 3
 
 

@@ -6,16 +6,13 @@ from math import isfinite, nan, sqrt
 from typing import NamedTuple
 
 from paceline.core.update import Step
+from paceline.policies.estimators.loss_to_go import FIRST_GRADIENTS, LossToGo
 from paceline.policies.estimators.recent_mean import RecentMean
 from paceline.utils.state_dict import Stateful
 
-FIRST_GRADIENTS = 24
-LOSS_SHARES = (0.5, 0.1)  # of the run, whose mean losses are compared
 LARGEST_NOISE_SHARE = 0.95
-LARGEST_RISE = 1.5  # of the loss still to go, over its least value
 LEAST_PHI = 1 / 64  # of the reference's gradients
 FIRST_PHI = 1 / 8
-SIGNIFICANT = 3.0  # standard errors
 
 
 class NoiseEstimate(NamedTuple):
@@ -65,11 +62,8 @@ class CriticalBatch(Stateful):
 
         V = k / (k - 1) (mean ||g_j||^2 - ||g||^2).
 
-    P = (mean loss of the latest half - mean loss of the latest tenth) / 0.889 (see `RecentMean`), which is c / t for a
-    loss c / t + constant. It is at least the standard error of the latest tenth, and at most 1.5 times its least value
-    so far: noise that raises the loss must not look like a loss that has far to go.
-
-    If the learning rate drops by a schedule, the loss falls because the noise does. This fall is left out of P.
+    P is that of `LossToGo`. If the learning rate drops by a schedule, the loss falls because the noise does; this fall
+    is left out of P.
 
     With momentum mu the rate is that of a whole movement, eta / (1 - mu). With an adaptive optimizer it is measured:
     with g the mean gradient and s the step, E[g.s] = e (N + (1 - mu) V / k), where N = max(||g||^2 - V / k, 0).
@@ -87,8 +81,8 @@ class CriticalBatch(Stateful):
     is 3 to 17 times what tuned rates ask for. V / P is what limits the loss in the end.
     """
 
-    _saved = ("steps", "_rate", "_drop_ends", "_drop_from", "_least_to_go", "_to_go", "_has_fallen")
-    _parts = ("_slow", "_fast", "_within", "_between", "_squares", "_along", "_norms")
+    _saved = ("steps", "_rate")
+    _parts = ("_to_go", "_within", "_between", "_squares", "_along", "_norms")
 
     def __init__(self, K: int, learning_rate: float, momentum: float = 0.0, adaptive: bool = False) -> None:
         self.steps = 0
@@ -96,19 +90,13 @@ class CriticalBatch(Stateful):
         self._momentum = momentum
         self._adaptive = adaptive
         self._rate = learning_rate  # of the optimizer, with its schedule
-        self._slow, self._fast = map(RecentMean, LOSS_SHARES)
+        self._to_go = LossToGo()
         self._within, self._between, self._squares = RecentMean(0.3), RecentMean(0.3), RecentMean(0.3)
         self._along, self._norms = RecentMean(0.3), RecentMean(0.3)  # of g.s, and of what e multiplies in it
-        self._drop_ends = 0  # gradients after which the latest tenth has no gradient from before a drop
-        self._drop_from = 0.0
-        self._has_fallen = False
-        self._to_go = nan
-        self._least_to_go = nan
 
     def accept(self, loss: float, variance: float, squared_norm: float) -> None:
         """Add an accepted gradient: its loss, its variance from microbatches or nan, and its squared norm."""
-        self._slow.add(loss)
-        self._fast.add(loss)
+        self._to_go.accept(loss)
         if isfinite(variance):
             self._within.add(variance)
         if isfinite(squared_norm):
@@ -137,8 +125,7 @@ class CriticalBatch(Stateful):
 
     def _follow_rate(self, rate: float) -> None:
         if rate < 0.9 * self._rate:
-            self._drop_ends = int(self._fast.count / (1 - LOSS_SHARES[1])) + 1
-            self._drop_from = self._fast.mean
+            self._to_go.freeze()
         self._rate = rate
 
     def estimate(self, schedule_scale: float = 1.0) -> NoiseEstimate:
@@ -148,15 +135,15 @@ class CriticalBatch(Stateful):
             schedule_scale: factor on the learning rate of the optimizer, >= 0.
         """
         V, assumed = self._variance()
-        self._update_to_go()
-        K, P = self._K, self._to_go
-        if self._fast.count < FIRST_GRADIENTS or not (V >= 0 and P > 0):
-            return NoiseEstimate(V, P, K * FIRST_PHI, self._has_fallen, assumed)
+        K, P = self._K, self._to_go.update()
+        has_fallen = self._to_go.has_fallen
+        if self._to_go.count < FIRST_GRADIENTS or not (V >= 0 and P > 0):
+            return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, assumed)
         r = self._whole_rate() * schedule_scale * V / (2 * K * P)
         if not r >= 0:
-            return NoiseEstimate(V, P, K * FIRST_PHI, self._has_fallen, "the size of the optimizer's steps is unknown")
+            return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, "the size of the optimizer's steps is unknown")
         r = min(LARGEST_NOISE_SHARE, r)
-        return NoiseEstimate(V, P, max(K * LEAST_PHI, K * r / (1 - r)), self._has_fallen, assumed)
+        return NoiseEstimate(V, P, max(K * LEAST_PHI, K * r / (1 - r)), has_fallen, assumed)
 
     def _variance(self) -> tuple[float, str]:
         """Return V, and what is assumed."""
@@ -173,21 +160,3 @@ class CriticalBatch(Stateful):
         if not self._adaptive:
             return self._rate / (1 - self._momentum)
         return self._along.mean / self._norms.mean if self._norms.mean > 0 else nan
-
-    def _update_to_go(self) -> None:
-        slow, fast = self._slow, self._fast
-        if fast.count < self._drop_ends:
-            return
-        if self._drop_ends:
-            slow.mean -= self._drop_from - fast.mean
-            self._drop_ends = 0
-        fall = slow.mean - fast.mean
-        self._has_fallen |= fall > SIGNIFICANT * fast.standard_error
-        to_go = max(fall / _DIFFERENCE, fast.standard_error)
-        if fast.count >= FIRST_GRADIENTS:
-            self._least_to_go = to_go if not self._least_to_go <= to_go else self._least_to_go
-            to_go = min(to_go, LARGEST_RISE * self._least_to_go)
-        self._to_go = to_go
-
-
-_DIFFERENCE = 1 / (1 - LOSS_SHARES[0]) - 1 / (1 - LOSS_SHARES[1])  # 0.889

@@ -9,7 +9,8 @@ from paceline.policies.estimators.protocol_replay import ProtocolReplay
 from paceline.policies.estimators.staleness_price import price_of
 from paceline.protocols.protocol import Protocol
 
-GRADIENTS = 400  # replayed for each protocol
+LEAST_GRADIENTS = 160  # replayed for each protocol
+GRADIENTS_OF_WORKER = 12
 FIRST = 0.25  # share of the replay that is left out, because all workers start at once
 
 
@@ -67,7 +68,7 @@ class Scoring:
         if self._replay is None:
             self._replay = ProtocolReplay(protocol, self._trips_s)
         self._replay.advance(events)
-        if self._replay.gradients >= GRADIENTS:
+        if self._replay.gradients >= max(LEAST_GRADIENTS, GRADIENTS_OF_WORKER * len(self._trips_s)):
             self.scores.append(score_of(protocol.name, self._replay))
             self._replay = None
 

@@ -101,8 +101,8 @@ class StalenessPrice(Stateful):
     """Price of staleness of a run, from its own recent updates.
 
     It is the mean over windows of 256 gradients, the latest of which has at least an eighth of the weight. Until a
-    protocol has made its first window, of 32 gradients or two of each worker, the price is that of workers of almost equal speed, or one that
-    was given.
+    protocol has made its first window, of 32 gradients or two of each worker, the price is that of workers of almost
+    equal speed, or one that was given.
 
     Attributes:
         price: d, >= 1; 1 for a protocol that accepts fresh gradients only.
