@@ -2,9 +2,11 @@
 
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import paceline as pl
 from paceline.core.records import DecisionMade, WorkerLost
@@ -73,7 +75,14 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=40 >> asp"
 
 @pytest.mark.parametrize(
     "protocol",
-    ["bsp", "k_sync(k=3)", "k_batch_async(k=3)@updates=15 >> asp", "dbw", pytest.param(ALOOF, marks=pytest.mark.slow)],
+    [
+        "auto",
+        "bsp",
+        "k_sync(k=3)",
+        "k_batch_async(k=3)@updates=15 >> asp",
+        "dbw",
+        pytest.param(ALOOF, marks=pytest.mark.slow),
+    ],
 )
 def test_real(protocol, tmp_path):
     real(protocol, out=tmp_path / "run")
@@ -85,6 +94,18 @@ def test_a_real_run_of_500_updates(tmp_path):
     real("k_batch_async(k=3)@updates=200 >> k_sync(k=3)", "updates=500", out=tmp_path / "run")
     found = pl.replay(tmp_path / "run")
     assert (found.difference, found.updates) == ("", 500)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)]
+)
+def test_automatic_protocol_and_rate(optimizer, tmp_path):
+    job = tiny_job(optimizer=optimizer, clip_norm=1.0)
+    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(1, 30, back_after_s=2.0)])
+    pl.train(job, protocol="auto@gradients=250 >> asp", cluster=cluster, stop="gradients=400", out=tmp_path / "run")
+    kinds = {each.kind for each in SavedRun(tmp_path / "run").history.of(DecisionMade)}
+    assert {"protocol", "learning_rate"} <= kinds
+    assert pl.replay(tmp_path / "run").difference == ""
 
 
 def test_resumed_run(tmp_path):

@@ -286,7 +286,7 @@ class PhaseRunner:
             interrupted=self._interrupted if trigger == "open" else (),
             in_flight=self._in_flight() if self._controllers.reads_work else (),
             noise=noise.estimate if noise is not None else None,
-            price=noise.price.price if noise is not None else 1.0,
+            price=noise.price_of_staleness if noise is not None else 1.0,
             has_risen=noise is not None and noise.has_risen,
         )
         if trigger == "open":

@@ -55,6 +55,16 @@ class NoiseRule:
         factor = k / self.K * (self.K + phi) / (k * price + phi)
         return sqrt(factor) if self.adaptive else factor
 
+    @property
+    def reach(self) -> float:
+        """Factor on the price of staleness for the momentum of the reference, sqrt((1 + mu) / (1 - mu)).
+
+        With fresh gradients, momentum makes a whole movement of eta / (1 - mu) stable up to 2 (1 + mu) / (1 - mu), and
+        with stale ones hardly larger movements than without. A tuned rate lies anywhere between 2 and that limit; this
+        takes the geometric mean.
+        """
+        return sqrt((1 + self.momentum) / (1 - self.momentum))
+
     def momentum_power(self, k: int) -> float:
         """Return the exponent of the momentum with which the velocity keeps its half-life in gradients, k / K."""
         return k / self.K if self.momentum and not self.adaptive else 1.0
@@ -201,14 +211,21 @@ class NoiseTracker(Stateful):
     @property
     def scaling(self) -> NoiseScaling:
         """Scaling of the learning rate."""
-        return NoiseScaling(self.rule, self.estimate.phi, self.price.price, self.guard.factor)
+        return NoiseScaling(self.rule, self.estimate.phi, self.price_of_staleness, self.guard.factor)
+
+    @property
+    def price_of_staleness(self) -> float:
+        """Price of staleness d, >= 1, with the momentum of the reference."""
+        price = self.price.price
+        return price * self.rule.reach if price > 1 else price
 
     @property
     def explanation(self) -> str:
         """Text of the rule's numbers."""
         V, P, phi, _, assumed = self.estimate
         k, _, scale = self._latest
-        price = f", price of staleness {self.price.price:.3g}" if self.price.price > 1 else ""
+        d = self.price_of_staleness
+        price = f", price of staleness {d:.3g}" if d > 1 else ""
         guard = f", lowered by {self.guard.factor:.2g} because the loss rose" if self.guard.factor < 1 else ""
         because = f"; assumed: {assumed}" if assumed else ""
         numbers = f"variance {V:.3g}, loss to go {P:.3g}, phi {phi:.3g}"
@@ -216,7 +233,7 @@ class NoiseTracker(Stateful):
 
     def change(self) -> dict[str, float]:
         """Return the numbers of the rule if one has changed by a tenth since they were returned last, else nothing."""
-        now = (self.estimate.phi, self.price.price, self.guard.factor)
+        now = (self.estimate.phi, self.price_of_staleness, self.guard.factor)
         if all(abs(new - old) <= 0.1 * abs(old) for new, old in zip(now, self._logged, strict=True)):
             return {}
         self._logged = now

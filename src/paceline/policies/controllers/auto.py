@@ -151,7 +151,7 @@ class Auto(StatefulController[AutoState]):
         state.due_version = observation.version + MOST_UPDATES
 
     def _allowed(self, state: AutoState, observation: Observation) -> tuple[Protocol, ...]:
-        """Return the candidates that may be chosen now, and the protocol in force."""
+        """Return the candidates that may be chosen now, with the protocol in force if it may stay."""
         assert observation.noise is not None
         fresh_only = observation.workload < state.fresh_until or not observation.noise.has_fallen
         n = max(len(observation.workers), 1)
@@ -161,7 +161,8 @@ class Auto(StatefulController[AutoState]):
             if not (fresh_only and candidate.max_staleness > 0)
             and (candidate.quorum == "all" or candidate.refill == "arrival" or candidate.quorum <= n)
         ]
-        return tuple(dict.fromkeys([observation.protocol, *allowed]))
+        is_allowed = not (fresh_only and observation.protocol.max_staleness > 0 and allowed)
+        return tuple(dict.fromkeys([*([observation.protocol] if is_allowed else []), *allowed]))
 
     def _choose(self, state: AutoState, observation: Observation) -> list[Action]:
         assert state.scoring is not None

@@ -1,179 +1,229 @@
-"""Replay of a protocol over recorded round trips: the five-knob rules without a coordinator, for speed."""
+"""Replay of a protocol over recorded round trips: when its updates are made, and how stale their gradients are.
+
+The rules are those of the coordinator with a constant protocol and constant workers: no worker is lost, no controller
+acts, and the data do not end. One arrival is handled at a time, in the order of (time, order in which the work was
+given).
+
+The coordinator also makes an update if gradients are held and no worker computes. Here the quorum is always reached
+first. Suppose that no worker computes, and let worker m be one that has delivered fewest. The lead does not block m, so
+m waits because it has contributed to this update. Another worker that has not contributed to it began its latest work
+before m delivered, since later work is fresh and accepted. It was then within the lead of m, still is, and so may
+start. Thus all n workers have contributed, and the quorum is at most n if workers wait for updates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from numbers import Integral, Real
+from operator import itemgetter
 
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
+Work = tuple[float, int, int, int]  # (arrival in s, sequence number, worker, version)
+
+MOST_ARRIVALS = 100_000  # without an update, in addition to those that every protocol may need
+_SEQUENCE, _VERSION = itemgetter(1), itemgetter(3)
+
 
 class ProtocolReplay(Stateful):
-    """Replay of a protocol on workers whose round trips are given: times and stalenesses of its updates.
+    """Replay of a protocol: times and staleness of the updates that it makes of given round trips.
 
-    The updates are those of a `Coordinator` with the same round trips, as long as no worker joins or is lost and the
-    data do not end.
+    All workers start at time 0. Work that is interrupted uses up its round trip.
 
     Args:
-        protocol: protocol, with constant knobs.
-        trips_s: seconds of the round trips of each worker, >= 0, one or more; repeated from the first one after the
-            last. Cancelled work uses up its trip too.
+        protocol: protocol of the whole replay.
+        trips_s: seconds of the round trips of each worker, >= 0 and finite, in the order in which the worker is given
+            work; repeated from the beginning when all are used up. Every worker needs at least one.
 
     Attributes:
-        now: time of the latest arrival, in seconds.
-        gradients: number of gradients in updates.
-        schedule: staleness of each gradient of each update, in versions.
+        now: time of the last update, in seconds.
+        updates: number of updates.
+        gradients: number of gradients in these updates.
+        schedule: staleness of the gradients of each update, in the order of their arrival.
         closed_s: time of each update, in seconds.
 
     Raises:
-        UsageError: a worker has no round trip, or the quorum is larger than the number of workers can reach.
+        UsageError: there are no workers or too few for the quorum, or a worker has no round trip or an invalid one.
 
     Example:
-        >>> from paceline.catalogue.protocols import k_async
-        >>> replay = ProtocolReplay(k_async(k=1), [[1.0], [1.5]]).run(gradients=4)
+        >>> from paceline.catalogue.protocols import asp
+        >>> replay = ProtocolReplay(asp(), [[1.0], [2.5]]).run(gradients=4)
         >>> replay.closed_s, replay.schedule
-        ([1.0, 1.5, 2.0, 3.0], [(0,), (1,), (1,), (1,)])
+        ([1.0, 2.0, 2.5, 3.0], [(0,), (0,), (2,), (1,)])
     """
 
     _saved = (
         "now",
+        "updates",
         "gradients",
         "schedule",
         "closed_s",
-        "_heap",
-        "_sequence",
-        "_draws",
-        "_versions",
-        "_contributed",
-        "_delivered",
-        "_in_flight",
-        "_idle",
-        "_held",
-        "_awaited",
+        "heap",
+        "sequence",
+        "position",
+        "held",
+        "idle",
+        "contributed",
+        "oldest",
+        "delivered",
+        "fewest",
+        "at_fewest",
     )
 
     def __init__(self, protocol: Protocol, trips_s: Sequence[Sequence[float]]) -> None:
-        n = len(trips_s)
-        if not n or not all(trips_s):
-            raise UsageError(f"trips_s={trips_s!r} has a worker without a round trip, or no worker")
-        for trips in trips_s:
-            for trip_s in trips:
-                check_range("[0, inf)", trip_s=trip_s)
+        self._trips_s = _checked(trips_s)
+        n = len(self._trips_s)
         protocol.check_workers(n)
-        self._trips_s = trips_s
-        self._quorum = inf if protocol.quorum == "all" else protocol.quorum
         self._max_staleness = protocol.max_staleness
-        self._max_lead = protocol.max_lead
-        self._refills_at_update = protocol.refill == "update"
         self._interrupts = protocol.on_update == "interrupt"
+        self._waits = protocol.refill == "update"
+        self._max_lead = protocol.max_lead
+        self._quorum = n if protocol.quorum == "all" else protocol.quorum
+        # With a refill on arrival, n gradients need not be of n workers.
+        self._awaits_each = protocol.quorum == "all" and not self._waits
+        self._name = protocol.name
         self.now = 0.0
+        self.updates = 0
         self.gradients = 0
         self.schedule: list[tuple[int, ...]] = []
         self.closed_s: list[float] = []
-        self._heap: list[tuple[float, int, int]] = []
+        self._heap: list[Work] = []
         self._sequence = 0
-        self._draws = [0] * n
-        self._versions = [0] * n
-        self._contributed = [-1] * n  # version when the latest gradient was accepted
+        self._position = [0] * n  # of the next round trip of each worker
+        self._held: list[int] = []  # staleness of the accepted gradients
+        self._idle = list(range(n))  # in the order in which they became idle
+        self._contributed = [-1] * n  # version at the latest accepted gradient of each worker
+        self._oldest = 0  # no work in flight has an older version
         self._delivered = [0] * n
-        self._in_flight: dict[int, int] = {}  # sequence number of the work of each busy worker, in that order
-        self._idle: dict[int, None] = dict.fromkeys(range(n))
-        self._held: list[int] = []  # stalenesses
-        self._awaited: set[int] = set()  # by an update that waits for all workers
-        self._open()
-
-    @property
-    def updates(self) -> int:
-        """Number of updates."""
-        return len(self.schedule)
+        self._fewest = 0
+        self._at_fewest = n  # workers that have delivered the fewest
+        self._refill(0.0)
 
     def run(self, gradients: int) -> ProtocolReplay:
-        """Replay until at least this many gradients are in updates, and return the replay."""
+        """Continue until at least this many gradients are in updates, and return the replay itself.
+
+        Raises:
+            UsageError: many gradients arrive and no update is made. This happens if the quorum is all workers, refilled
+                on arrival, and some deliver in no time, or almost none, while another one computes.
+        """
+        most = MOST_ARRIVALS + len(self._trips_s) + self._quorum
+        check_range("[0, inf)", Integral, gradients=gradients)
         while self.gradients < gradients:
-            self.advance(gradients - self.gradients)
+            before = self.updates
+            self._process(most, gradients)
+            if self.updates == before:
+                raise UsageError(
+                    f"{self._name}: no update is made in {most} arrivals after {self.now:g} s, because a worker is far "
+                    "slower than the others; give longer round trips, or a protocol with a number as quorum"
+                )
         return self
 
     def advance(self, events: int) -> None:
-        """Replay this many arrivals."""
-        heap, in_flight, idle, held = self._heap, self._in_flight, self._idle, self._held
-        quorum, awaited, max_staleness = self._quorum, self._awaited, self._max_staleness
-        is_bounded = self._max_lead < inf
-        while events > 0:
-            self.now, sequence, worker = heappop(heap)
-            if in_flight.get(worker) != sequence:
-                continue  # it was cancelled
-            events -= 1
-            del in_flight[worker]
-            idle[worker] = None
-            version = len(self.schedule)
-            staleness = version - self._versions[worker]
-            if staleness <= max_staleness:
-                self._contributed[worker] = version
-                held.append(staleness)
-                awaited.discard(worker)
-            is_released = is_bounded and self._deliver(worker)
-            if len(held) >= quorum or (held and quorum == inf and not awaited):
-                self._close()
-            elif is_released:
-                self._refill()
-            elif self._may_start(worker):
-                self._give(worker)
-            if held and not in_flight:
-                self._close()
+        """Process at most this many arrivals, >= 0."""
+        check_range("[0, inf)", Integral, events=events)
+        self._process(events, inf)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a replay of the same protocol and round trips."""
-        super().load_state_dict(state)
-        self._heap = [tuple(each) for each in self._heap]  # type: ignore[misc]
-        self.schedule = [tuple(each) for each in self.schedule]
+    def _process(self, events: int, enough: float) -> None:
+        """Process at most so many arrivals, until enough gradients are in updates."""
+        trips_s, position, heap, held, idle = self._trips_s, self._position, self._heap, self._held, self._idle
+        contributed, max_staleness, quorum = self._contributed, self._max_staleness, self._quorum
+        waits, is_bounded, awaits_each = self._waits, self._max_lead < inf, self._awaits_each
+        updates = self.updates
+        for _ in range(events):
+            now, _, worker, version = heappop(heap)
+            refills = is_bounded and self._deliver(worker)
+            starts = not is_bounded or self._is_within_lead(worker)
+            if updates - version <= max_staleness:
+                held.append(updates - version)
+                contributed[worker] = updates
+                if len(held) >= quorum and not (awaits_each and contributed.count(updates) < len(contributed)):
+                    idle.append(worker)
+                    self._close(now)
+                    if self.gradients >= enough:
+                        return
+                    updates += 1
+                    continue
+                starts = starts and not waits
+            if starts and not refills:
+                self._sequence = sequence = self._sequence + 1
+                own, i = trips_s[worker], position[worker]
+                position[worker] = (i + 1) % len(own)
+                heappush(heap, (now + own[i], sequence, worker, updates))
+            else:
+                idle.append(worker)
+                if refills:
+                    self._refill(now)
+
+    def _close(self, now: float) -> None:
+        """Make an update of the gradients held, and give work to the workers that may start."""
+        self.now = now
+        self.updates += 1
+        self.gradients += len(self._held)
+        self.schedule.append(tuple(self._held))
+        self.closed_s.append(now)
+        self._held.clear()
+        if self._interrupts and self.updates - self._max_staleness > self._oldest:
+            self._interrupt_stale()
+        self._refill(now)
+
+    def _interrupt_stale(self) -> None:
+        """Interrupt work that would be too stale; its workers become idle in the order in which it was given."""
+        heap, bound = self._heap, self.updates - self._max_staleness
+        stale = [work for work in heap if work[3] < bound]
+        if stale:
+            self._idle += [work[2] for work in sorted(stale, key=_SEQUENCE)]
+            heap[:] = [work for work in heap if work[3] >= bound]
+            heapify(heap)
+        # Until this version is too old too, nothing is to interrupt.
+        self._oldest = min(map(_VERSION, heap), default=self.updates)
+
+    def _refill(self, now: float) -> None:
+        """Give work to every idle worker that may start."""
+        trips_s, position, heap, updates, idle = self._trips_s, self._position, self._heap, self.updates, self._idle
+        sequence, contributed, blocked = self._sequence, self._contributed, []
+        waits, is_bounded = self._waits, self._max_lead < inf
+        for worker in idle:
+            if (waits and contributed[worker] == updates) or (is_bounded and not self._is_within_lead(worker)):
+                blocked.append(worker)
+                continue
+            sequence += 1
+            own, i = trips_s[worker], position[worker]
+            position[worker] = (i + 1) % len(own)
+            heappush(heap, (now + own[i], sequence, worker, updates))
+        idle[:] = blocked
+        self._sequence = sequence
 
     def _deliver(self, worker: int) -> bool:
-        """Count a delivered gradient; return whether the least count has risen."""
-        delivered = self._delivered
-        least = min(delivered)
-        delivered[worker] += 1
-        return min(delivered) > least
-
-    def _close(self) -> None:
-        """Make the update of the gradients that are held, and open the next one."""
-        held = self._held
-        self.schedule.append(tuple(held))
-        self.closed_s.append(self.now)
-        self.gradients += len(held)
-        held.clear()
-        if self._interrupts:
-            oldest = len(self.schedule) - self._max_staleness
-            for worker in [each for each in self._in_flight if self._versions[each] < oldest]:
-                del self._in_flight[worker]
-                self._idle[worker] = None
-        self._open()
-
-    def _open(self) -> None:
-        self._refill()
-        if self._quorum == inf:
-            self._awaited.clear()
-            self._awaited.update(self._in_flight)
-
-    def _refill(self) -> None:
-        for worker in list(self._idle):
-            if self._may_start(worker):
-                self._give(worker)
-
-    def _may_start(self, worker: int) -> bool:
-        if self._refills_at_update and self._contributed[worker] == len(self.schedule):
+        """Count a gradient, accepted or not; return whether the fewest gradients of a worker are more now."""
+        before = self._delivered[worker]
+        self._delivered[worker] = before + 1
+        if before > self._fewest:
             return False
-        return self._max_lead == inf or self._delivered[worker] - min(self._delivered) <= self._max_lead
+        self._at_fewest -= 1
+        if self._at_fewest:
+            return False
+        self._fewest += 1
+        self._at_fewest = self._delivered.count(self._fewest)
+        return True
 
-    def _give(self, worker: int) -> None:
-        del self._idle[worker]
-        trips_s, draw = self._trips_s[worker], self._draws[worker]
-        self._draws[worker] = draw + 1
-        self._versions[worker] = len(self.schedule)
-        self._sequence = sequence = self._sequence + 1
-        self._in_flight[worker] = sequence
-        heappush(self._heap, (self.now + trips_s[draw % len(trips_s)], sequence, worker))
+    def _is_within_lead(self, worker: int) -> bool:
+        """Return whether the worker is not too many gradients ahead."""
+        return self._delivered[worker] - self._fewest <= self._max_lead
+
+
+def _checked(trips_s: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return a copy of the round trips as plain numbers."""
+    if not len(trips_s):
+        raise UsageError("trips_s has no worker; give the round trips of at least one")
+    for worker, of_worker in enumerate(trips_s):
+        if not len(of_worker):
+            raise UsageError(f"worker {worker} has no round trip in trips_s; give at least one")
+        for trip_s in of_worker:
+            if not isinstance(trip_s, Real) or not 0 <= trip_s < inf:
+                raise UsageError(f"round trip {trip_s!r} of worker {worker} is not a number of seconds in [0, inf)")
+    return [list(map(float, of_worker)) for of_worker in trips_s]

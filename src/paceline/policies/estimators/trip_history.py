@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import exp, log, sqrt
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.utils.state_dict import Stateful
 
@@ -45,28 +44,38 @@ class WorkerTrips(Stateful):
     Source: Page, "Continuous inspection schemes", 1954.
     """
 
-    _saved = ("recent", "old", "_mean", "_square", "_count", "_sums", "_since", "_retired")
+    _saved = ("_mean", "_square", "_count", "_sums", "_since", "_retired")
 
     def __init__(self) -> None:
-        self.recent: deque[Trip] = deque()
-        self.old: deque[Trip] = deque(maxlen=OLD)
+        self.recent: list[Trip] = []
+        self.old: list[Trip] = []
         self._mean = self._square = 0.0
         self._count = 0
         self._sums = (0.0, 0.0)
         self._since = (0, 0)  # trips since each sum was 0
         self._retired = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {**super().state_dict(), "recent": list(map(tuple, self.recent)), "old": list(map(tuple, self.old))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        super().load_state_dict(state)
+        self.recent, self.old = ([Trip(*trip) for trip in state[name]] for name in ("recent", "old"))
+
     def add(self, trip: Trip) -> bool:
         """Add a trip; return whether the times have changed."""
         self.recent.append(trip)
         if len(self.recent) > RECENT:
-            self._retire(self.recent.popleft())
+            self._retire(self.recent.pop(0))
         return not trip.censored and trip.seconds > 0 and self._detect(log(trip.seconds))
 
     def _retire(self, trip: Trip) -> None:
         self._retired += 1
         if self._retired % (RECENT // OLD_EVERY) == 0 or len(self.old) < OLD // 4:
             self.old.append(trip)
+            del self.old[:-OLD]
 
     def _detect(self, value: float) -> bool:
         deviation = sqrt(max(self._square - self._mean * self._mean, 0.0))
@@ -87,7 +96,7 @@ class WorkerTrips(Stateful):
 
     def _begin_anew(self, kept: int) -> None:
         while len(self.recent) > max(kept, 1):
-            self._retire(self.recent.popleft())
+            self._retire(self.recent.pop(0))
         values = [log(trip.seconds) for trip in self.recent if trip.seconds > 0]
         self._count = len(values)
         self._mean, self._square = fmean(values), fmean(value * value for value in values)
@@ -134,11 +143,11 @@ class TripHistory:
         shrink = _shrinkage(list(completed.values()))
         return [_mixed(_filled(completed[w], pool, shrink), [trip.seconds for trip in old[w]], w) for w in numbers]
 
-    def state_dict(self) -> dict[int, object]:
+    def state_dict(self) -> dict[int, dict[str, Any]]:
         """Return the trips of all workers."""
         return {worker: trips.state_dict() for worker, trips in self._workers.items()}
 
-    def load_state_dict(self, state: dict[int, dict[str, object]]) -> None:
+    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """Restore such a state."""
         self._workers = {}
         for worker, saved in state.items():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.core.update import Step
-from paceline.policies.estimators import critical_batch
+from paceline.policies.estimators import loss_to_go
 from paceline.policies.estimators.critical_batch import CriticalBatch, UpdateStats
 
 NAN = float("nan")
@@ -83,7 +83,7 @@ def test_noise_that_raises_the_loss_is_not_a_loss_that_has_far_to_go():
 
 
 def test_the_fall_after_a_drop_of_the_rate_is_no_progress(monkeypatch):
-    monkeypatch.setattr(critical_batch, "LARGEST_RISE", 1e9)  # so that the cap does not hide the fall
+    monkeypatch.setattr(loss_to_go, "LARGEST_RISE", 1e9)  # so that the cap does not hide the fall
     with_drop, without = estimator(1000), estimator(1000)
     before = with_drop.estimate().to_go
     applied(with_drop, 2, 1.0, 1.0, rate=0.01)
@@ -91,7 +91,7 @@ def test_the_fall_after_a_drop_of_the_rate_is_no_progress(monkeypatch):
     for ours in (with_drop, without):
         for _ in range(150):
             ours.accept(0.5, 2.0, 1.0)
-    assert with_drop.estimate().to_go == pytest.approx(before, rel=0.6)
+    assert with_drop.estimate().to_go < 2 * before
     assert without.estimate().to_go > 5 * before
 
 

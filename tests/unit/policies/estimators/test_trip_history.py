@@ -35,7 +35,9 @@ def test_cancelled_trips_are_completed_without_bias():
 
 
 def test_a_cancelled_trip_takes_a_longer_one():
-    [trips] = history([(0, 1.0), (0, 5.0), (0, 2.0, True), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)]).table([0], {})
+    [trips] = history([(0, 1.0), (0, 5.0), (0, 2.0, True), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)]).table(
+        [0], {}
+    )
     assert trips[2] == 5.0
 
 

@@ -1,0 +1,177 @@
+import pytest
+
+import paceline as pl
+from paceline.catalogue.parser import parse_plan
+from paceline.catalogue.protocols import auto, bsp, pull
+from paceline.core.events import Arrival
+from paceline.core.records import DecisionMade
+from paceline.policies.controllers.auto import Auto
+from paceline.policies.controllers.auto_candidates import default_candidates
+from paceline.policies.controllers.base import ChangeProtocol, Note, Observation, Work
+from paceline.policies.estimators.critical_batch import NoiseEstimate
+from paceline.policies.estimators.protocol_scores import Scoring
+from paceline.policies.noise_rule import NoiseRule, NoiseScaling
+from tiny_jobs import tiny_job
+
+N = 4
+
+
+class AutoRun:
+    """Auto on N workers whose round trips are given; every four arrivals are an update."""
+
+    def __init__(self, controller, phi=1.0, has_fallen=True):
+        self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
+        self.state = controller.begin(N)
+        self.protocol, self.workload, self.version, self.actions = bsp(), 0, 0, []
+        self.ask("open")
+
+    def ask(self, trigger, **more):
+        rule = NoiseRule(N, 0.1)
+        observation = Observation(
+            trigger=trigger,
+            now=float(self.workload),
+            version=self.version,
+            opened_s=0.0,
+            live=N,
+            held=0,
+            quorum=1,
+            protocol=self.protocol,
+            workload=self.workload,
+            learning_rate=NoiseScaling(rule, self.phi),
+            workers=range(N) if trigger == "open" else (),
+            noise=NoiseEstimate(1.0, 1.0, self.phi, self.has_fallen),
+            **more,
+        )
+        self.state, actions = self.controller.decide(self.state, observation)
+        for action in actions:
+            self.actions.append((self.workload, action))
+            if isinstance(action, ChangeProtocol):
+                self.protocol = action.protocol
+
+    def work(self, rounds, trips_s, **more):
+        for _ in range(rounds):
+            for worker, trip_s in enumerate(trips_s):
+                self.workload += 1
+                self.ask("arrival", arrival=Arrival(0.0, worker, 1), trip_s=trip_s, accepted=True, **more)
+            self.version += 1
+            self.ask("open")
+
+    @property
+    def changes(self):
+        return [(at, action.protocol.name) for at, action in self.actions if isinstance(action, ChangeProtocol)]
+
+
+def test_it_begins_with_the_pull_of_the_reference():
+    assert AutoRun(Auto()).changes == [(0, "pull(k=4)")]
+
+
+def test_the_first_choice_comes_after_48_gradients_and_a_replay_of_every_candidate():
+    run = AutoRun(Auto(), phi=100.0)
+    run.work(11, [1.0, 1.0, 1.0, 1.0])
+    assert run.state.scoring is None
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    first = run.changes[1][0]
+    assert 48 + len(default_candidates(N)) <= first <= 48 + 2 * len(default_candidates(N))
+
+
+def test_noise_calls_for_all_gradients_and_little_noise_for_few_fresh_ones():
+    noisy, exact = AutoRun(Auto(), phi=1000.0), AutoRun(Auto(), phi=0.01)
+    for run in (noisy, exact):
+        run.work(40, [1.0, 1.0, 1.0, 8.0])
+    assert noisy.protocol.refill == "arrival"  # no worker waits
+    assert exact.protocol.max_staleness == 0
+
+
+def test_a_choice_has_its_numbers_and_the_price_of_staleness():
+    run = AutoRun(Auto(candidates=(pull(k=4), pl.asp())), phi=1000.0)
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    [_, (_, change)] = [each for each in run.actions if isinstance(each[1], ChangeProtocol)]
+    assert change.protocol == pl.asp()
+    assert change.price > 1.5
+    assert change.numbers["asp"] > 1.05 * change.numbers["pull(k=4)"]
+    assert change.numbers["phi"] == 1000.0
+    assert "x the progress of pull(k=4); phi 1e+03; asp" in change.reason
+
+
+def test_a_protocol_stays_if_the_gain_is_small_or_the_switch_too_dear():
+    alike = AutoRun(Auto(candidates=(bsp(), pl.backup(k=4))))
+    alike.work(60, [1.0, 1.0, 1.0, 1.0])
+    assert alike.changes == [(0, "bsp")]
+    assert any(isinstance(action, Note) and "bsp stays" in action.reason for _, action in alike.actions)
+    dear = AutoRun(Auto(candidates=(pull(k=4), pl.asp()), price_of_switch_s=1e6), phi=1000.0)
+    dear.work(60, [1.0, 1.0, 1.0, 8.0])
+    assert dear.changes == [(0, "pull(k=4)")]
+
+
+def test_a_loss_that_does_not_fall_keeps_protocols_fresh():
+    run = AutoRun(Auto(), phi=1000.0, has_fallen=False)
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol.max_staleness == 0
+
+
+def test_a_loss_that_rises_makes_the_protocol_fresh_again():
+    run = AutoRun(Auto(candidates=(pull(k=4), pl.asp())), phi=1000.0)
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pl.asp()
+    run.work(1, [1.0, 1.0, 1.0, 8.0], has_risen=True)
+    run.work(3, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pull(k=4)
+
+
+def test_a_cluster_that_changes_is_followed_at_once():
+    run = AutoRun(Auto(candidates=(bsp(), pl.k_sync(k=3))), phi=0.1)
+    run.work(100, [1.0, 1.01, 0.99, 1.0])
+    assert run.protocol == bsp()
+    before = run.workload
+    run.work(10, [1.0, 1.01, 0.99, 9.0])
+    assert run.protocol == pl.k_sync(k=3)
+    assert run.changes[-1][0] - before <= 32
+
+
+def test_cancelled_work_counts_as_a_longer_trip():
+    run = AutoRun(Auto())
+    run.work(3, [1.0, 1.0, 1.0])
+    run.ask("open", interrupted=[Work(3, 0, 7.0)])
+    assert max(run.state.trips.table(range(N), {})[3]) >= 7.0
+
+
+def test_the_default_candidates_are_those_of_the_catalogue():
+    for n in (1, 2, 3, 4, 6, 8, 16, 32):
+        candidates = default_candidates(n)
+        assert len({each.name for each in candidates}) == len(candidates) <= 35
+        for candidate in candidates:
+            [phase] = parse_plan(candidate.name).phases
+            assert phase.protocol == candidate
+            candidate.check_workers(n)
+
+
+def test_scores_are_progress_per_second():
+    scoring = Scoring([bsp(), pl.asp()], [[1.0], [4.0]])
+    while not scoring.is_done:
+        scoring.advance(50)
+    waits, free = scoring.scores
+    assert waits.gradients_per_s == pytest.approx(0.5)
+    assert free.gradients_per_s == pytest.approx(1.25, rel=0.02)
+    assert free.price > 1.0
+    assert waits.progress_per_s(phi=2.0) == pytest.approx(0.5 / 4)
+
+
+def test_invalid_arguments_are_refused():
+    with pytest.raises(pl.UsageError, match="price_of_switch_s=-1"):
+        auto(price_of_switch_s=-1)
+    with pytest.raises(pl.UsageError, match="dbw is no protocol with constant knobs"):
+        auto(candidates=["dbw"])
+    with pytest.raises(pl.UsageError, match=r"k_sync\(k=9\): waits for k = 9 gradients of 4 workers"):
+        pl.train(tiny_job(), protocol=auto(candidates=["k_sync(k=9)"]), cluster="4*exp(mean=1)", stop="updates=5")
+    with pytest.raises(pl.UsageError, match="sets the learning rate by the rule 'noise', but job tiny has"):
+        pl.train(tiny_job(lr_rule="proportional"), protocol="auto", cluster="4*exp(mean=1)", stop="updates=5")
+
+
+def test_a_run_begins_and_changes_by_itself():
+    slow = pl.Cluster(4, pl.Uniform(0.9, 1.1), speed=[1.0, 1.0, 1.0, 0.1])
+    run = pl.train(tiny_job(), protocol="auto", cluster=slow, stop="gradients=400")
+    bsp_run = pl.train(tiny_job(), protocol="bsp", cluster=slow, stop="gradients=400")
+    names = [each.reason.split(":")[0] for each in run.history.of(DecisionMade) if each.kind == "protocol"]
+    assert names[:2] == ["auto", "pull(k=4)"]
+    assert len(names) > 2
+    assert run.time_s < 0.5 * bsp_run.time_s

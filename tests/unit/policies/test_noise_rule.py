@@ -1,0 +1,201 @@
+from functools import partial
+from random import Random
+from statistics import fmean
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline as pl
+from coordinator_harness import coordinator
+from paceline.core.events import Apply, Arrival, Compute, Decision, Step, UpdateApplied
+from paceline.core.records import UpdateMade
+from paceline.errors import PacelineWarning
+from paceline.policies.learning_rate import LRScaling
+from paceline.policies.noise_rule import LossGuard, NoiseRule, NoiseScaling, NoiseTracker
+from paceline.protocols.protocol import as_plan
+from paceline.run.noise_reference import reference_of
+from paceline.server.optimizer import stepping
+from tiny_jobs import sgd, small_net, tiny_job
+
+counts = st.integers(1, 64)
+phis = st.floats(1e-3, 1e3)
+
+
+@given(counts, counts, phis)
+def test_the_reference_keeps_its_rate_and_smaller_updates_get_less(K, k, phi):
+    rule = NoiseRule(K, 0.1)
+    assert rule.scale(K, phi) == pytest.approx(1.0)
+    assert (rule.scale(k, phi) <= 1.0 + 1e-9) == (k <= K) or k == K
+
+
+@given(counts, counts)
+def test_the_limits_are_constant_and_proportional(K, k):
+    rule = NoiseRule(K, 0.1)
+    assert rule.scale(k, 1e-9) == pytest.approx(LRScaling("constant").scale(k, K))
+    assert rule.scale(k, 1e12) == pytest.approx(LRScaling("proportional").scale(k, K))
+
+
+@given(counts, phis, st.floats(1, 100))
+def test_staleness_lowers_the_rate_at_most_by_its_price(k, phi, price):
+    rule = NoiseRule(16, 0.1)
+    assert rule.scale(k, phi) / price - 1e-12 <= rule.scale(k, phi, price) <= rule.scale(k, phi)
+
+
+def test_an_adaptive_optimizer_gets_the_square_root():
+    plain, adaptive = NoiseRule(16, 0.1), NoiseRule(16, 0.1, momentum=0.9, adaptive=True)
+    assert adaptive.scale(4, 10.0, 3.0) == pytest.approx(plain.scale(4, 10.0, 3.0) ** 0.5)
+    assert adaptive.momentum_power(4) == 1.0
+
+
+def test_the_velocity_keeps_its_half_life_in_gradients():
+    rule = NoiseRule(16, 0.1, momentum=0.9)
+    assert (0.9 ** rule.momentum_power(4)) ** 4 == pytest.approx(0.9)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    moved = []
+    for step in range(4000):  # one gradient of 1, then none: the whole movement is eta / (1 - mu)
+        weight.grad = torch.ones(1) if step == 0 else torch.zeros(1)
+        with stepping(optimizer, 0.5, momentum_power=rule.momentum_power(1)):
+            optimizer.step()
+        moved.append(-weight.item())
+    assert moved[-1] == pytest.approx(0.5 * 0.1 / (1 - 0.9), rel=1e-3)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert moved[15] == pytest.approx((1 - 0.9) * moved[-1], rel=1e-3)  # after 16 gradients as after one update of 16
+
+
+def drive(plan, n=4, updates=300, **rule):
+    """Return the updates of a coordinator at losses 1 + 4 / i, and its decisions on the learning rate."""
+    random = Random(0)
+    noise = NoiseRule(n, **{"learning_rate": 0.1, **rule})
+    ours = coordinator(plan, n, learning_rate=LRScaling("noise"), noise=noise)
+    commands, tasks, applied, decided, arrivals = ours.begin(), [], [], [], 0
+    while len(applied) < updates:
+        tasks += [command for command in commands if isinstance(command, Compute)]
+        applied += [command for command in commands if isinstance(command, Apply)]
+        decided += [each for each in commands if isinstance(each, Decision) and each.kind == "learning_rate"]
+        if ours.awaits_step:
+            commands = ours.handle(UpdateApplied(float(arrivals), ours.version, Step(0.9, 0.09, 0.01, 0.1, 0.1)))
+            continue
+        task = tasks.pop(random.randrange(len(tasks)))
+        arrivals += 1
+        numbers = {"loss": 1 + 4 / arrivals, "squared_norm": 1.0, "variance": 0.5}
+        commands = ours.handle(Arrival(float(arrivals), task.worker, task.draw, **numbers))
+    return applied, decided
+
+
+def test_the_coordinator_scales_updates_by_the_rule():
+    applied, decided = drive(pl.pull(k=2))
+    last = decided[-1].numbers
+    assert applied[-1].lr_scale == pytest.approx(NoiseRule(4, 0.1).scale(2, last["phi"]), rel=0.1)
+    assert last["V"] == pytest.approx(0.5)
+    assert "of the given rate for k=2: variance 0.5" in decided[-1].reason
+
+
+def test_stale_updates_pay_the_price_of_staleness():
+    applied, decided = drive(pl.asp())
+    last = decided[-1].numbers
+    assert last["d"] > 2
+    assert applied[-1].lr_scale == pytest.approx(NoiseRule(4, 0.1).scale(1, last["phi"], last["d"]), rel=0.15)
+    assert "price of staleness" in decided[-1].reason
+
+
+def test_momentum_makes_staleness_dearer():
+    plain, heavy = (drive(pl.asp(), momentum=momentum)[1][-1].numbers["d"] for momentum in (0.0, 0.8))
+    assert heavy == pytest.approx(3.0 * plain, rel=0.1)
+
+
+def test_some_steps_are_measured_and_the_first_ones_all():
+    applied, _ = drive(pl.pull(k=2), updates=60)
+    measured = [update.measure for update in applied]
+    assert all(measured[:16])
+    assert sum(measured[20:]) == 10
+
+
+def test_momentum_reaches_the_update():
+    applied, _ = drive(pl.pull(k=2), momentum=0.9)
+    assert applied[-1].momentum_power == 0.5
+
+
+def test_a_tracker_goes_on_from_its_state():
+    arrival = Arrival(1.0, 0, 1, loss=2.0, squared_norm=1.0, variance=0.3)
+    first, second = NoiseTracker(NoiseRule(4, 0.1)), NoiseTracker(NoiseRule(4, 0.1))
+    for _ in range(40):
+        first.accept(arrival)
+        first.make((0,), 1.0)
+    second.load_state_dict(first.state_dict())
+    assert second.scaling == first.scaling
+    assert isinstance(first.scaling, NoiseScaling)
+
+
+def test_the_guard_lowers_the_rate_when_the_loss_rises_and_recovers():
+    guard = LossGuard()
+    assert not any(guard.accept(1.0) for _ in range(100))
+    risen = [guard.accept(2.0) for _ in range(100)]
+    assert risen.count(True) == 1
+    assert guard.factor == pytest.approx(0.7)
+    assert not any(guard.accept(2.0) for _ in range(200))
+    assert guard.factor == 1.0
+
+
+def test_the_guard_lowers_the_rate_again_only_if_the_loss_goes_on_rising():
+    guard, loss = LossGuard(), 1.0
+    for _ in range(600):
+        loss *= 1.01
+        guard.accept(loss)
+    assert guard.factor < 0.2
+
+
+def test_the_guard_is_quiet_on_noise():
+    random, guard = Random(0), LossGuard()
+    assert not any(guard.accept(random.gauss(1.0, 1.0)) for _ in range(5000))
+
+
+def test_the_reference_is_that_of_the_optimizer():
+    sgd = tiny_job(lr_rule="noise")
+    assert reference_of(sgd, small_net(), as_plan(pl.bsp()), 4) == NoiseRule(4, 0.1, 0.9)
+    adam = tiny_job(lr_rule="noise", lr_of=2, optimizer=partial(torch.optim.AdamW, lr=0.01))
+    assert reference_of(adam, small_net(), as_plan(pl.asp()), 4) == NoiseRule(2, 0.01, 0.9, adaptive=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "plan", "match"),
+    [
+        ({"optimizer": torch.optim.RMSprop}, pl.bsp(), "does not know how the steps of RMSprop grow"),
+        ({"lr_of": 0}, pl.bsp(), r"lr_of=0 is not"),
+        (
+            {"optimizer": torch.optim.Adam},
+            pl.asp() + pl.staleness_weight(),
+            "staleness_weight only scales gradients, by which Adam divides again",
+        ),
+    ],
+)
+def test_what_the_rule_cannot_follow_is_refused(changes, plan, match):
+    with pytest.raises(pl.UsageError, match=match):
+        reference_of(tiny_job(lr_rule="noise", **changes), small_net(), as_plan(plan), 4)
+
+
+def test_a_rate_of_more_gradients_than_workers_is_warned_of():
+    with pytest.warns(PacelineWarning, match="lr_of=8, but there are 4 workers"):
+        reference_of(tiny_job(lr_rule="noise", lr_of=8), small_net(), as_plan(pl.bsp()), 4)
+
+
+def test_a_rate_per_worker_is_refused():
+    with pytest.raises(pl.UsageError, match="the rule takes the rate of a whole update"):
+        LRScaling("noise", "per_worker")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "over_bsp", "over_constant"),
+    [(sgd(lr=0.1, momentum=0.9), 1.1, 0.7), (partial(torch.optim.Adam, lr=0.2), 2.0, 0.6)],
+)
+def test_asynchronous_training_at_the_rate_of_bsp(optimizer, over_bsp, over_constant):
+    def loss(protocol, lr_rule):
+        job = tiny_job(lr_rule=lr_rule, optimizer=optimizer)
+        run = pl.train(job, protocol=protocol, cluster="8*exp(mean=1)", stop="gradients=800", seed=1)
+        updates = list(run.history.of(UpdateMade))
+        return fmean(update.loss for update in updates[-len(updates) // 20 :])
+
+    assert loss("asp", "noise") < over_bsp * loss("bsp", "constant")
+    assert loss("asp", "noise") < over_constant * loss("asp", "constant")
