@@ -11,6 +11,7 @@ from .catalogue.parser import sync_switch as sync_switch
 from .catalogue.protocols import adasync as adasync
 from .catalogue.protocols import all_reduce as all_reduce
 from .catalogue.protocols import asp as asp
+from .catalogue.protocols import auto as auto
 from .catalogue.protocols import b_dbw as b_dbw
 from .catalogue.protocols import backup as backup
 from .catalogue.protocols import bsp as bsp
@@ -72,6 +73,7 @@ from .policies.compensation.base import Compensator as Compensator
 from .policies.compensation.base import StaleGradient as StaleGradient
 from .policies.compensation.base import chain as chain
 from .policies.controllers.adasync import AdaSync as AdaSync
+from .policies.controllers.auto import Auto as Auto
 from .policies.controllers.base import Action as Action
 from .policies.controllers.base import CallAgainAt as CallAgainAt
 from .policies.controllers.base import ChangeProtocol as ChangeProtocol

@@ -33,30 +33,6 @@ def named(factory: F) -> F:
 
 
 @named
-def auto(candidates: Sequence[str | Protocol] = (), price_of_switch_s: float = 0.0) -> Phase:
-    """Automatic protocol and learning rate: the protocol with the most progress per second, from the rate of BSP.
-
-    Args:
-        candidates: protocols to choose from, as ["bsp", "asp"]; bsp, asp and five families if none is given.
-        price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
-
-    Paper: none; after the learning rate of McCandlish et al., "An empirical model of large-batch training", 2018.
-    """
-    chosen = tuple(each if isinstance(each, Protocol) else _protocol(each) for each in candidates)
-    told = [f"candidates=[{', '.join(map(repr, map(str, chosen)))}]"] if chosen else []
-    told += [f"price_of_switch_s={price_of_switch_s:g}"] if price_of_switch_s else []
-    name = f"auto({', '.join(told)})" if told else "auto"
-    return Phase(replace(bsp(), name=name), (Auto(chosen, price_of_switch_s),), name=name)
-
-
-def _protocol(text: str) -> Protocol:
-    given = bind(parse_call(text), CATALOGUE)
-    if not isinstance(given, Protocol):
-        raise UsageError(f"auto: {text} is no protocol with constant knobs; give for example 'k_sync(k=4)'")
-    return given
-
-
-@named
 def bsp() -> Protocol:
     """Bulk synchronous parallel: every update waits for one gradient of every live worker.
 
@@ -175,6 +151,30 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
     if not isinstance(r, int) or r < 1:
         raise UsageError(f"{name}: r = {r!r}, expected a whole number >= 1")
     return Protocol(1, r - 1, "arrival", "interrupt" if stops else "finish", name=name)
+
+
+@named
+def auto(candidates: Sequence[str | Protocol] = (), price_of_switch_s: float = 0.0) -> Phase:
+    """Automatic protocol and learning rate: the protocol with the most progress per second, from the rate of BSP.
+
+    Args:
+        candidates: protocols to choose from, as ["bsp", "asp"]; bsp, asp and five families if none is given.
+        price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
+
+    Paper: none; after the learning rate of McCandlish et al., "An empirical model of large-batch training", 2018.
+    """
+    chosen = tuple(each if isinstance(each, Protocol) else _protocol(each) for each in candidates)
+    told = [f"candidates=[{', '.join(map(repr, map(str, chosen)))}]"] if chosen else []
+    told += [f"price_of_switch_s={price_of_switch_s:g}"] if price_of_switch_s else []
+    name = f"auto({', '.join(told)})" if told else "auto"
+    return Phase(replace(bsp(), name=name), (Auto(chosen, price_of_switch_s),), name=name)
+
+
+def _protocol(text: str) -> Protocol:
+    given = bind(parse_call(text), CATALOGUE)
+    if not isinstance(given, Protocol):
+        raise UsageError(f"auto: {text} is no protocol with constant knobs; give for example 'k_sync(k=4)'")
+    return given
 
 
 @named

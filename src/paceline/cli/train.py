@@ -18,6 +18,7 @@ from paceline.cli.options import CLUSTER, JOB, EvaluateEvery, Format, Output, Wo
 from paceline.cli.terminal import fitted
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError, UsageError
+from paceline.recording.choices import last_choices
 from paceline.recording.run_stats import count
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.clusters.local import LocalCluster
     from paceline.clusters.simulated import Cluster
     from paceline.clusters.torchrun import Torchrun
+    from paceline.jobs.job import Job
     from paceline.recording.callback import Callback
     from paceline.run.train import Result
 
@@ -72,6 +74,16 @@ def train(
     ] = None,
     keep_checkpoints: Annotated[int | None, typer.Option(min=1, help="Number of checkpoints kept. Default: 3.")] = None,
     worker_timeout_s: WorkerTimeout = None,
+    lr_rule: Annotated[
+        str | None,
+        typer.Option(help="How the learning rate follows the gradients of an update: constant, proportional, noise."),
+    ] = None,
+    lr_of: Annotated[
+        str | None,
+        typer.Option(
+            help="For noise and auto: what the rate was tuned for, bsp or a number of gradients. Default: bsp."
+        ),
+    ] = None,
     measure_steps: Annotated[
         bool,
         typer.Option("--measure-steps", help="Record how far each update moves the parameters, for paceline advise."),
@@ -141,7 +153,7 @@ def _train(
     cluster = parse_cluster(options["cluster"], options["censored"])
     if options["elastic"]:
         cluster = _elastic(cluster)
-    job = load_job(options["job"])
+    job = _with_rate(load_job(options["job"]), options)
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
         raise UsageError("torchrun may restart this job (--max-restarts): give --out FOLDER, which a restart resumes")
     folder = resume or out or _free_folder(job.name)
@@ -161,6 +173,13 @@ def _train(
         )
 
 
+def _with_rate(job: Job, options: SavedOptions) -> Job:
+    """Return the job with the learning-rate rule of the command line, if there is one."""
+    lr_of = options["lr_of"]
+    given = {"lr_rule": options["lr_rule"], "lr_of": int(lr_of) if lr_of and lr_of.isdigit() else lr_of}
+    return replace(job, **{name: value for name, value in given.items() if value is not None})
+
+
 def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
     from paceline.clusters.torchrun import Torchrun
 
@@ -177,13 +196,16 @@ def _print_result(result: Result, output: Format) -> None:
     counted = count(result.history)
     folder = str(result.folder) if result.folder else None
     stats = {**counted.plain(), "updates_per_s": counted.updates_per_s, "folder": folder}
+    chosen = last_choices(result.history)
     if output is Format.JSON:
-        print(json.dumps(plain(stats), allow_nan=False))
+        print(json.dumps(plain({**stats, **({"chosen": chosen} if chosen else {})}), allow_nan=False))
         return
     metrics = {f"test {name}": value for name, value in stats.pop("metrics").items()}
     for name, value in {**stats, **metrics}.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(fitted(f"{name.replace('_', ' '):16} {shown}", sys.stdout, indent=17))
+    if chosen:
+        print(fitted(f"{'chosen':16} {chosen}", sys.stdout, indent=17))
 
 
 def _writers(folder: Path, options: SavedOptions) -> list[Callback]:

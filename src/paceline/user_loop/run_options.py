@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,6 +41,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_checkpoints: int = 3
     worker_timeout_s: float | None = None
     measure_steps: bool = False
+    lr_rule: Literal["constant", "proportional", "noise"] = "constant"
+    lr_of: Literal["bsp"] | int = "bsp"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:
@@ -70,6 +73,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def config(self, job: Job, plan: Plan, cluster: Torchrun, stop: Stop, process: HostProcess) -> RunConfig:
         """Return the configuration of one rank."""
         limits = (self.worker_timeout_s, self.measure_steps)
+        job = replace(job, lr_rule=self.lr_rule, lr_of=self.lr_of)
         return RunConfig(job, plan, cluster, stop, self.seed, None, *limits, process)
 
     def open_session(self, config: RunConfig) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:

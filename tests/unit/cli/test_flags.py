@@ -88,7 +88,7 @@ def test_the_library_names_no_flag_of_the_command_line():
         ("cannot read 'seed=3 or': the worker's own", None),
         ("'my:job' raised ValueError: seed=3 is bad", None),
         ("give loss=, eval_loss= or metric= in the stop", None),
-        ("lr_rule='linear', expected 'constant'", None),
+        ("lr_is='linear', expected 'total'", None),
     ],
 )
 def test_arguments_become_flags(message, said):
