@@ -29,7 +29,7 @@ def largest_stable_step(schedule: Schedule) -> float:
 
         x_{i+1} = x_i - a mean_j x_{i - t_j},
 
-    repeated until the largest |x| of the last quarter can be compared with that of the quarter before. Steps are
+    repeated until the largest deviation of the last quarter can be compared with that of the quarter before. Steps are
     scanned from below: at a = 1 a single fresh gradient makes x = 0, which looks stable however stale the others are.
 
     Args:
