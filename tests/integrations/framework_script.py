@@ -89,7 +89,7 @@ def common(settings):
     folder = {name: settings[name] for name in ("out", "resume") if name in settings}
     if "heartbeat_timeout_s" not in settings:
         return folder
-    return {"cluster": pl.Torchrun(heartbeat_timeout_s=settings["heartbeat_timeout_s"]), **folder}
+    return {"cluster": f"torchrun(heartbeat_timeout_s={settings['heartbeat_timeout_s']})", **folder}
 
 
 def plain(model, settings):

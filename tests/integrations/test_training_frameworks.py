@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_is_resumed_and_ends_as_one_that_was_not(framewor
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_one_process_trains_alone_and_clips(framework):
-    [answer] = answers(framework, ranks=0, clip_norm=0.5)
+    [answer] = answers(framework, ranks=0, clip_norm=0.5, heartbeat_timeout_s=9)
     [again] = answers("plain", ranks=0, clip_norm=0.5)
     assert answer["steps"] == EPOCHS * SAMPLES // 4
     assert answer["parameters"] == pytest.approx(again["parameters"], rel=1e-12, abs=1e-12)

@@ -67,7 +67,7 @@ def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
         return Cluster(trace.workers, trace)
     if text.endswith(".toml"):
         return load_cluster(text)
-    if re.match(r"\s*torchrun\s*(\(|$)", text):
+    if is_torchrun(text):
         return bind(parse_call(text, "torchrun(shards=2)"), {"torchrun": Torchrun})
     if text.startswith("local:"):
         return LocalCluster(_count(text.removeprefix("local:"), text))
@@ -90,6 +90,11 @@ def _with_censored(
     raise UsageError(
         f'censored="{censored}" applies to the rows of a trace: give cluster="trace:FILE", or omit censored'
     )
+
+
+def is_torchrun(text: str) -> bool:
+    """Return whether a cluster text names the processes that torchrun starts."""
+    return re.match(r"\s*torchrun\s*(\(|$)", text) is not None
 
 
 def _is_trace(text: str) -> bool:

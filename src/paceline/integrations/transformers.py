@@ -34,7 +34,7 @@ class PacelineArguments(transformers.TrainingArguments):  # type: ignore[misc]  
         protocol: protocol as text, as "k_batch_async(k=4)".
         run_folder: folder in which rank 0 records the run, None for no record; ``train(resume_from_checkpoint=True)``
             resumes it.
-        attach_options: further arguments of `paceline.attach`, as ``{"cluster": pl.Torchrun(...)}``.
+        attach_options: further arguments of `paceline.attach`, as ``{"cluster": "torchrun(encrypt=false)"}``.
     """
 
     protocol: str = "bsp"

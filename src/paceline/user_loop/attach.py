@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
+from paceline.clusters.parser import is_torchrun, parse_cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
@@ -32,6 +33,7 @@ from paceline.user_loop.served_loop import ServedLoop
 from paceline.user_loop.single_run import SingleRun
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
+from paceline.utils.spec_parser import parse_call
 from paceline.utils.validation import check_range
 
 LOG = RankLogger(__name__)
@@ -51,7 +53,7 @@ def attach(
     stop: str | Stop | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
-    cluster: Torchrun | None = None,
+    cluster: str | Torchrun | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     **options: Any,
@@ -79,8 +81,8 @@ def attach(
         stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
         clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
-        cluster: how the processes reach each other, as ``pl.Torchrun(address=...)``; ``elastic=True`` without a
-            server only.
+        cluster: how the processes reach each other, as the text "torchrun(address=10.0.0.1)", which a process alone
+            ignores, or as ``pl.Torchrun(...)``, which needs torchrun; ``elastic=True`` without a server only.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
         options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
@@ -111,6 +113,8 @@ def attach(
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
     check_loader(loader)
+    if isinstance(cluster, str):
+        _check_text(cluster)
     if not started_by_torchrun(os.environ):
         LOG.warning(
             "torchrun has not started this process: the loop trains alone, without a protocol, stop conditions or a "
@@ -119,7 +123,7 @@ def attach(
         return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
-    cluster = cluster or Torchrun()
+    cluster = _ranks(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
     if plan.allreduce is not None:
@@ -168,6 +172,24 @@ def _check_model(model: nn.Module) -> None:
             "the model has DTensor parameters, as of FSDP or tensor parallelism, but a rank sends whole gradients: "
             "attach a model that fits on each rank"
         )
+
+
+def _check_text(cluster: str) -> None:
+    if not is_torchrun(cluster):
+        raise UsageError(
+            f"cluster={cluster!r}, but attach is for processes that torchrun starts: give text as "
+            '"torchrun(encrypt=false)", or omit it'
+        )
+    parse_call(cluster, "torchrun(encrypt=false)")
+
+
+def _ranks(cluster: str | Torchrun | None) -> Torchrun:
+    """Return the ranks that torchrun has started."""
+    if isinstance(cluster, str):
+        parsed = parse_cluster(cluster)
+        assert isinstance(parsed, Torchrun)
+        return parsed
+    return cluster or Torchrun()
 
 
 def _check_cluster(cluster: Torchrun, **also: bool) -> None:

@@ -104,6 +104,9 @@ def parallel():
         ({"cluster_options": {"elastic": True}}, "cluster has elastic=True"),
         ({"accumulate": 0}, "accumulate"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
+        ({"cluster": "torchrun(shards=2)"}, "cluster has shards=2, which attach does not support: omit it"),
+        ({"cluster": "torchrun(heartbeats=9)"}, "torchrun has no knob 'heartbeats'"),
+        ({"protocol": "all_reduce", "cluster": "torchrun(wire=bf16)"}, "sums in float32 only"),
     ],
 )
 @pytest.mark.usefixtures("torchrun")
@@ -116,18 +119,39 @@ def test_what_cannot_work_is_refused_with_what_to_type(changes, expected):
     assert expected in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("local:4", "cluster='local:4', but attach is for"),
+        ("4*exp(mean=1)", 'give text as "torchrun(encrypt=false)"'),
+        ("cluster.toml", "or omit it"),
+        ("torchruns", "cluster='torchruns', but attach is for"),
+        ("torchrun(encrypt=false", "cannot read 'torchrun(encrypt=false'"),
+        ("torchrun(false)", "'false' has no name in torchrun(...)"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_text_of_another_cluster_is_refused_also_alone(text, expected, alone, request):
+    if not alone:
+        request.getfixturevalue("torchrun")
+    with pytest.raises(pl.UsageError) as refused:
+        attach(cluster=text)
+    assert expected in str(refused.value)
+
+
 @pytest.mark.usefixtures("torchrun")
 def test_a_second_run_of_a_process_is_refused_until_the_first_has_finished():
     with attach(), pytest.raises(pl.UsageError, match=r"call its finish\(\) before attach"):
         attach()
-    attach().finish()
+    attach(cluster="torchrun(encrypt=false)").finish()
 
 
-def test_without_torchrun_the_loop_trains_alone_and_says_so(caplog):
+@pytest.mark.parametrize("cluster", [None, "torchrun", "torchrun(encrypt=false)", "torchrun(address=10.0.0.1)"])
+def test_without_torchrun_the_loop_trains_alone_and_says_so(cluster, caplog):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()
-    with attach(model=model, optimizer=optimizer) as run:
+    with attach(model=model, optimizer=optimizer, cluster=cluster) as run:
         steps = 0
         for _ in run.epochs(2):
             for (x,) in run.loader:
