@@ -188,7 +188,7 @@ def test_a_rate_per_worker_is_refused():
 
 @pytest.mark.parametrize(
     ("optimizer", "over_bsp", "over_constant"),
-    [(sgd(lr=0.1, momentum=0.9), 1.3, 0.7), (partial(torch.optim.Adam, lr=0.1), 1.6, 0.8)],
+    [(sgd(lr=0.1, momentum=0.9), 1.3, 0.7), (partial(torch.optim.Adam, lr=0.1), 2.0, 0.9)],
 )
 def test_asynchronous_training_at_the_rate_of_bsp(optimizer, over_bsp, over_constant):
     def loss(protocol, lr_rule):
