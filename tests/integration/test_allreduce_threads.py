@@ -127,7 +127,8 @@ def test_ranks_without_rank_0_end():
         job.await_training()
         job.processes[0].kill()
         for rank in (1, 2):
-            with pytest.raises(pl.RunError, match="rank 0 is gone"):
+            # Here rank 0 is a thread, which may still report the other rank as lost while it is killed.
+            with pytest.raises(pl.RunError, match="rank 0 is gone|a worker is gone"):
                 job.end(rank)
 
 
