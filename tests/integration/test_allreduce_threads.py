@@ -128,7 +128,7 @@ def test_ranks_without_rank_0_end():
         job.processes[0].kill()
         for rank in (1, 2):
             # Here rank 0 is a thread, which may still report the other rank as lost while it is killed.
-            with pytest.raises(pl.RunError, match="rank 0 is gone|a worker is gone"):
+            with pytest.raises(pl.RunError, match=r"rank 0 is gone|a worker is gone"):
                 job.end(rank)
 
 
