@@ -233,13 +233,13 @@ class NoiseTracker(Stateful):
 
     def change(self) -> dict[str, float]:
         """Return the numbers of the rule if one has changed by a tenth since they were returned last, else nothing."""
-        now = (self.estimate.phi, self.price_of_staleness, self.guard.factor)
+        k, _, scale = self._latest
+        now = (self.estimate.phi, self.price_of_staleness, scale)
         if all(abs(new - old) <= 0.1 * abs(old) for new, old in zip(now, self._logged, strict=True)):
             return {}
         self._logged = now
         V, P, phi, *_ = self.estimate
-        k, _, scale = self._latest
-        return {"V": V, "P": P, "phi": phi, "d": now[1], "guard": now[2], "k": k, "scale": scale}
+        return {"V": V, "P": P, "phi": phi, "d": now[1], "guard": self.guard.factor, "k": k, "scale": scale}
 
 
 MEASURE_EVERY = 4

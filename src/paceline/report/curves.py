@@ -11,6 +11,7 @@ import numpy as np
 from paceline.report.run_data import Column, RunData
 
 AXES = {"time": "seconds", "updates": "updates", "workload": "workload (accepted gradients)"}
+RATES = {"scale": "learning rate, as a factor on the given one", "phi": "phi, gradients at which noise limits the rate"}
 SWITCHES = ("protocol", "resumed")  # kinds of marks drawn as vertical lines
 GRID = 240  # points of a mean curve
 MOST_POINTS = 2_000  # points of the curve of a single run; a longer one is drawn on the grid
@@ -63,7 +64,7 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
 
 
 def panels(groups: Sequence[Group]) -> dict[str, str]:
-    """Return the panels of these groups with their titles: training loss, each metric, quorum.
+    """Return the panels of these groups with their titles: training loss, each metric, learning rate, quorum.
 
     Metrics with a target come first, the evaluation loss comes last.
     """
@@ -71,7 +72,9 @@ def panels(groups: Sequence[Group]) -> dict[str, str]:
     asked = [target.metric for run in runs for target in run.evaluated]
     names = dict.fromkeys([*asked, *(name for run in runs for name in _metrics(run))])
     order = sorted(names, key=lambda name: (name not in asked, name == "loss"))
-    return {"loss": "training loss", **{metric_panel(name): metric_title(name) for name in order}, "k": "quorum k"}
+    metrics = {metric_panel(name): metric_title(name) for name in order}
+    rates = RATES if any(len(run.rates["phi"]) for run in runs) else {}
+    return {"loss": "training loss", **metrics, **rates, "k": "quorum k"}
 
 
 def metric_panel(name: str) -> str:
@@ -148,6 +151,7 @@ def _panels(runs: Sequence[RunData], axis: str) -> dict[str, CurveLine]:
     lines = {
         "loss": band([(_x(run, axis), smooth_loss(run)) for run in runs]),
         **{metric_panel(name): band([_metric(run, name, axis) for run in runs]) for name in names},
+        **{name: band([_rate(run, name, axis) for run in runs], steps=True) for name in RATES},
         "k": band([(_x(run, axis), run.updates["k"].astype(float)) for run in runs], steps=True),
     }
     return {name: line for name, line in lines.items() if line is not None}
@@ -157,6 +161,17 @@ def _x(run: RunData, axis: str) -> Column:
     if axis == "updates":
         return np.arange(1.0, len(run.updates["k"]) + 1)
     return run.updates["time_s" if axis == "time" else "workload"].astype(float)
+
+
+def _rate(run: RunData, name: str, axis: str) -> tuple[Column, Column]:
+    if not len(run.rates[name]):
+        return np.zeros(0), np.zeros(0)
+    values = np.append(run.rates[name], run.rates[name][-1])  # the last one holds to the end of the run
+    if axis == "time":
+        return np.append(run.rates["time_s"], run.end_s), values
+    updates = np.append(run.rates["updates"], len(run.updates["k"]))
+    x = updates if axis == "updates" else np.append(0, run.updates["workload"])[updates]
+    return x.astype(float), values
 
 
 def _metrics(run: RunData) -> list[str]:

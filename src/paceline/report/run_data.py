@@ -25,6 +25,8 @@ Spans = list[tuple[float, float]]
 _WHAT = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples")
 _WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
 _UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason")
+_RATE = ("time_s", "updates", "scale", "phi")
+_REAL = {"scale", "phi"}
 NO_STALENESS = -1  # value of a task whose gradient never arrived
 NO_REASON = -1
 
@@ -58,6 +60,7 @@ class RunData:
         updates: columns of the updates; `gradients` counts the used gradients until then.
         losses: losses of the used gradients in the order of their arrival.
         evaluations: records of the evaluations.
+        rates: columns of the learning-rate rule "noise": factor on the given rate, and phi; empty under other rules.
         marks: decisions and events of the whole run.
         endings: ends of tasks, numbered by the column `ending` of `work`.
         reasons: reasons, numbered by the columns of reasons of `updates`.
@@ -73,6 +76,7 @@ class RunData:
     updates: dict[str, Column]
     losses: Column
     evaluations: list[records.VersionEvaluated]
+    rates: dict[str, Column]
     marks: list[Mark]
     endings: list[RunEndingData]
     reasons: list[str]
@@ -142,6 +146,7 @@ def read_run(run: SavedRun, label: str) -> RunData:
         updates=_columns(reader.updates, _UPDATE),
         losses=np.array(reader.losses),
         evaluations=reader.evaluations,
+        rates=_columns(reader.rates, _RATE),
         marks=reader.marks,
         endings=list(reader.endings),
         reasons=list(reader.reasons),
@@ -158,6 +163,7 @@ class _Reader:
         self.updates = array("d")  # rows of _UPDATE
         self.losses = array("d")
         self.evaluations: list[records.VersionEvaluated] = []
+        self.rates = array("d")  # rows of _RATE
         self.marks: list[Mark] = []
         self.endings: dict[RunEndingData, int] = {}
         self.reasons: dict[str, int] = {}
@@ -201,6 +207,8 @@ class _Reader:
                 self.evaluations.append(record)
             case records.DecisionMade(kind="quorum"):  # these decisions are shown with the updates
                 self._quorum_reason = self._reason(record.reason)
+            case records.DecisionMade(kind="learning_rate", numbers=dict(numbers)):
+                self.rates.extend((record.now_s, self._updates, numbers["scale"], numbers["phi"]))
             case records.DecisionMade():
                 if record.kind == "protocol":
                     self._quorum_reason = NO_REASON
@@ -273,10 +281,10 @@ def _where(work: records.GradientArrived | records.WorkInterrupted | records.Wor
 
 
 def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
-    """Split concatenated rows into columns: float for seconds, int for all others."""
+    """Split concatenated rows into columns: float for seconds and real numbers, int for all others."""
     table = np.array(rows).reshape(-1, len(names))
     return {
-        name: table[:, i].copy() if name.endswith("_s") else table[:, i].astype(np.int64)
+        name: table[:, i].copy() if name.endswith("_s") or name in _REAL else table[:, i].astype(np.int64)
         for i, name in enumerate(names)
     }
 
