@@ -16,7 +16,7 @@ Schedule = Sequence[Sequence[int]]
 """Stalenesses of the gradients of each update, in versions."""
 
 FRESH = 2.0  # largest stable step with fresh gradients
-MARGIN = 1.05
+MARGIN = 1.15
 GRID = FRESH * 2.0 ** (np.arange(-14 * 16, 1) / 16)
 LEAST_UPDATES = 400
 LEAST_TURNS = 24  # updates of a run, per version of the largest staleness
@@ -81,10 +81,10 @@ def _peaks(updates: Sequence[Sequence[int]], depth: int) -> tuple[np.ndarray, np
 
 
 def price_of(schedule: Schedule) -> float:
-    """Return the price of staleness d = 1.05 * 2 / a, with a the largest stable step; 1 for fresh gradients.
+    """Return the price of staleness d = 1.15 * 2 / a, with a the largest stable step; 1 for fresh gradients.
 
     >>> price_of([[0, 0]]), round(price_of([[7]]), 1)
-    (1.0, 10.4)
+    (1.0, 11.4)
     """
     a = largest_stable_step(schedule)
     return 1.0 if a >= FRESH else MARGIN * FRESH / a
@@ -124,7 +124,7 @@ class StalenessPrice(Stateful):
             price = 1.0 if self._is_fresh else price_of(even_schedule(protocol, n))
         self.price = price
         self._window.clear()
-        self._left = max(FIRST_WINDOW, 2 * n)
+        self._left = max(FIRST_WINDOW, TURNS * n)
         self._windows = 0
 
     def observe(self, stalenesses: tuple[int, ...]) -> None:
@@ -141,4 +141,5 @@ class StalenessPrice(Stateful):
 
 
 FIRST_WINDOW, WINDOW = 32, 256  # gradients
+TURNS = 2  # of the workers, at least, in the first window
 MOST_WINDOWS = 8
