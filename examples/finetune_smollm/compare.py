@@ -10,11 +10,13 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 from datetime import date
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ HERE = Path(__file__).parent
 DDP, WITHOUT_SLOW = "DDP", "DDP without the slow rank"
 PROTOCOLS = ("k_sync(k=2)", "k_batch_async(k=3)")
 TOLERANCE = 0.02  # on the final loss of DDP, which is the target
+LOSS_DIGITS = 5  # of the curves in the file; the times to the target are of the unrounded losses
+PACKAGES = ("torch", "transformers", "peft")
 
 Curve = list[tuple[float, float]]  # seconds of training, validation loss
 
@@ -85,6 +89,7 @@ def main() -> None:
     from data import load_model, load_tokens, prepare, sequences
     from train import SEQUENCES, VALIDATION
 
+    facts = about()
     prepare()
     model = load_model()
     blocks = torch.tensor(sequences(load_tokens(), SEQUENCES + VALIDATION, seed=0)[:VALIDATION])
@@ -97,13 +102,44 @@ def main() -> None:
             curve = evaluate(folder, model, blocks)
             if contender == DDP:
                 target = curve[-1][1] + TOLERANCE
-            result = {"seed": seed, "final_loss": curve[-1][1], "target": target, "curve": curve}
+            points = [(at_s, round(loss, LOSS_DIGITS)) for at_s, loss in curve]
+            result = {"seed": seed, "final_loss": curve[-1][1], "target": target, "curve": points}
             result |= {"total_s": curve[-1][0], "to_target_s": time_to(curve, target)}
             found.setdefault(contender, []).append(result)
             print(contender, {name: value for name, value in result.items() if name != "curve"}, flush=True)
-    about = {"date": date.today().isoformat(), "cores": os.cpu_count(), "machine": platform.machine()}
-    args.out.write_text(json.dumps({**about, "step_s": args.step_s, "contenders": found}, indent=1) + "\n")
+    args.out.write_text(as_text({**facts, "step_s": args.step_s, "contenders": found}))
     print(table(found))
+
+
+def about() -> dict[str, Any]:
+    """Return the commit, the versions of the packages, and a description of this machine."""
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    versions = {package: version(package) for package in PACKAGES}
+    machine = {"cpu": cpu(), "cores": os.cpu_count(), "machine": platform.machine()}
+    return {"commit": commit, "date": date.today().isoformat(), **versions, **machine}
+
+
+def cpu() -> str:
+    """Return the name of the processor."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def as_text(results: dict[str, Any]) -> str:
+    """Return results as JSON, with each point of a curve on a line.
+
+    >>> print(as_text({"curve": [(0.0, 3.5), (10.0, 2.5)]}), end="")
+    {
+     "curve": [
+      [0.0, 3.5],
+      [10.0, 2.5]
+     ]
+    }
+    """
+    return re.sub(r"\[\s+([-+.\w]+),\s+([-+.\w]+)\s+\]", r"[\1, \2]", json.dumps(results, indent=1)) + "\n"
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:

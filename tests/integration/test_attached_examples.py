@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import json
 import sys
 
 import pytest
@@ -11,9 +12,13 @@ from paths import ROOT
 ALLOWED = 3  # changed or added lines, beside imports
 
 
+def text_of(path):
+    return (ROOT / "examples" / path).read_text(encoding="utf-8")
+
+
 def code_of(path):
     """Return the lines after the docstring, without imports and empty lines."""
-    lines = (ROOT / "examples" / path).read_text(encoding="utf-8").splitlines()[1:]
+    lines = text_of(path).splitlines()[1:]
     return [line for line in lines if line and not line.startswith(("import ", "from "))]
 
 
@@ -42,6 +47,17 @@ def test_the_fine_tuning_reads_docstrings_and_takes_the_same_sequences_for_a_see
     first, again, other = (data.sequences(tokens, 5, seed) for seed in (0, 0, 1))
     assert first == again != other
     assert all(len(block) == data.LENGTH and block in [tokens[i:][: data.LENGTH] for i in block[:1]] for block in first)
+
+
+def test_the_results_of_the_fine_tuning_have_the_layout_of_its_script(smollm):
+    compare = smollm("compare")
+    text = text_of("finetune_smollm/results.json")
+    saved = json.loads(text)
+    assert compare.as_text(saved) == text
+    assert [*saved] == ["commit", "date", *compare.PACKAGES, "cpu", "cores", "machine", "step_s", "contenders"]
+    runs = [run for runs in saved["contenders"].values() for run in runs]
+    assert all(loss == round(loss, compare.LOSS_DIGITS) for run in runs for _, loss in run["curve"])
+    assert compare.table(saved["contenders"]) in text_of("finetune_smollm/README.md")
 
 
 def test_the_time_to_a_loss_is_interpolated_and_missing_where_it_is_not_reached(smollm):
