@@ -102,7 +102,6 @@ def on_plateau(optimizer):
         ({"loaders": [[1.0]]}, "expected one DataLoader"),
         ({"loaders": [loader(), loader()]}, "the server deals the samples of one"),
     ],
-    ids=str,
 )
 def test_what_ranks_of_unequal_speed_cannot_follow_is_refused(fit, settings, advice):
     with pytest.raises(UsageError, match=advice):
