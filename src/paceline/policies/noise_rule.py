@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import isfinite, nan, sqrt
 from typing import Any
 
 from paceline.core.gradient import Arrival
@@ -177,18 +177,16 @@ class NoiseTracker(Stateful):
         squares, samples = self._pending
         self._pending = (squares + gradient.samples * gradient.squared_norm, samples + gradient.samples)
 
-    def make(self, stalenesses: tuple[int, ...], schedule_scale: float) -> NoiseScaling:
-        """Add an update that is made now; return the scaling of its learning rate."""
+    def make(self, stalenesses: tuple[int, ...], schedule_scale: float) -> None:
+        """Add an update that is made now, before its learning rate is asked for."""
         squares, samples = self._pending
         self._pending = (0.0, 0.0)
         self._schedule_scale = schedule_scale
         self.estimate = self._critical.estimate(schedule_scale)
         self.has_risen = False
         k = len(stalenesses)
-        scaling = self.scaling
-        self._latest = (k, squares / samples, schedule_scale * scaling.scale(k, k))
         self.price.observe(stalenesses)
-        return scaling
+        self._latest = (k, squares / samples, schedule_scale * self.scaling.scale(k, k))
 
     def needs_step(self) -> bool:
         """Return whether the step of the update that is made now is to be measured: every one at first, then some."""
@@ -199,7 +197,9 @@ class NoiseTracker(Stateful):
         return True
 
     def finish(self, step: Step) -> None:
-        """Add the measured step of the latest update."""
+        """Add the measured step of the latest update, unless only this rank knows it."""
+        if not self._has_steps:
+            return
         k, mean_square, lr_scale = self._latest
         self._critical.finish_update(UpdateStats(k, mean_square, step, lr_scale))
 
@@ -239,7 +239,8 @@ class NoiseTracker(Stateful):
             return {}
         self._logged = now
         V, P, phi, *_ = self.estimate
-        return {"V": V, "P": P, "phi": phi, "d": now[1], "guard": self.guard.factor, "k": k, "scale": scale}
+        numbers = {"V": V, "P": P, "phi": phi, "d": now[1], "guard": self.guard.factor, "k": k, "scale": scale}
+        return {name: number for name, number in numbers.items() if isfinite(number)}
 
 
 MEASURE_EVERY = 4

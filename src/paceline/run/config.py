@@ -85,6 +85,11 @@ class RunConfig:
         """Reference of the learning-rate rule "noise"; None for another rule."""
         follows = [str(phase) for phase in self.plan.phases for each in phase.controllers if each.reads == "noise"]
         if self.job.lr_rule != "noise" and not follows:
+            if self.job.lr_of != "bsp":
+                raise UsageError(
+                    f"job {self.job.name}: lr_of={self.job.lr_of!r} has no effect with lr_rule={self.job.lr_rule!r}; "
+                    "give lr_rule='noise', or leave lr_of out"
+                )
             return None
         if self.job.lr_rule == "proportional" or self.job.lr_is != "total":
             raise UsageError(

@@ -129,6 +129,47 @@ def test_a_tracker_goes_on_from_its_state():
     assert isinstance(first.scaling, NoiseScaling)
 
 
+def test_a_step_that_only_this_rank_knows_changes_nothing():
+    arrival = Arrival(1.0, 0, 1, loss=2.0, squared_norm=1.0)
+    alone, common = (NoiseTracker(NoiseRule(4, 0.1), has_steps=has_steps) for has_steps in (False, True))
+    for tracker in (alone, common):
+        for _ in range(2):
+            tracker.accept(arrival)
+        tracker.make((0, 0), 1.0)
+        assert tracker.needs_step() == (tracker is common)
+        tracker.finish(Step(0.75, 0.1, 0.1, 0.1, 0.1))
+        tracker.accept(arrival)
+        tracker.make((0,), 1.0)
+    assert (alone.estimate.variance, common.estimate.variance) == (1.0, 0.5)
+
+
+def test_numbers_that_are_unknown_are_left_out():
+    tracker = NoiseTracker(NoiseRule(4, 0.1))
+    tracker.accept(Arrival(1.0, 0, 1, loss=2.0))
+    tracker.make((0,), 1.0)
+    assert "V" not in tracker.change()
+
+
+def test_a_protocol_that_needs_more_than_the_live_workers_has_a_price():
+    cluster = pl.Cluster(4, faults=[pl.Fault(0, 3), pl.Fault(1, 3)])
+    plan = "asp@gradients=40 >> k_async(k=3)"
+    run = pl.train(tiny_job(lr_rule="noise"), protocol=plan, cluster=cluster, stop="gradients=90")
+    assert run.history.totals.used == 90
+
+
+def test_a_reference_without_the_rule_is_refused():
+    with pytest.raises(pl.UsageError, match="lr_of=2 has no effect with lr_rule='constant'"):
+        pl.train(tiny_job(lr_of=2), protocol="asp", cluster="4*exp(mean=1)", stop="updates=5")
+
+
+def test_advise_refuses_a_run_whose_rate_followed_the_noise(tmp_path):
+    job = tiny_job(lr_rule="noise")
+    settings = {"cluster": "4*exp(mean=1)", "stop": "updates=40", "measure_steps": True}
+    pl.train(job, protocol="k_sync(k=3)", out=tmp_path / "run", **settings)
+    with pytest.raises(pl.UsageError, match="followed the noise"):
+        pl.advise(tmp_path / "run")
+
+
 def test_the_guard_lowers_the_rate_when_the_loss_rises_and_recovers():
     guard = LossGuard()
     assert not any(guard.accept(1.0) for _ in range(100))

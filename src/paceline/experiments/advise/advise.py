@@ -171,6 +171,11 @@ def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
             f"{saved.path}: the workers of {recorded} take steps of their own, so its gradients do not belong to "
             "common steps; record a run of all_reduce or bsp with measure_steps=True"
         )
+    if saved.configuration["rules"].get("noise"):
+        raise UsageError(
+            f"{saved.path}: the learning rate of {recorded} followed the noise, so its effect cannot be told from "
+            "that of the updates; record a run with lr_rule='constant' and a static protocol"
+        )
     if len(updates) < LEAST_UPDATES:
         raise UsageError(
             f"{saved.path} has {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record a run with "

@@ -22,6 +22,7 @@ MOST_UPDATES = 24
 LEAST_GAIN = 0.05  # of log S
 EVENTS = 400  # arrivals that are replayed at each arrival
 SHOWN = 3
+BSP = Protocol("all", 0, "update", name="bsp")
 
 
 class AutoState(Stateful):
@@ -137,7 +138,7 @@ class Auto(StatefulController[AutoState]):
             state.scoring.advance(EVENTS)
 
     def _is_due(self, state: AutoState, observation: Observation) -> bool:
-        if observation.noise is None:
+        if observation.noise is None or not observation.workers:
             return False
         return observation.workload >= state.due_at or observation.version >= state.due_version > 0
 
@@ -151,43 +152,60 @@ class Auto(StatefulController[AutoState]):
         state.due_version = observation.version + MOST_UPDATES
 
     def _allowed(self, state: AutoState, observation: Observation) -> tuple[Protocol, ...]:
-        """Return the candidates that may be chosen now, with the protocol in force if it may stay."""
-        assert observation.noise is not None
-        fresh_only = observation.workload < state.fresh_until or not observation.noise.has_fallen
-        n = max(len(observation.workers), 1)
-        allowed = [
+        """Return the candidates that may be chosen now: those in reach of the live workers, bsp if there is none.
+
+        While stale gradients are to be avoided, only fresh ones remain, if there are any.
+        """
+        n = len(observation.workers)
+        reachable = [
             candidate
-            for candidate in self.candidates or default_candidates(n)
-            if not (fresh_only and candidate.max_staleness > 0)
-            and (candidate.quorum == "all" or candidate.refill == "arrival" or candidate.quorum <= n)
+            for candidate in dict.fromkeys((observation.protocol, *(self.candidates or default_candidates(n))))
+            if candidate.quorum == "all" or candidate.refill == "arrival" or candidate.quorum <= n
         ]
-        is_allowed = not (fresh_only and observation.protocol.max_staleness > 0 and allowed)
-        return tuple(dict.fromkeys([*([observation.protocol] if is_allowed else []), *allowed]))
+        fresh = [candidate for candidate in reachable if candidate.max_staleness == 0]
+        return tuple((_why_fresh(state, observation) and fresh) or reachable or [BSP])
 
     def _choose(self, state: AutoState, observation: Observation) -> list[Action]:
         assert state.scoring is not None
         assert observation.noise is not None
-        scores, phi = state.scoring.scores, observation.noise.phi
+        scale = observation.learning_rate
+        reach = scale.rule.reach if isinstance(scale, NoiseScaling) else 1.0
+        scores, phi = [score.with_momentum(reach) for score in state.scoring.scores], observation.noise.phi
+        prices = [score.price for score in state.scoring.scores]
         protocols = dict(zip(scores, state.candidates, strict=True))
         state.scoring = None
         ranked = sorted(scores, key=lambda score: -score.progress_per_s(phi))
         now = next((score for score in scores if protocols[score] == observation.protocol), None)
         best = ranked[0]
         numbers = _numbers(ranked, now, phi)
-        gain = log(best.progress_per_s(phi) / now.progress_per_s(phi)) if now is not None else 1.0
-        if now is not None and not self._pays(state, observation, best, gain):
-            text = (
-                f"{now.protocol} stays: no protocol makes {exp(LEAST_GAIN):.2f} x its progress; {_shown(ranked, phi)}"
-            )
-            return [Note("auto", text, numbers=numbers)]
-        reason = f"{exp(gain):.3g} x the progress of {observation.protocol.name}; {_shown(ranked, phi)}"
-        return [ChangeProtocol(protocols[best], reason, price=best.price, numbers=numbers)]
+        is_fresh = all(protocol.max_staleness == 0 for protocol in protocols.values())
+        shown = f"{_shown(ranked, phi)}{_why_fresh(state, observation) if is_fresh else ''}"
+        if now is None:
+            reason = f"{observation.protocol.name} is no candidate now; {shown}"
+        else:
+            gain = log(best.progress_per_s(phi) / now.progress_per_s(phi))
+            if against := self._against(state, observation, best, gain):
+                return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
+            reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
+        return [ChangeProtocol(protocols[best], reason, price=prices[scores.index(best)], numbers=numbers)]
 
-    def _pays(self, state: AutoState, observation: Observation, best: Score, gain: float) -> bool:
+    def _against(self, state: AutoState, observation: Observation, best: Score, gain: float) -> str:
+        """Return the reason against a change to the best protocol; empty if it pays."""
         if gain <= LEAST_GAIN:
-            return False
-        until_next_s = max(state.due_at - observation.workload, 0) / best.gradients_per_s
-        return until_next_s * (exp(gain) - 1.0) >= self.price_of_switch_s
+            return f"no protocol makes {exp(LEAST_GAIN):.2f} x its progress"
+        won_s = max(state.due_at - observation.workload, 0) / best.gradients_per_s * (exp(gain) - 1.0)
+        if won_s < self.price_of_switch_s:
+            return f"{best.protocol} would win {won_s:.3g} s until the next choice, less than the price of the switch"
+        return ""
+
+
+def _why_fresh(state: AutoState, observation: Observation) -> str:
+    """Return the reason why only protocols without stale gradients are candidates, to be appended; empty for none."""
+    if observation.workload < state.fresh_until:
+        return "; fresh gradients only, because the loss has risen"
+    if observation.noise is not None and not observation.noise.has_fallen:
+        return "; fresh gradients only, because the loss has not fallen yet"
+    return ""
 
 
 def _numbers(ranked: Sequence[Score], now: Score | None, phi: float) -> dict[str, float]:

@@ -24,7 +24,7 @@ from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
-Work = tuple[float, int, int, int]  # (arrival in s, sequence number, worker, version)
+InFlight = tuple[float, int, int, int]  # (arrival in s, sequence number, worker, version)
 
 MOST_ARRIVALS = 100_000  # without an update, in addition to those that every protocol may need
 _SEQUENCE, _VERSION = itemgetter(1), itemgetter(3)
@@ -92,7 +92,7 @@ class ProtocolReplay(Stateful):
         self.gradients = 0
         self.schedule: list[tuple[int, ...]] = []
         self.closed_s: list[float] = []
-        self._heap: list[Work] = []
+        self._heap: list[InFlight] = []
         self._sequence = 0
         self._position = [0] * n  # of the next round trip of each worker
         self._held: list[int] = []  # staleness of the accepted gradients

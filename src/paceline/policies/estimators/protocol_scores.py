@@ -29,6 +29,10 @@ class Score(NamedTuple):
     k: float
     price: float
 
+    def with_momentum(self, reach: float) -> Score:
+        """Return the score with the price of staleness of a reference with momentum, see `NoiseRule`."""
+        return self._replace(price=self.price * reach) if self.price > 1 else self
+
     def progress_per_s(self, phi: float) -> float:
         """Return S = Lambda / (K d + phi), the progress per second.
 

@@ -91,7 +91,9 @@ def price_of(schedule: Schedule) -> float:
 
 
 def even_schedule(protocol: Protocol, n: int) -> list[tuple[int, ...]]:
-    """Return the schedule of updates of a protocol on n workers of almost equal speed, in the long run."""
+    """Return the schedule of updates of a protocol on n workers of almost equal speed, or more if it needs them."""
+    if protocol.refill == "update" and isinstance(protocol.quorum, int):
+        n = max(n, protocol.quorum)
     gradients = 8 * max(n, protocol.quorum if isinstance(protocol.quorum, int) else n)
     replay = ProtocolReplay(protocol, [[1.0 + 0.1 * worker / n] for worker in range(n)]).run(gradients)
     return replay.schedule[len(replay.schedule) // 2 :]

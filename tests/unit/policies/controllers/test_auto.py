@@ -19,14 +19,14 @@ N = 4
 class AutoRun:
     """Auto on N workers whose round trips are given; every four arrivals are an update."""
 
-    def __init__(self, controller, phi=1.0, has_fallen=True):
-        self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
+    def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0):
+        self.controller, self.phi, self.has_fallen, self.momentum = controller, phi, has_fallen, momentum
         self.state = controller.begin(N)
         self.protocol, self.workload, self.version, self.actions = bsp(), 0, 0, []
         self.ask("open")
 
     def ask(self, trigger, **more):
-        rule = NoiseRule(N, 0.1)
+        rule = NoiseRule(N, 0.1, self.momentum)
         observation = Observation(
             trigger=trigger,
             now=float(self.workload),
@@ -101,12 +101,21 @@ def test_a_protocol_stays_if_the_gain_is_small_or_the_switch_too_dear():
     dear = AutoRun(Auto(candidates=(pull(k=4), pl.asp()), price_of_switch_s=1e6), phi=1000.0)
     dear.work(60, [1.0, 1.0, 1.0, 8.0])
     assert dear.changes == [(0, "pull(k=4)")]
+    assert "s until the next choice, less than the price of the switch" in dear.actions[-1][1].reason
 
 
 def test_a_loss_that_does_not_fall_keeps_protocols_fresh():
     run = AutoRun(Auto(), phi=1000.0, has_fallen=False)
     run.work(60, [1.0, 1.0, 1.0, 8.0])
     assert run.protocol.max_staleness == 0
+    assert run.actions[-1][1].reason.endswith("; fresh gradients only, because the loss has not fallen yet")
+
+
+def test_stale_candidates_alone_are_kept_even_then():
+    run = AutoRun(Auto(candidates=(pl.asp(), pl.k_async(k=2))), phi=1000.0, has_fallen=False)
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol.max_staleness > 0
+    assert "fresh gradients only" not in run.actions[-1][1].reason
 
 
 def test_a_loss_that_rises_makes_the_protocol_fresh_again():
@@ -116,6 +125,30 @@ def test_a_loss_that_rises_makes_the_protocol_fresh_again():
     run.work(1, [1.0, 1.0, 1.0, 8.0], has_risen=True)
     run.work(3, [1.0, 1.0, 1.0, 8.0])
     assert run.protocol == pull(k=4)
+    assert run.actions[-1][1].reason.startswith("asp is no candidate now; ")
+    assert run.actions[-1][1].reason.endswith("because the loss has risen")
+
+
+def test_momentum_makes_stale_candidates_dearer():
+    chosen = {}
+    for momentum in (0.0, 0.9):
+        run = AutoRun(Auto(candidates=(pl.k_sync(k=3), pl.asp())), phi=1.0, momentum=momentum)
+        run.work(40, [1.0, 1.05, 0.95, 8.0])
+        chosen[momentum] = next(action.numbers for _, action in run.actions if getattr(action, "numbers", None))
+    assert chosen[0.9]["k_sync(k=3)"] == chosen[0.0]["k_sync(k=3)"]
+    assert chosen[0.9]["asp"] < 0.5 * chosen[0.0]["asp"]
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_protocol_out_of_reach_of_the_live_workers_is_left(lost):
+    faults = [pl.Fault(worker, 25) for worker in range(lost)]
+    cluster = pl.Cluster(4, pl.Uniform(0.9, 1.1), faults=faults)
+    plan = auto(candidates=["k_sync(k=4)", "k_sync(k=3)"])
+    run = pl.train(tiny_job(), protocol=plan, cluster=cluster, stop="gradients=400")
+    assert run.history.totals.used >= 400
+    reasons = [each.reason for each in run.history.of(DecisionMade) if each.kind == "protocol"]
+    assert reasons[-1].startswith("bsp: ")
+    assert "is no candidate now" in reasons[-1]
 
 
 def test_a_cluster_that_changes_is_followed_at_once():
