@@ -22,6 +22,7 @@ from .catalogue.protocols import k_batch_async as k_batch_async
 from .catalogue.protocols import k_batch_sync as k_batch_sync
 from .catalogue.protocols import k_sync as k_sync
 from .catalogue.protocols import local_sgd as local_sgd
+from .catalogue.protocols import patient as patient
 from .catalogue.protocols import pull as pull
 from .catalogue.protocols import ringmaster as ringmaster
 from .catalogue.protocols import s3gd as s3gd
@@ -92,6 +93,7 @@ from .policies.controllers.fixed_quorum import FixedQuorum as FixedQuorum
 from .policies.controllers.fixed_quorum import QuorumFunction as QuorumFunction
 from .policies.controllers.fixed_quorum import ScheduledQuorum as ScheduledQuorum
 from .policies.controllers.idle_workers import IdleWorkers as IdleWorkers
+from .policies.controllers.patient import Patient as Patient
 from .policies.controllers.straggler_policies import Elastic as Elastic
 from .policies.controllers.straggler_policies import Greedy as Greedy
 from .policies.controllers.straggler_policies import Stragglers as Stragglers

@@ -14,6 +14,7 @@ from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.idle_workers import IdleWorkers
+from paceline.policies.controllers.patient import Patient
 from paceline.policies.estimators.update_time import Unobserved
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
@@ -253,6 +254,20 @@ def adasync(base: str = "k_sync", K_0: int = 1, D: int = 5) -> Phase:
 
 
 @named
+def patient(base: str = "k_sync") -> Phase:
+    """Patient quorum: closes each update when no further wait raises the progress per second.
+
+    Args:
+        base: protocol whose quorum is controlled: "k_sync", "backup", "pull" or "k_batch_sync".
+
+    Paper: none; as optimal stopping Charnov, "Optimal foraging, the marginal value theorem", 1976.
+    """
+    if base not in FRESH:
+        raise UsageError(f"patient: base = {base!r} is no protocol with k fresh gradients{did_you_mean(base, FRESH)}")
+    return _controlled(patient, {"base": base}, "all", Patient())
+
+
+@named
 def all_reduce() -> Phase:
     """All-reduce SGD: no server; every worker waits for the mean gradient and steps with it.
 
@@ -301,7 +316,8 @@ def _serverless(allreduce: AllReduceConfig, name: str) -> Phase:
     return Phase(replace(bsp(), name=name), allreduce=allreduce)
 
 
-CONTROLLED = ("backup", "k_sync", "pull", "k_batch_sync", "k_async", "k_batch_async")
+FRESH = ("backup", "k_sync", "pull", "k_batch_sync")
+CONTROLLED = (*FRESH, "k_async", "k_batch_async")
 
 
 def _controlled(

@@ -18,6 +18,7 @@ from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuorum
 from paceline.policies.controllers.idle_workers import IdleWorkers
+from paceline.policies.controllers.patient import Patient
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import Momentum
@@ -33,6 +34,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "DBW": DBW,
     "FixedQuorum": FixedQuorum,
     "IdleWorkers": IdleWorkers,
+    "Patient": Patient,
     "ScheduledQuorum": ScheduledQuorum,
     "dc_asgd": DCASGD,
     "dc_s3gd": DCS3GD,
