@@ -1,10 +1,11 @@
-"""`patient` against the best constant K of `k_sync` in hindsight: gain per second at a known phi, on simulated clusters.
+"""`patient` against the best constant K of `k_sync` in hindsight: gain per second on simulated clusters.
 
     python benchmarks/patient.py
 
-The gain of an update of k gradients is k / (k + phi). The gain per second is the sum over all updates of a run, from
-its first update on, over the seconds of the run. Both sides have the same random times: those of a gradient depend on
-the seed, the worker and the number of its work only. The best K is chosen for each seed and phi from the results.
+The gain of an update of k gradients is k / (k + phi), with a known phi. The gain per second is the sum over all updates
+of a run, from its first update on, over the seconds of the run. Both sides have the same random times: those of a
+gradient depend on the seed, the worker and the number of its work only. The best K is chosen for each seed and phi from
+the results.
 
 The clusters are in three groups. "independent": each time is drawn anew. "constant": some workers are always slower, so
 that a constant K can leave them out. "correlated": workers are slow for some time, alone or together. There the times
@@ -94,8 +95,9 @@ def compare(cluster: pl.Cluster, seconds: float, seeds: Sequence[int]) -> dict[s
         for seed in seeds:
             sizes, ended_s = updates(patient(phi), cluster, seconds, seed)
             rates = {k: constant[seed, k] * gain(k, phi) for k in range(1, cluster.n + 1)}
-            best.append(max(rates, key=lambda k, rates=rates: rates[k]))
-            ratios.append(sum(gain(k, phi) for k in sizes) / ended_s / max(rates.values()))
+            largest = max(rates.values())
+            best.append(next(k for k, rate in rates.items() if rate == largest))
+            ratios.append(sum(gain(k, phi) for k in sizes) / ended_s / largest)
             means.append(fmean(sizes))
         found[f"phi {phi:g}"] = {**spread(ratios), "best_k": best, "mean_k": [rounded(mean) for mean in means]}
     return found
@@ -122,7 +124,7 @@ def main() -> None:
     """Measure all clusters and print the ratios."""
     parser = options(__doc__ or "", rounds=5)
     parser.add_argument("--workers", type=int, default=16, help="number of workers (default 16)")
-    parser.add_argument("--seconds", type=float, default=1000.0, help="simulated seconds of a run (default 1000)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="simulated seconds of a run (default 600)")
     given = parser.parse_args()
     seeds = range(1, given.rounds + 1)
     found = {

@@ -7,25 +7,23 @@ from collections.abc import Sequence
 from math import inf
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from paceline.errors import PacelineWarning, UsageError
 from paceline.policies.controllers.base import Action, CallAgainAt, CloseUpdate, Observation, StatefulController
 from paceline.policies.estimators.arrival_hazards import ArrivalHazards
 from paceline.policies.estimators.critical_batch import FIRST_PHI
-from paceline.policies.estimators.update_closing import GainPerSecond, best_wait
+from paceline.policies.estimators.update_closing import GainPerSecond, best_wait, largest_gain_per_s
 from paceline.protocols.protocol import Protocol
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
-HORIZONS = np.geomspace(0.01, 30.0, 64)  # in mean round trips
+HORIZONS = [0.01 * 3000.0 ** (i / 63) for i in range(64)]  # from 0.01 to 30 mean round trips
 
 
 class PatientState(Stateful):
     """State of `Patient`: hazards of arrivals, gain per second, and the next timer."""
 
-    _saved = ("version", "opened_s", "due_s")
+    _saved = ("version", "opened_s", "due_s", "fresh")
     _parts = ("hazards", "rate")
 
     def __init__(self) -> None:
@@ -33,6 +31,7 @@ class PatientState(Stateful):
         self.rate = GainPerSecond()
         self.version = -1  # of the open update; -1 before the first one
         self.opened_s = 0.0
+        self.fresh: list[float] = []  # expected arrivals of an update from its beginning, within each horizon
         self.due_s = inf  # time of the timer in force; an earlier timer was set before an arrival
 
 
@@ -45,8 +44,10 @@ class Patient(StatefulController[PatientState]):
         g(m + A(h)) - g(m) > S h,    g(m) = m / (m + phi).
 
     A(h) is the expected number of arrivals within h seconds, from the round trips of each worker (`ArrivalHazards`). S
-    is the gain per second of the latest updates (`GainPerSecond`). phi is the critical number of gradients of an update
-    (`CriticalBatch`). It is asked at each arrival, and at the horizon with the largest surplus if nothing arrives.
+    is the gain per second of the latest updates (`GainPerSecond`), but at most max_h g(A(h)) / h with A from the
+    beginning of an update, so that the rule follows a cluster that has become slower. phi is the critical number of
+    gradients of an update (`CriticalBatch`). The controller decides at each arrival, and after the best horizon if
+    nothing arrives before.
 
     The first update waits for every worker. Every update is closed at the latest when each worker has contributed. The
     learning rate follows by the rule "noise".
@@ -103,9 +104,18 @@ class Patient(StatefulController[PatientState]):
         if 0 <= state.version < observation.version:
             state.rate.add(observation.update_size, observation.opened_s - state.opened_s)
             state.hazards.fit(observation.workers)
+            state.fresh = self._fresh(state, observation)
         state.version = observation.version
         state.opened_s = observation.opened_s
         state.due_s = inf
+
+    def _fresh(self, state: PatientState, observation: Observation) -> list[float]:
+        """Return the expected arrivals within each horizon if all workers begin now and each delivers at most once."""
+        if observation.protocol.refill == "arrival" or not (observation.workers and state.hazards.mean_trip_s):
+            return []
+        elapsed_s = [0.0] * len(observation.workers)
+        found: list[float] = state.hazards.arrivals(observation.workers, elapsed_s, _horizons_s(state)).tolist()
+        return found
 
     def _wait_or_close(self, state: PatientState, observation: Observation) -> list[Action]:
         oldest = observation.version - observation.protocol.max_staleness
@@ -115,10 +125,12 @@ class Patient(StatefulController[PatientState]):
         known = [worker for worker in work if state.hazards.knows(worker)]  # not those that have joined meanwhile
         if not known:
             return []
-        horizons_s = HORIZONS * state.hazards.mean_trip_s
+        horizons_s = _horizons_s(state)
         arrivals = state.hazards.arrivals(known, [work[worker] for worker in known], horizons_s)
         phi = self._phi(observation)
         gain_per_s = state.rate.value(phi)
+        if state.fresh:
+            gain_per_s = min(gain_per_s, largest_gain_per_s(phi, horizons_s, state.fresh))
         wait = best_wait(observation.held, phi, gain_per_s, horizons_s, arrivals)
         if wait.horizon_s:
             state.due_s = observation.now + wait.horizon_s
@@ -131,3 +143,7 @@ class Patient(StatefulController[PatientState]):
         if self.phi is not None:
             return self.phi
         return observation.noise.phi if observation.noise is not None else max(observation.live, 1) * FIRST_PHI
+
+
+def _horizons_s(state: PatientState) -> list[float]:
+    return [each * state.hazards.mean_trip_s for each in HORIZONS]

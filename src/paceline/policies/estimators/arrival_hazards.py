@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,10 @@ EDGES: Floats = np.concatenate([[0.0], np.geomspace(1e-3, 1e5, 241)])  # of the 
 WIDTHS: Floats = np.diff(EDGES)
 LONGEST_S = 0.999 * float(EDGES[-1])
 ARRIVALS = 64  # latest arrivals of a worker that count, by exponential weights
-TRIPS = 1024  # latest cancelled trips that count
+MOST_EXPECTED = 16.0  # arrivals that one trip counts for in that
+LARGEST_SUM = 12.0  # log likelihood ratio at which the hazards have changed
+LARGEST_SURPRISE = 4.0  # expected arrivals of one trip in that ratio
+KEPT = 0.1  # weight of earlier trips after a change
 OWN_TRIPS = 16.0  # trips at risk for which a worker's own hazard counts as much as that of all workers
 LEAST_VARIANCE = 1e-3
 ITERATIONS = 3
@@ -29,8 +33,9 @@ class ArrivalHazards(Stateful):
         1 - exp(H(a) - H(a + h)),    H(a) = integral of the hazard from 0 to a.
 
     The hazard is constant within each of 241 bins of the age: arrivals in the bin over the seconds that work spent in
-    it, with exponentially decaying weights. A cancelled trip counts with its seconds only. This is the estimate for
-    censored data. It is combined in two steps, because a worker has few trips of its own:
+    it. A cancelled trip counts with its seconds only; this is the estimate for censored data. Earlier trips of a worker
+    lose weight with each arrival of it, and with each arrival that was expected. It is combined in two steps, because a
+    worker has few trips of its own:
 
         worker, expected:  z_w r,          r the hazard of all workers, z_w the speed of the worker
         worker:            the same, with its own arrivals at each age, where it has trips.
@@ -38,9 +43,12 @@ class ArrivalHazards(Stateful):
     z_w is the ratio of the arrivals of the worker to those that r predicts, shrunk to 1 by the variance between
     workers (gamma frailty). An age that no work has reached has the mean hazard of all ages.
 
+    Two sums of log likelihood ratios detect that arrivals have become twice as likely, or half as likely. Then all
+    earlier trips keep a tenth of their weight.
+
     Sources: Friedman, "Piecewise exponential models for survival data with covariates", 1982; Hougaard, "Analysis of
     multivariate survival data", 2000, Ch. 7 (gamma frailty); Hjort, "Nonparametric Bayes estimators based on beta
-    processes", 1990 (own and prior hazard).
+    processes", 1990 (own and prior hazard); Page, "Continuous inspection schemes", 1954 (detector).
 
     Attributes:
         mean_trip_s: mean seconds of a trip, as if all were exponential; 0 before the first `fit`.
@@ -54,7 +62,7 @@ class ArrivalHazards(Stateful):
         [0.0, 1.0]
     """
 
-    _saved = ("mean_trip_s", "_rows", "_arrived", "_exposed_s", "_speeds", "_hazard", "_cumulative")
+    _saved = ("mean_trip_s", "_rows", "_arrived", "_exposed_s", "_speeds", "_hazard", "_cumulative", "_sums")
 
     def __init__(self) -> None:
         self.mean_trip_s = 0.0
@@ -64,6 +72,7 @@ class ArrivalHazards(Stateful):
         self._speeds: Floats = np.zeros(0)
         self._hazard: Floats = np.zeros((0, len(WIDTHS)))
         self._cumulative: Floats = np.zeros((0, len(EDGES)))
+        self._sums = (0.0, 0.0)  # of the detector of changes
 
     def add(self, worker: int, seconds: float, arrived: bool) -> None:
         """Add a trip of a worker: its seconds, >= 0, and whether it arrived or was cancelled."""
@@ -71,12 +80,33 @@ class ArrivalHazards(Stateful):
         seconds = min(max(seconds, 0.0), LONGEST_S)
         at = max(int(np.searchsorted(EDGES, seconds)) - 1, 0)
         arrivals, exposed_s = self._arrived[row], self._exposed_s[row]
-        weight = 1.0 - 1.0 / (ARRIVALS if arrived else TRIPS)
+        expected = self._expected(row, at, seconds)
+        weight = 1.0 - max(float(arrived), min(expected, MOST_EXPECTED)) / ARRIVALS
+        self._detect(arrived, min(expected, LARGEST_SURPRISE))
         arrivals *= weight
         exposed_s *= weight
         arrivals[at] += arrived
         exposed_s[:at] += WIDTHS[:at]
         exposed_s[at] += seconds - EDGES[at]
+
+    def _expected(self, row: int, at: int, seconds: float) -> float:
+        """Return the arrivals that the latest fit expects of a trip that ends in this bin; 0 before the first fit."""
+        if row >= len(self._cumulative):
+            return 0.0
+        return float(self._cumulative[row, at] + self._hazard[row, at] * (seconds - EDGES[at]))
+
+    def _detect(self, arrived: bool, expected: float) -> None:
+        """Add a trip to the detector of changes; after a change earlier trips count little."""
+        if not expected:
+            return
+        up, down = self._sums
+        up = max(0.0, up + arrived * log(2) - expected)
+        down = max(0.0, down - arrived * log(2) + expected / 2)
+        self._sums = (up, down)
+        if max(up, down) > LARGEST_SUM:
+            self._sums = (0.0, 0.0)
+            self._arrived *= KEPT
+            self._exposed_s *= KEPT
 
     def _row(self, worker: int) -> int:
         if worker not in self._rows:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.utils.state_dict import Stateful
 
-UPDATES = 400  # latest updates that count, by exponential weights
+UPDATES = 100  # latest updates that count, by exponential weights
 
 
 def gain(k: float, phi: float) -> float:
@@ -68,11 +68,25 @@ def best_wait(
     return Wait(float(waits_s[best]) if surplus[best] > 0 else 0, float((gains / waits_s).max()))
 
 
+def largest_gain_per_s(phi: float, horizons_s: Sequence[float], arrivals: Sequence[float]) -> float:
+    """Return max_h g(A(h)) / h: the gain per second of updates that each take the best horizon.
+
+    Args:
+        phi: critical number of gradients, > 0.
+        horizons_s: horizons in seconds, > 0, at least one.
+        arrivals: expected number of arrivals within each horizon from the beginning of an update.
+
+    >>> largest_gain_per_s(10.0, [1.0, 2.0], [5.0, 30.0])
+    0.375
+    """
+    return max(gain(each, phi) / horizon_s for horizon_s, each in zip(horizons_s, arrivals, strict=True))
+
+
 class GainPerSecond(Stateful):
     """Gain per second of the latest updates, for any phi.
 
     The number of gradients of each update is kept instead of its gain, because phi changes while training runs. The
-    first 400 updates count alike, later ones with exponential weights.
+    first 100 updates count alike, later ones with exponential weights.
 
     Example:
         >>> rate = GainPerSecond()
