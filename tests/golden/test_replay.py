@@ -81,6 +81,7 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=40 >> asp"
         "k_sync(k=3)",
         "k_batch_async(k=3)@updates=15 >> asp",
         "dbw",
+        "patient",
         pytest.param(ALOOF, marks=pytest.mark.slow),
     ],
 )

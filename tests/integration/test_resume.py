@@ -85,6 +85,8 @@ SETTINGS = {
     "elastic": ("bsp + elastic(window=1, persistent_s=5)@gradients=54 >> asp", EPOCHS, SLOWED),
     "adasync": ("adasync(base=k_batch_async, K_0=2)", EPOCHS, {}),
     "noise": ("asp", EPOCHS | {"lr_rule": "noise", "microbatches": 2, "optimizer": ADAM}, {"stop": "updates=60"}),
+    "patient": ("patient", EPOCHS, {}),
+    "patient pull": ("patient(base=pull)", EPOCHS, {}),
     "auto": ("auto", {"lr_of": 2}, {"stop": "gradients=300", "checkpoint_every": "updates=7"}),
 }
 

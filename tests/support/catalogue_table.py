@@ -17,6 +17,7 @@ from paceline.catalogue.protocols import (
     k_batch_sync,
     k_sync,
     local_sgd,
+    patient,
     pull,
     ringmaster,
     s3gd,
@@ -44,6 +45,8 @@ TABLE = [
     ("b_dbw", b_dbw(), ("all", 0, "update", "finish", inf)),
     ("adasync", adasync(), (1, 0, "update", "interrupt", inf)),
     ("adasync", adasync(base="k_batch_async", K_0=2), (2, inf, "arrival", "finish", inf)),
+    ("patient", patient(), ("all", 0, "update", "interrupt", inf)),
+    ("patient", patient(base="pull"), ("all", 0, "arrival", "finish", inf)),
 ]
 
 # Without a server: the coordinator receives one gradient of each worker per update.

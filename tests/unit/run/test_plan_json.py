@@ -14,6 +14,7 @@ TYPED = [
     "ssp(lead=2)@25% >> asp@seconds=60 >> bsp",
     "dbw(D=3)@updates=9 >> b_dbw(release_idle=true)",
     "adasync(base=k_batch_async, K_0=2)",
+    "patient(base=backup)@updates=9 >> patient",
     "bsp + greedy(window=1)@epochs=2 >> bsp + elastic@epochs=3 >> asp + stragglers",
     "asp + staleness_lr(C=0.01) + momentum(rule='i/n')",
     "asp + staleness_weight(weighting='1/sqrt(1+tau)')",

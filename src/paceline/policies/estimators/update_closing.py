@@ -85,8 +85,8 @@ def largest_gain_per_s(phi: float, horizons_s: Sequence[float], arrivals: Sequen
 class GainPerSecond(Stateful):
     """Gain per second of the latest updates, for any phi.
 
-    The number of gradients of each update is kept instead of its gain, because phi changes while training runs. The
-    first 100 updates count alike, later ones with exponential weights.
+    The number of gradients of each update is kept instead of its gain, because phi changes while training runs. Of
+    the first 100 updates the i-th has the weight i; from then on the weights fall exponentially with the age.
 
     Example:
         >>> rate = GainPerSecond()
