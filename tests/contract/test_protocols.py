@@ -11,6 +11,7 @@ from coordinator_invariants import InvariantChecker, run
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.core.events import Accept, Apply, Decision, Interrupt
+from paceline.policies.controllers.patient import Patient
 from paceline.protocols.protocol import as_plan
 
 ALL = [*TABLE, *WITHOUT_SERVER]
@@ -49,6 +50,8 @@ def quorums(checker, protocol):
     if not phase.controllers:
         fixed = N if phase.protocol.quorum == "all" else phase.protocol.quorum
         return [fixed] * len(checker.updates)
+    if any(isinstance(controller, Patient) for controller in phase.controllers):
+        return [len(update.gradients) for update in checker.updates]  # it closes updates without a quorum
     return [decision.k for decision in all_commands(checker, Decision) if decision.kind == "quorum"]
 
 
