@@ -115,6 +115,8 @@ def compare(run: Recorded, *, updates: int, bound: int, seeds: int) -> dict[str,
         "target": rounded(target),
         "rank_correlation": rounded(correlation),
         "rank_correlation_of_seconds_per_update": rounded(rank_correlation(by_update, list(simulated.values()))),
+        "phi": rounded(advice.seen.phi),
+        "auto": advice.auto.protocol,
         "best": min(simulated, key=lambda protocol: simulated[protocol]),
         "advised": advice.best.protocol,
         "advised_over_best": rounded(simulated[advice.best.protocol] / best) if best < inf else None,
@@ -139,8 +141,8 @@ def shown(seconds: float) -> float | None:
 
 
 def probed(job: pl.Job) -> pl.Job:
-    """Return the job with its training samples as evaluation data."""
-    return replace(job, eval_data=job.data)
+    """Return the job with its training samples as evaluation data, in one batch."""
+    return replace(job, eval_data=job.data, eval_batch_size=len(job.data))
 
 
 JOBS: dict[str, Callable[[], pl.Job]] = {

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
-from math import inf, isfinite, isinf, nan
+from itertools import groupby
+from math import isinf, nan
 from operator import attrgetter
 from pathlib import Path
-from statistics import mean
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.trace import Trace
-from paceline.core.records import GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import PacelineWarning, UsageError
-from paceline.experiments.advise.result import PARTS, Advice, GradientSummary, Prediction
-from paceline.policies.estimators.convergence import ObservedUpdate, estimate_noise, updates_needed
-from paceline.policies.estimators.gain import GainInput, variance_of
-from paceline.policies.learning_rate import LRScaling
+from paceline.experiments.advise.protocol_choice import choose, score, trips_of
+from paceline.experiments.advise.recorded_run import Needs, RecordedRun, recorded_run
+from paceline.experiments.advise.result import PARTS, Advice, AutoChoice, Prediction
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
-from paceline.recording.history import History, mean_loss
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.validation import believed
 from paceline.run.simulate import simulate
 from paceline.utils.argument_types import checked_types
 
-LEAST_UPDATES = 4 * PARTS
 UPDATES = 300  # simulated for each protocol
 
 
@@ -44,13 +39,14 @@ def advise(
     """Rank protocols by the predicted time in which they lower the loss as much as a recorded run.
 
     The seconds per update of each protocol are simulated with the round trips of the run. The number of updates follows
-    from the gradients of the run (``policies.estimators.convergence``): fewer or staler gradients per update leave the
-    loss higher.
+    from the gradients of the run (``policies.estimators.convergence``): fewer or staler gradients per update have a
+    higher noise floor. If the learning rate followed the rule "noise", protocols are ranked by progress per second,
+    S = Lambda / (K d + phi), with the phi and d of the run. The advice also has the choice of `auto`, by the same S.
 
     Args:
-        run: folder of a run recorded with ``measure_steps=True``, with at least two gradients per update or with
-            microbatches, because the noise of single gradients cannot be measured. Or a trace, or its file, which has
-            times only.
+        run: folder of a run with lr_rule="noise"; or of one recorded with ``measure_steps=True``, with at least two
+            gradients per update or with microbatches, because the noise of single gradients cannot be measured. Or a
+            trace, or its file, which has times only.
         protocols: protocols to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
         cluster: simulated cluster whose times replace those of the run.
         seed: seed of the simulations, >= 0.
@@ -68,58 +64,27 @@ def advise(
     n = given.n if given else trace.workers
     plans = {str(plan): plan for plan in map(_plan, protocols or default_protocols(n))}
     predictions: dict[str, list[Prediction]] = {name: [] for name in plans}
+    trips_s: list[list[float]] = []
+    prices: dict[str, float] = {}
     for fifth in (None, *range(PARTS)) if recorded else (None,):
         times = given or Cluster(n, replace(_without(trace, fifth), censored="km"))
+        if recorded is not None and fifth is None:
+            trips_s = trips_of(times, seed)
         for name, plan in plans.items():
-            predictions[name].append(_predict(plan, times, recorded, fifth, seed))
-    return _ranked(predictions, recorded)
+            if recorded is not None and fifth is None:
+                prices[name] = score(plan.phases[0].protocol, trips_s, recorded.reach).price
+            predictions[name].append(_predict(plan, times, recorded, fifth, prices.get(name, nan), seed))
+    auto = choose(trips_s, recorded.final_phi, recorded.reach) if recorded is not None else None
+    return _ranked(predictions, recorded, auto)
 
 
-def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, _Recorded | None]:
+def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, RecordedRun | None]:
     if isinstance(run, Trace):
         return run, None
     if not isinstance(run, SavedRun) and os.path.isfile(run):
         return Trace.from_csv(run), None
     saved = run if isinstance(run, SavedRun) else SavedRun(run)
-    return Trace.of(saved.history, source=str(saved.path)), _Recorded(saved)
-
-
-def read_run(saved: SavedRun) -> list[ObservedUpdate]:
-    """Return the statistics of each update of a run.
-
-    Raises:
-        UsageError: too few updates have the data to estimate the noise of gradients.
-    """
-    rules = saved.configuration["rules"]
-    updates = list(read_updates(saved.history, LRScaling(**rules["learning_rate"]), rules["workers"]))
-    _check(saved, updates)
-    return updates
-
-
-def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[ObservedUpdate]:
-    """Yield the statistics of each update of a run with a measured step.
-
-    Args:
-        history: history of the run.
-        rate: rule by which the learning rate followed the quorum.
-        n: number of workers, >= 1.
-    """
-    used: list[GradientArrived] = []
-    for record in history:
-        if isinstance(record, GradientArrived) and record.used:
-            used.append(record)
-        elif isinstance(record, UpdateMade):
-            accepted, used = used, []
-        elif isinstance(record, StepMeasured):
-            samples = sum(each.samples for each in accepted)
-            loss, square, within, staleness = (
-                sum(each.samples * getattr(each, name) for each in accepted) / samples
-                for name in ("loss", "squared_norm", "variance", "staleness")
-            )
-            k = len(accepted)
-            yield ObservedUpdate(
-                GainInput(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n)
-            )
+    return Trace.of(saved.history, source=str(saved.path)), recorded_run(saved)
 
 
 def default_protocols(n: int) -> list[str]:
@@ -128,66 +93,6 @@ def default_protocols(n: int) -> list[str]:
     families = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
     some = [f"{family}(k={k})" for family in families for k in ks if k < n or "batch" in family]
     return ["bsp", "asp", *(text for text in some if text not in ("k_async(k=1)", "k_batch_async(k=1)"))]
-
-
-class _Recorded:
-    """Loss curve and gradient noise of a recorded run, as a whole and for each fifth."""
-
-    def __init__(self, saved: SavedRun) -> None:
-        self.rate = LRScaling(**saved.configuration["rules"]["learning_rate"])
-        updates = read_run(saved)
-        borders = [round(part * len(updates) / PARTS) for part in range(PARTS + 1)]
-        around = max(1, len(updates) // (4 * PARTS))
-        losses = [each.gradients.loss for each in updates]
-        self.curve = [(b, mean_loss(losses[max(0, b - around) : b + around])) for b in borders]
-        (_, before), *_, (_, after) = self.curve
-        if not after < before:
-            raise UsageError(
-                f"{saved.path}: the loss went from {before:.3g} to {after:.3g}, which is no progress; record a run "
-                "with a falling loss: with another learning rate, or longer"
-            )
-        self.noise = estimate_noise(updates)
-        self._noise_of = [estimate_noise(updates[first:after]) for first, after in pairwise(borders)]
-        self._k = mean(each.gradients.k for each in updates)
-        self._staleness = mean(each.staleness for each in updates)
-        self._scale = mean(each.rate_scale for each in updates)
-
-    def seen(self) -> GradientSummary:
-        """Return the statistics of the gradients."""
-        N, V = self.noise.squared_norm, self.noise.variance
-        return GradientSummary((self.curve[0][1], self.curve[-1][1]), V / N if N else inf, self.noise.curvature)
-
-    def updates_needed(self, k: float, staleness: float, rate_scale: float, fifth: int | None) -> float:
-        """Return the updates that another protocol needs to the final loss, by the noise of a fifth or of all."""
-        seen = (self.noise if fifth is None else self._noise_of[fifth]).stable_at(self._staleness, self._scale)
-        shift = seen.excess(k, staleness, rate_scale) - seen.excess(self._k, self._staleness, self._scale)
-        return updates_needed(self.curve, shift) * self._scale / rate_scale if shift < inf else inf
-
-
-def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
-    recorded = saved.configuration["protocol"]
-    if any(each["allreduce"] and each["allreduce"]["sums"] == "updates" for each in saved.configuration["plan"]):
-        raise UsageError(
-            f"{saved.path}: the workers of {recorded} take steps of their own, so its gradients do not belong to "
-            "common steps; record a run of all_reduce or bsp with measure_steps=True"
-        )
-    if saved.configuration["rules"].get("noise"):
-        raise UsageError(
-            f"{saved.path}: the learning rate of {recorded} followed the noise, so its effect cannot be told from "
-            "that of the updates; record a run with lr_rule='constant' and a static protocol"
-        )
-    if len(updates) < LEAST_UPDATES:
-        raise UsageError(
-            f"{saved.path} has {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record a run with "
-            "measure_steps=True, or a longer one"
-        )
-    if any(isinstance(each, GradientArrived) and each.compensations for each in saved.history):
-        raise UsageError(f"{saved.path}: compensators have changed the gradients; record a run without compensators")
-    if sum(isfinite(variance_of(each.gradients)) for each in updates) < LEAST_UPDATES:
-        raise UsageError(
-            f"{saved.path}: the noise cannot be estimated from updates of a single gradient; record a run of a "
-            "protocol with k >= 2, or of a job with microbatches >= 2"
-        )
 
 
 def _check_means(cluster: Cluster) -> None:
@@ -227,19 +132,37 @@ def _plan(given: str | Protocol | Phase) -> Plan:
     return plan
 
 
-def _predict(plan: Plan, cluster: Cluster, recorded: _Recorded | None, fifth: int | None, seed: int) -> Prediction:
+def _predict(
+    plan: Plan, cluster: Cluster, recorded: RecordedRun | None, fifth: int | None, price: float, seed: int
+) -> Prediction:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
         simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
     k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
-    updates = nan
+    updates = progress_per_s = nan
     if recorded is not None:
-        updates = recorded.updates_needed(k, staleness, recorded.rate.scale(max(1, round(k)), cluster.n), fifth)
+        scale = recorded.rate.scale(max(1, round(k)), cluster.n)
+        updates = recorded.updates_needed(Needs(k, staleness, price, scale), fifth)
+        progress_per_s = k / update_s / (k * price + recorded.phi)
     seconds = update_s * updates
-    return Prediction(str(plan), update_s, k / update_s, staleness, updates, seconds, seconds, seconds, 0)
+    return Prediction(
+        str(plan),
+        update_s,
+        k / update_s,
+        staleness,
+        updates,
+        seconds,
+        seconds,
+        seconds,
+        0,
+        price,
+        progress_per_s,
+    )
 
 
-def _ranked(predictions: Mapping[str, Sequence[Prediction]], recorded: _Recorded | None) -> Advice:
+def _ranked(
+    predictions: Mapping[str, Sequence[Prediction]], recorded: RecordedRun | None, auto: AutoChoice | None
+) -> Advice:
     if recorded is None:
         only = [whole for [whole] in predictions.values()]
         return Advice(sorted(only, key=attrgetter("seconds_per_update")), None)
@@ -248,4 +171,4 @@ def _ranked(predictions: Mapping[str, Sequence[Prediction]], recorded: _Recorded
     for name, (whole, *parts) in predictions.items():
         seconds = [each.seconds for each in parts]
         ranking.append(whole._replace(low_s=min(seconds), high_s=max(seconds), wins=winners.count(name)))
-    return Advice(sorted(ranking, key=attrgetter("seconds")), recorded.seen())
+    return Advice(sorted(ranking, key=attrgetter("seconds")), recorded.seen(), auto)

@@ -1,16 +1,19 @@
 """Convergence estimation: the number of updates that another protocol needs to reach the loss of a recorded run.
 
-At one learning rate, the loss of every protocol follows the same mean path, plus an excess from the noise of its
-updates. For curvature h of the loss, variance V of a gradient, and updates of k gradients with mean staleness tau, the
-excess is
+At one learning rate the noise of the updates keeps the loss from falling below a floor. For curvature h of the loss,
+variance V of a gradient, and updates of k gradients with mean staleness tau, the loss settles on average at
 
-    E(k, tau) = eta V / (4 k) * (1 + 2 a tau (1 + tau) / (1 + 2 tau)) / (1 - a / (2 (1 + 2 tau))),   a = eta h.
+    E(k, tau) = eta V / (4 k) * (1 + 2 a tau (1 + tau) / (1 + 2 tau)) / (1 - a / (2 (1 + 2 tau))),   a = eta h,
 
-For tau = 0 this is the stationary excess of SGD on an isotropic quadratic. For tau > 0 it is the excess of SGD on the
-mean of the gradients at all earlier versions, with the weights of a geometric staleness of mean tau. K-async and
-asynchronous SGD have this staleness if times are exponential. The mean acts like momentum, so the path is stable for
-larger a; a fixed delay would be unstable from a = 2 sin(pi / (2 (2 tau + 1))) on. Another protocol reaches the loss F
-of a run at the update at which the run itself is at F - E(other) + E(own).
+above its least value. For tau = 0 this is the stationary excess of SGD on an isotropic quadratic. For tau > 0 it is the
+excess of SGD on the mean of the gradients at all earlier versions, with the weights of a geometric staleness of mean
+tau. K-async and asynchronous SGD have this staleness if times are exponential. The mean acts like momentum, so the path
+is stable for larger a; a fixed delay would be unstable from a = 2 sin(pi / (2 (2 tau + 1))) on.
+
+Without noise, the loss still to go P falls as c / t. With a floor f it follows dP/dt = -(P^2 - f^2) / c, and arrives
+after U atanh(x) / x updates, x = f / P, where U updates suffice without noise. The loss scatters about its mean, and a
+run ends when it first reaches its target. So the floor counts as x^2 = E / (2 P): a loss of half the mean excess is the
+20 % quantile for noise in six directions.
 
 The gain of one update (DBW, eq. 9) is not enough: it counts the noise of every update as a further loss, while the
 excess is soon stationary, and then every update removes as much of it as it adds.
@@ -21,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, isfinite, nan
-from statistics import mean
+from math import atanh, inf, isfinite, log, nan, sqrt
+from statistics import mean, variance
+from typing import NamedTuple
 
 from paceline.policies.estimators.gain import GainInput, variance_of
 
@@ -108,24 +112,64 @@ def estimate_noise(observed: Sequence[ObservedUpdate]) -> Noise:
     return Noise(N, V, samples * scatter / per_square / V, eta)
 
 
-def updates_needed(losses: Sequence[tuple[float, float]], shift: float) -> float:
-    """Return the number of updates after which a loss curve is `shift` below its end; inf if it never is.
+class LossAtEnd(NamedTuple):
+    """Loss at the end of a run, from its second half.
 
-    The curve is linear between its points, and is extrapolated from its last two.
+    Attributes:
+        fall: decrease of the loss in an update.
+        to_go: loss still to go, P > 0.
+    """
+
+    fall: float
+    to_go: float
+
+
+def loss_at_end(losses: Sequence[float]) -> LossAtEnd:
+    """Return how fast the loss falls at the end of a run, and how much it can still fall.
+
+    With the mean losses F of the last quarter of U updates and F' of the quarter before, the fall is 4 (F' - F) / U.
+    A loss c / t + constant has P = (F' - F) / (4 ln(9/8)) to go. One standard error of F' - F is added to it, because a
+    protocol must not be excluded by the noise of losses. P is at most F: a negative log-likelihood cannot fall below 0.
 
     Args:
-        losses: points of the curve, each a number of updates and the loss after them; at least two.
-        shift: difference of losses; negative for a point before the end.
+        losses: mean loss of each update, at least eight.
     """
-    target = losses[-1][1] - shift
-    for (before, high), (after, low) in pairwise(losses):
-        if high > target >= low:
-            return before + (after - before) * (high - target) / (high - low)
-    (before, high), (after, low) = losses[-2:]
-    slope = (high - low) / (after - before)
-    if target >= losses[0][1]:
-        return losses[0][0]
-    return after + (low - target) / slope if slope > 0 else inf
+    half, last = len(losses) // 2, 3 * len(losses) // 4
+    before, after = losses[half:last], losses[last:]
+    fall = mean(before) - mean(after)
+    error = sqrt(variance(before) / len(before) + variance(after) / len(after))
+    to_go = (max(fall, 0.0) + error) / (4 * log(9 / 8))
+    least = 1e-12 * max(abs(mean(after)), 1e-300)  # of losses that are all equal
+    return LossAtEnd(fall / len(after), max(min(to_go, mean(after)) if mean(after) > 0 else to_go, least))
+
+
+def energy_curvature(observed: Sequence[ObservedUpdate], fall: float) -> float:
+    """Return the curvature h of the loss along the steps of a run, >= 0; nan if it made none.
+
+    A step s with the mean gradient g of k gradients lowers the loss by grad.s - h ||s||^2 / 2 on average. The noise of
+    g is in s too, so that grad.s = g.s - eta V / k. The mean over the updates gives
+
+        h = 2 (mean g.s - eta V / k - fall) / mean ||s||^2.
+
+    Args:
+        observed: updates, one or more, with a known variance.
+        fall: mean decrease of the loss in an update.
+    """
+    steps = [each.gradients.step for each in observed]
+    V = mean(variance_of(each.gradients) for each in observed)
+    noise = mean(each.gradients.step.learning_rate / each.gradients.k for each in observed) * V
+    square = mean(step.squared_step for step in steps)
+    return max(0.0, 2 * (mean(step.progress for step in steps) - noise - fall) / square) if square else nan
+
+
+def relative_updates(share: float) -> float:
+    """Return atanh(x) / x, the updates to a loss with noise over those without, for x^2 = `share` >= 0.
+
+    >>> [round(relative_updates(share), 2) for share in (0.0, 0.5, 0.9, 1.0)]
+    [1.0, 1.25, 1.92, inf]
+    """
+    x = sqrt(share)
+    return inf if x >= 1 else atanh(x) / x if x > 1e-6 else 1.0
 
 
 def _eta(observed: ObservedUpdate) -> float:

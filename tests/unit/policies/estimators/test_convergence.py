@@ -1,12 +1,20 @@
 """Estimated gradient noise of a run, against gradients of known noise."""
 
+from dataclasses import replace
 from math import inf, isnan, nan
 
 import numpy as np
 import pytest
 
 from paceline.core.events import Step
-from paceline.policies.estimators.convergence import Noise, ObservedUpdate, estimate_noise, updates_needed
+from paceline.policies.estimators.convergence import (
+    Noise,
+    ObservedUpdate,
+    energy_curvature,
+    estimate_noise,
+    loss_at_end,
+    relative_updates,
+)
 from paceline.policies.estimators.gain import GainInput
 
 ETA = 0.1
@@ -86,14 +94,50 @@ def test_the_excess_loss_is_infinite_beyond_stability(staleness):
     assert Noise(1.0, 1.0, 1.0, eta=0.999 * limit).excess(1, staleness, 1.0) < inf
 
 
-def test_a_curve_is_interpolated_and_extrapolated_linearly():
-    curve = [(0, 4.0), (10, 2.0), (20, 1.0)]
-    assert updates_needed(curve, 0.0) == 20
-    assert updates_needed(curve, -1.0) == 10
-    assert updates_needed(curve, -2.0) == 5
-    assert updates_needed(curve, 0.5) == 25
-    assert updates_needed(curve, -9.0) == 0
-    assert updates_needed([(0, 1.0), (10, 2.0)], 1.5) == inf
+@pytest.mark.parametrize("share", [1e-9, 0.2, 0.8])
+def test_the_updates_to_a_loss_near_the_floor_are_those_of_the_differential_equation(share):
+    P, t = 1e6, 0.0
+    while P > 1:  # dP/dt = -(P^2 - f^2), f^2 = share
+        dt = 1e-4 / P
+        P -= dt * (P * P - share)
+        t += dt
+    assert relative_updates(share) == pytest.approx(t, rel=1e-3)
+
+
+def test_a_loss_below_the_floor_is_never_reached():
+    assert relative_updates(1.0) == relative_updates(7.0) == inf
+
+
+def test_the_loss_to_go_is_exact_for_a_power_of_time():
+    fall, to_go = loss_at_end([10.0 + 300 / t for t in range(1, 1201)])
+    assert to_go == pytest.approx(300 / 1200, rel=0.04)  # with one standard error
+    assert fall == pytest.approx(300 * (1 / 750 - 1 / 1050) / 300, rel=0.05)
+
+
+def test_the_loss_to_go_is_at_most_the_loss():
+    assert loss_at_end([1 - t / 100 for t in range(100)]).to_go == pytest.approx(0.13, abs=0.006)
+    assert loss_at_end([-t / 100 for t in range(100)]).to_go > 0.25
+    assert 0 < loss_at_end([1.0] * 8).to_go < 1e-9
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_the_curvature_of_a_quadratic_is_that_of_its_steps(momentum):
+    rng = np.random.default_rng(1)
+    h, k, w, velocity, losses, updates = 3.0, 4, np.full(5, 2.0), 0.0, [], []
+    for _ in range(4000):
+        gradients = h * w + rng.normal(size=(k, 5)) * 2
+        plain = observed(gradients)
+        velocity = momentum * velocity + gradients.mean(0)
+        step, g = ETA * velocity, gradients.mean(0)
+        measured = plain.gradients.step._replace(progress=float(g @ step), squared_step=float(step @ step))
+        updates.append(replace(plain, gradients=plain.gradients._replace(step=measured)))
+        losses.append(h * w @ w / 2)
+        w = w - step
+    assert energy_curvature(updates, (losses[0] - losses[-1]) / 4000) == pytest.approx(h, rel=0.1)
+
+
+def test_a_run_without_steps_has_no_curvature():
+    assert isnan(energy_curvature([observed(np.zeros((2, 3)))], 0.0))
 
 
 def test_a_run_with_decreasing_loss_is_stable():

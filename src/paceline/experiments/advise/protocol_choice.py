@@ -1,0 +1,51 @@
+"""Choice that `auto` would have made with given round trips and a given phi."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+from paceline.clusters.simulated import Cluster
+from paceline.experiments.advise.result import AutoChoice
+from paceline.policies.controllers.auto_candidates import default_candidates
+from paceline.policies.estimators.protocol_replay import ProtocolReplay
+from paceline.policies.estimators.protocol_scores import Score, score_of
+from paceline.protocols.protocol import Protocol
+
+TRIPS = 100  # of each worker
+GRADIENTS, GRADIENTS_OF_WORKER = 400, 24  # replayed for each protocol
+
+
+def trips_of(cluster: Cluster, seed: int) -> list[list[float]]:
+    """Return the first round trips of each worker of a cluster, in seconds, for work without breaks."""
+    trips = cluster.round_trips(seed)
+    table = []
+    for worker in range(cluster.n):
+        now, own = 0.0, []
+        for draw in range(1, TRIPS + 1):
+            own.append(trips.duration_s(worker, draw, now) + trips.sum_s(worker, draw, now))
+            now += own[-1]
+        table.append(own)
+    return table
+
+
+def score(protocol: Protocol, trips_s: list[list[float]], reach: float = 1.0) -> Score:
+    """Return the score of a protocol on these round trips.
+
+    Args:
+        protocol: protocol.
+        trips_s: round trips of each worker, in seconds.
+        reach: factor on the price of staleness for the momentum, see `NoiseRule`.
+    """
+    replay = ProtocolReplay(protocol, trips_s).run(max(GRADIENTS, GRADIENTS_OF_WORKER * len(trips_s)))
+    return score_of(protocol.name, replay).with_momentum(reach)
+
+
+def choose(trips_s: list[list[float]], phi: float, reach: float = 1.0) -> AutoChoice:
+    """Return the candidate of `auto` with the largest progress per second.
+
+    >>> choose([[1.0], [1.0], [1.0], [9.0]], phi=1.0).protocol
+    'pull(k=1)'
+    """
+    scores = map(score, default_candidates(len(trips_s)), repeat(trips_s), repeat(reach))
+    best = max(scores, key=lambda each: each.progress_per_s(phi))
+    return AutoChoice(best.protocol, best.gradients_per_s, best.k, best.price, phi, best.progress_per_s(phi))
