@@ -19,6 +19,7 @@ from scipy.stats import spearmanr
 
 import paceline as pl
 from common import options, report, rounded
+from paceline.jobs.digits import TRAINING_SAMPLES
 
 BAR = 0.9
 CLUSTERS: dict[str, pl.Cluster] = {
@@ -102,6 +103,8 @@ def compare(run: Recorded, *, updates: int, bound: int, seeds: int) -> dict[str,
         )
         advice = pl.advise(Path(folder) / "run")
         most = bound * recorded.history.totals.applied
+    assert advice.seen is not None
+    assert advice.auto is not None
     target = recorded.metrics["loss"]
     predicted, simulated = {}, {}
     for each in advice.ranking:
@@ -142,7 +145,7 @@ def shown(seconds: float) -> float | None:
 
 def probed(job: pl.Job) -> pl.Job:
     """Return the job with its training samples as evaluation data, in one batch."""
-    return replace(job, eval_data=job.data, eval_batch_size=len(job.data))
+    return replace(job, eval_data=job.data, eval_batch_size=TRAINING_SAMPLES)
 
 
 JOBS: dict[str, Callable[[], pl.Job]] = {
