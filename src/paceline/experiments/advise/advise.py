@@ -47,7 +47,8 @@ def advise(
         run: folder of a run with lr_rule="noise"; or of one recorded with ``measure_steps=True``, with at least two
             gradients per update or with microbatches, because the noise of single gradients cannot be measured. Or a
             trace, or its file, which has times only.
-        protocols: protocols to rank, with constant knobs; those of the papers with K = 1, 2, 4 ... n if none is given.
+        protocols: protocols to rank, with constant knobs, or "auto" for its choice; those of the papers with
+            K = 1, 2, 4 ... n if none is given.
         cluster: simulated cluster whose times replace those of the run.
         seed: seed of the simulations, >= 0.
 
@@ -62,19 +63,18 @@ def advise(
     if given is not None:
         _check_means(given)
     n = given.n if given else trace.workers
-    plans = {str(plan): plan for plan in map(_plan, protocols or default_protocols(n))}
-    predictions: dict[str, list[Prediction]] = {name: [] for name in plans}
-    trips_s: list[list[float]] = []
-    prices: dict[str, float] = {}
-    for fifth in (None, *range(PARTS)) if recorded else (None,):
-        times = given or Cluster(n, replace(_without(trace, fifth), censored="km"))
-        if recorded is not None and fifth is None:
-            trips_s = trips_of(times, seed)
-        for name, plan in plans.items():
-            if recorded is not None and fifth is None:
-                prices[name] = score(plan.phases[0].protocol, trips_s, recorded.reach).price
-            predictions[name].append(_predict(plan, times, recorded, fifth, prices.get(name, nan), seed))
-    auto = choose(trips_s, recorded.final_phi, recorded.reach) if recorded is not None else None
+    fifths = (None, *range(PARTS)) if recorded else (None,)
+    times = {fifth: given or Cluster(n, replace(_without(trace, fifth), censored="km")) for fifth in fifths}
+    trips_s = trips_of(times[None], seed) if recorded else []
+    auto = choose(trips_s, recorded.final_phi, recorded.reach) if recorded else None
+    plans = {str(plan): plan for plan in (_plan(each, auto) for each in protocols or default_protocols(n))}
+    predictions: dict[str, list[Prediction]] = {}
+    for name, plan in plans.items():
+        timed = {fifth: _timed(plan, cluster, seed) for fifth, cluster in times.items()}
+        if recorded:
+            price = score(plan.phases[0].protocol, trips_s, recorded.reach).price
+            timed = {fifth: _predicted(each, recorded, n, price, fifth) for fifth, each in timed.items()}
+        predictions[name] = list(timed.values())
     return _ranked(predictions, recorded, auto)
 
 
@@ -117,7 +117,9 @@ def _without(trace: Trace, part: int | None) -> Trace:
     return replace(trace, rows=kept)
 
 
-def _plan(given: str | Protocol | Phase) -> Plan:
+def _plan(given: str | Protocol | Phase, auto: AutoChoice | None) -> Plan:
+    if given == "auto" and auto is not None:
+        given = auto.protocol
     plan = parse_plan(given) if isinstance(given, str) else as_plan(given)
     phase = plan.phases[0]
     if len(plan.phases) > 1 or phase.controllers or phase.compensators:
@@ -132,31 +134,28 @@ def _plan(given: str | Protocol | Phase) -> Plan:
     return plan
 
 
-def _predict(
-    plan: Plan, cluster: Cluster, recorded: RecordedRun | None, fifth: int | None, price: float, seed: int
-) -> Prediction:
+def _timed(plan: Plan, cluster: Cluster, seed: int) -> Prediction:
+    """Return the prediction of times only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
         simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
     k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
-    updates = progress_per_s = nan
-    if recorded is not None:
-        scale = recorded.rate.scale(max(1, round(k)), cluster.n)
-        updates = recorded.updates_needed(Needs(k, staleness, price, scale), fifth)
-        progress_per_s = k / update_s / (k * price + recorded.phi)
-    seconds = update_s * updates
-    return Prediction(
-        str(plan),
-        update_s,
-        k / update_s,
-        staleness,
-        updates,
-        seconds,
-        seconds,
-        seconds,
-        0,
-        price,
-        progress_per_s,
+    return Prediction(str(plan), update_s, k / update_s, staleness, nan, nan, nan, nan, 0)
+
+
+def _predicted(timed: Prediction, recorded: RecordedRun, n: int, price: float, fifth: int | None) -> Prediction:
+    """Return a prediction with the number of updates, from every fifth update of the run or from all."""
+    k = timed.gradients_per_s * timed.seconds_per_update
+    needs = Needs(k, timed.staleness, price, recorded.rate.scale(max(1, round(k)), n))
+    updates = recorded.updates_needed(needs, fifth)
+    seconds = timed.seconds_per_update * updates
+    return timed._replace(
+        updates=updates,
+        seconds=seconds,
+        low_s=seconds,
+        high_s=seconds,
+        price=price,
+        progress_per_s=timed.gradients_per_s / (k * price + recorded.phi),
     )
 
 

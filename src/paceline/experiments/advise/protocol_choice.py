@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import repeat
 
 from paceline.clusters.simulated import Cluster
+from paceline.errors import PacelineWarning
 from paceline.experiments.advise.result import AutoChoice
 from paceline.policies.controllers.auto_candidates import default_candidates
 from paceline.policies.estimators.protocol_replay import ProtocolReplay
@@ -18,13 +20,15 @@ GRADIENTS, GRADIENTS_OF_WORKER = 400, 24  # replayed for each protocol
 def trips_of(cluster: Cluster, seed: int) -> list[list[float]]:
     """Return the first round trips of each worker of a cluster, in seconds, for work without breaks."""
     trips = cluster.round_trips(seed)
-    table = []
-    for worker in range(cluster.n):
-        now, own = 0.0, []
-        for draw in range(1, TRIPS + 1):
-            own.append(trips.duration_s(worker, draw, now) + trips.sum_s(worker, draw, now))
-            now += own[-1]
-        table.append(own)
+    table: list[list[float]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
+        for worker in range(cluster.n):
+            now, own = 0.0, []
+            for draw in range(1, TRIPS + 1):
+                own.append(trips.duration_s(worker, draw, now))
+                now += own[-1]
+            table.append(own)
     return table
 
 

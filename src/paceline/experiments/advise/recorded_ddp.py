@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import StragglerFacts, find_stragglers, time_shares
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.advise import default_protocols
-from paceline.experiments.advise.recorded_noise import STALENESS_PRICES, NoiseScale, noise_scale
+from paceline.experiments.advise.protocol_choice import choose, score, trips_of
+from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.experiments.advise.recording_advice import DDPPrediction, RecordingAdvice
+from paceline.experiments.advise.result import AutoChoice
 from paceline.run.simulate import Simulated, simulate
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
@@ -26,6 +28,7 @@ from paceline.utils.validation import check_range
 PARTS = 5  # of the recording, for the interval
 LEAST_SAMPLES = 2 * PARTS
 LEAST_UPDATES, MOST_UPDATES = 300, 2000  # simulated for each protocol
+LARGEST_PHI = 1e6  # where noise hides the gradient
 AS_RECORDED = "DDP as recorded"
 
 
@@ -36,12 +39,13 @@ def advise_recording(
     """Explain the waiting in a recorded DDP run, and predict what other protocols would give.
 
     The seconds per update of each protocol are simulated with the recorded times. The seconds to the loss that the run
-    reached follow from the recorded noise of the gradients.
+    reached follow from the recorded noise of the gradients, for the learning-rate rule "noise". The choice of `auto` by
+    the same rule is in the ranking.
 
     Args:
         recording: recording, or its folder, that ``paceline record`` has written.
-        protocols: protocols to rank; those of the papers with K = 1, 2, 4 ... n, and one that waits for no
-            persistent straggler, if none is given.
+        protocols: protocols to rank, or "auto" for its choice; those of the papers with K = 1, 2, 4 ... n, one that
+            waits for no persistent straggler, and "auto", if none is given.
         price: price of one worker-hour, >= 0; None to show no cost.
         seed: seed of the simulations, >= 0.
 
@@ -51,7 +55,9 @@ def advise_recording(
     check_range("[0, inf)", price=0.0 if price is None else price)
     read = recording if isinstance(recording, DDPRecording) else DDPRecording(recording)
     stragglers = find_stragglers(read)
-    names = list(protocols) or _protocols(read.ranks, stragglers)
+    noise = _noise(read)
+    auto = _choice(read, noise, seed)
+    names = _with_choice(protocols or [*_protocols(read.ranks, stragglers), "auto"], auto, read)
     ranking = [_predict(read, name, (), seed) for name in names]
     dropped = _slow_node(read, stragglers)
     if dropped:
@@ -61,9 +67,30 @@ def advise_recording(
         shares=time_shares(read),
         stragglers=stragglers,
         ranking=sorted([_recorded(read), *ranking], key=_sort_key),
-        noise=_noise(read),
+        noise=noise,
+        auto=auto,
         price=price,
     )
+
+
+def _choice(recording: DDPRecording, noise: NoiseScale | None, seed: int) -> AutoChoice | None:
+    """Return the choice of `auto` with the recorded times, and V / N as phi; None if too few gradients were sampled."""
+    return None if noise is None else choose(_trips_s(trace_of(recording), seed), min(noise.ratio, LARGEST_PHI))
+
+
+def _trips_s(trace: Trace, seed: int) -> list[list[float]]:
+    return trips_of(Cluster(trace.workers, trace), seed)
+
+
+def _with_choice(names: Sequence[str], auto: AutoChoice | None, recording: DDPRecording) -> list[str]:
+    """Return the names with the choice of `auto` in its place, or without it."""
+    if auto is None and list(names) == ["auto"]:
+        raise UsageError(
+            f"{recording.path} has {len(recording.gradient_samples)} samples of gradients, and auto needs at least "
+            f"{LEAST_SAMPLES}; record a longer run, or with sample=10"
+        )
+    chosen = [auto.protocol if auto is not None and name == "auto" else name for name in names]
+    return [name for name in dict.fromkeys(chosen) if name != "auto"]
 
 
 def _protocols(n: int, stragglers: Sequence[StragglerFacts]) -> list[str]:
@@ -118,22 +145,22 @@ def _predict(recording: DDPRecording, name: str, dropped: Sequence[int], seed: i
     noise = _noise(recording)
     if noise is None:
         return DDPPrediction(*facts, nan, nan, nan)
-    seconds = recording.steps * noise.relative_updates(k, staleness) * update_s
-    parts = [each for part in range(PARTS) for each in _part_seconds(recording, name, trace, part, seed)]
+    price = score(plan.phases[0].protocol, _trips_s(trace, seed)).price
+    seconds = recording.steps * noise.relative_updates(k, price) * update_s
+    parts = [_part_seconds(recording, name, trace, part, seed) for part in range(PARTS)]
     return DDPPrediction(*facts, seconds, min(parts), max(parts))
 
 
-def _part_seconds(recording: DDPRecording, name: str, trace: Trace, part: int, seed: int) -> Iterator[float]:
-    """Yield the seconds by the noise of one fifth and the times of the others, for each price of staleness."""
+def _part_seconds(recording: DDPRecording, name: str, trace: Trace, part: int, seed: int) -> float:
+    """Return the seconds by the noise of one fifth and the times of the others."""
     noise = _noise(recording, part)
     assert noise is not None
     borders = [round(i * recording.steps / PARTS) for i in (part, part + 1)]
     rows = [row for row in trace.rows if not borders[0] < row.draw <= borders[1]]
     others = Trace(rows, has_server=False, sums_as_transfers=True, source=trace.source)
     simulated = _simulate(name, others, LEAST_UPDATES, 0, seed)
-    for staleness_price in STALENESS_PRICES:
-        updates = noise.relative_updates(simulated.totals.mean_k, simulated.totals.mean_staleness, staleness_price)
-        yield recording.steps * updates * simulated.seconds_per_update
+    price = score(parse_plan(name).phases[0].protocol, _trips_s(others, seed)).price
+    return recording.steps * noise.relative_updates(simulated.totals.mean_k, price) * simulated.seconds_per_update
 
 
 def _simulate(name: str, trace: Trace, updates: int, payload_bytes: int, seed: int) -> Simulated:

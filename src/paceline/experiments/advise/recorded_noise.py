@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 from paceline.ddp_recording.recording import GradientSample
 
-# Price of one version of staleness, in fresh gradients: lowest, usual and highest ratio of tuned learning rates.
-STALENESS_PRICES = (0.44, 1.0, 2.4)
-
 
 class NoiseScale(NamedTuple):
     """Noise of gradients.
@@ -31,25 +28,23 @@ class NoiseScale(NamedTuple):
         """Ratio phi = V / N, in gradients; inf if noise hides the gradient."""
         return self.variance / self.squared_norm if self.squared_norm else (inf if self.variance else 0.0)
 
-    def relative_updates(self, k: float, staleness: float, staleness_price: float = 1.0) -> float:
+    def relative_updates(self, k: float, price: float = 1.0) -> float:
         """Return the updates that a protocol needs for the progress of one update of DDP.
 
-        ``(d + phi / k) / (1 + phi / n)``, with d = max(1, price * staleness)
+        ``(d + phi / k) / (1 + phi / n)``
 
-        An update of k fresh gradients makes the progress 1 / (1 + phi / k), in units of an update without noise, if
-        the learning rate is tuned for k. Stale gradients need learning rates that are smaller by the factor d.
+        An update of k gradients makes the progress k / (k d + phi) under the rule "noise", and one of DDP makes
+        n / (n + phi).
 
         Args:
             k: mean number of gradients in an update, > 0.
-            staleness: mean staleness in versions, >= 0.
-            staleness_price: price of one version of staleness.
+            price: price of staleness d, >= 1; see `StalenessPrice`.
 
-        >>> NoiseScale(variance=8.0, squared_norm=1.0, ranks=4).relative_updates(k=2, staleness=0.0)
+        >>> NoiseScale(variance=8.0, squared_norm=1.0, ranks=4).relative_updates(k=2)
         1.6666666666666667
         """
-        d = max(1.0, staleness_price * staleness)
         phi = self.ratio
-        return self.ranks / k if phi == inf else (d + phi / k) / (1 + phi / self.ranks)
+        return self.ranks / k if phi == inf else (price + phi / k) / (1 + phi / self.ranks)
 
 
 def noise_scale(samples: Sequence[GradientSample], ranks: int) -> NoiseScale:

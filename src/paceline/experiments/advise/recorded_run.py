@@ -167,6 +167,7 @@ class NoiseRuleRun(RecordedRun):
 
 def recorded_run(saved: SavedRun) -> RecordedRun:
     """Return a recorded run by the rule of its learning rate."""
+    _check_common_steps(saved)
     return NoiseRuleRun(saved) if saved.configuration["rules"].get("noise") else ConstantRateRun(saved)
 
 
@@ -176,6 +177,7 @@ def read_run(saved: SavedRun) -> list[ObservedUpdate]:
     Raises:
         UsageError: too few updates have the data to estimate the noise of gradients.
     """
+    _check_common_steps(saved)
     rules = saved.configuration["rules"]
     updates = list(read_updates(saved.history, LRScaling(**rules["learning_rate"]), rules["workers"]))
     _check(saved, updates)
@@ -255,13 +257,15 @@ def _loss(saved: SavedRun, losses: Sequence[float]) -> tuple[float, float]:
     return before, after
 
 
-def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
-    recorded = saved.configuration["protocol"]
+def _check_common_steps(saved: SavedRun) -> None:
     if any(each["allreduce"] and each["allreduce"]["sums"] == "updates" for each in saved.configuration["plan"]):
         raise UsageError(
-            f"{saved.path}: the workers of {recorded} take steps of their own, so its gradients do not belong to "
-            "common steps; record a run of all_reduce or bsp with measure_steps=True"
+            f"{saved.path}: the workers of {saved.configuration['protocol']} take steps of their own, so its gradients "
+            "do not belong to common steps; record a run of all_reduce or bsp with measure_steps=True"
         )
+
+
+def _check(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> None:
     if len(updates) < LEAST_UPDATES:
         raise UsageError(
             f"{saved.path} has {len(updates)} measured steps, expected at least {LEAST_UPDATES}; record a run with "

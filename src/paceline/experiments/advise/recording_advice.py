@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import StragglerFacts, TimeShares
 from paceline.experiments.advise.recorded_noise import NoiseScale
+from paceline.experiments.advise.result import AutoChoice, choice_sentence
 from paceline.recording.run_folder import plain
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
@@ -67,6 +68,7 @@ class RecordingAdvice(TableRepresentation):
         stragglers: slow ranks, the most expensive first.
         ranking: predictions, the fastest first; by seconds per update if no gradients were sampled.
         noise: noise of the gradients; None if too few were sampled.
+        auto: choice of `auto` with lr_rule="noise"; None if too few gradients were sampled.
         price: price of a worker-hour, >= 0; None if not given.
     """
 
@@ -75,6 +77,7 @@ class RecordingAdvice(TableRepresentation):
     stragglers: Sequence[StragglerFacts]
     ranking: Sequence[DDPPrediction]
     noise: NoiseScale | None
+    auto: AutoChoice | None = None
     price: float | None = None
 
     @property
@@ -99,6 +102,7 @@ class RecordingAdvice(TableRepresentation):
             "waiting_hours": self.waiting_hours,
             "waiting_cost": self.waiting_cost,
             "stragglers": [{**each._asdict(), "is_persistent": each.is_persistent} for each in self.stragglers],
+            "auto": self.auto and plain(self.auto._asdict()),
             "noise_scale": None if self.noise is None else plain(self.noise.ratio),
             "ranking": [plain(each._asdict()) for each in self.ranking],
         }
@@ -147,11 +151,11 @@ class RecordingAdvice(TableRepresentation):
             )
         else:
             text = (
-                "seconds: predicted time to the loss that the run reached, if the learning rate is tuned for each "
-                f"protocol. A gradient's variance is {self.noise.ratio:.3g} |grad|^2. low..high: from the noise of "
-                "each fifth of the run, the times of the other four, and three prices of staleness."
+                'seconds: predicted time to the loss that the run reached, with lr_rule="noise" or a learning rate '
+                f"that is tuned for each protocol. A gradient's variance is {self.noise.ratio:.3g} |grad|^2. "
+                "low..high: from the noise of each fifth of the run and the times of the other four."
             )
-        return [text]
+        return [text, *([choice_sentence(self.auto)] if self.auto else [])]
 
     def _link_notes(self) -> list[str]:
         slow = "The network is slow: sums take a large share of the time even if no rank is late."

@@ -14,7 +14,8 @@ from scipy.stats import spearmanr
 import paceline as pl
 from paceline.cli import main
 from paceline.clusters.timing.trace import Trace
-from paceline.experiments.advise.result import Advice, GradientSummary
+from paceline.core.records import UpdateMade
+from paceline.policies.controllers.auto_candidates import default_candidates
 
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
@@ -107,10 +108,70 @@ def test_the_table_fits_a_terminal(advice):
     assert re.search(r"in [0-5] of 5 predictions", text)
 
 
-def test_too_little_noise_causes_a_note():
-    at_once = pl.Prediction("bsp", 1.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5)
-    ranking = [at_once, at_once._replace(protocol="asp", updates=9.0, seconds=9.0)]
-    assert "bsp gains more by less noise" in Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3)).text()
+@pytest.fixture(scope="module", params=["k_sync(k=4)", "auto"])
+def noisy_rate(request, tmp_path_factory):
+    """Return a run whose learning rate followed the noise, and its folder, without measured steps of all updates."""
+    folder = tmp_path_factory.mktemp("noise") / "run"
+    return record(folder, protocol=request.param, updates=120, measure_steps=False, lr_rule="noise"), folder
+
+
+def test_protocols_are_ranked_by_progress_per_second_if_the_rate_followed_the_noise(noisy_rate):
+    run, folder = noisy_rate
+    phi, price, progress, weighted = None, 1.0, 0.0, 0.0
+    for record in run.history:
+        if getattr(record, "kind", "") == "learning_rate":
+            phi, price = record.numbers["phi"], record.numbers["d"]
+        elif isinstance(record, UpdateMade):
+            own = record.k / (record.k * price + phi)
+            progress, weighted = progress + own, weighted + own * phi
+    advice = pl.advise(folder, protocols=["asp", "bsp", "k_async(k=4)"])
+    assert advice.seen.phi == pytest.approx(weighted / progress)
+    for each in advice.ranking:
+        K = each.gradients_per_s * each.seconds_per_update
+        assert each.progress_per_s == pytest.approx(each.gradients_per_s / (K * each.price + advice.seen.phi))
+        assert each.seconds == pytest.approx(progress / each.progress_per_s)
+        assert each.low_s <= each.seconds * 1.1
+        assert each.high_s >= each.seconds * 0.9
+    prices = {each.protocol: each.price for each in advice.ranking}
+    assert prices["bsp"] == 1 < prices["asp"]
+    assert "followed the noise" in advice.text()
+    assert max(map(len, advice.text().splitlines())) <= 80
+    json.dumps(advice.as_json(), allow_nan=False)
+
+
+@pytest.mark.slow
+def test_auto_takes_its_candidate_with_the_most_progress_per_second(folder):
+    auto = pl.advise(folder, protocols=["auto"]).auto
+    names = [each.name for each in default_candidates(8)]
+    ranked = pl.advise(folder, protocols=names).ranking
+    best = max(ranked, key=lambda each: each.progress_per_s)
+    assert auto.progress_per_s == pytest.approx(auto.gradients_per_s / (auto.k * auto.price + auto.phi))
+    [chosen] = [each for each in ranked if each.protocol == auto.protocol]
+    assert chosen.progress_per_s == pytest.approx(auto.progress_per_s, rel=0.15)  # other lengths of the simulation
+    assert chosen.progress_per_s > 0.85 * best.progress_per_s
+
+
+def test_auto_stands_for_its_choice(folder):
+    advice = pl.advise(folder, protocols=["auto", "bsp"])
+    assert {each.protocol for each in advice.ranking} == {advice.auto.protocol, "bsp"}
+    text = advice.text().replace("\n", " ")
+    assert f'auto, with lr_rule="noise", would choose {advice.auto.protocol}: S = Lambda / (K d + phi)' in text
+    assert advice.as_json()["auto"]["protocol"] == advice.auto.protocol
+
+
+def test_the_rank_of_a_protocol_falls_as_its_noise_floor_comes_near_the_loss(tmp_path):
+    record(tmp_path / "run", protocol="bsp", optimizer=partial(torch.optim.SGD, lr=0.4), batch_size=1)
+    found = {each.protocol: each.updates for each in pl.advise(tmp_path / "run", protocols=PROTOCOLS).ranking}
+    assert found["bsp"] < found["k_sync(k=4)"] < found["k_sync(k=2)"] < found["asp"]
+
+
+def test_phi_of_momentum_is_that_of_a_whole_movement(tmp_path):
+    for name, momentum in (("plain", 0.0), ("heavy", 0.75)):
+        optimizer = partial(torch.optim.SGD, lr=0.1 * (1 - momentum), momentum=momentum)
+        record(tmp_path / name, updates=60, optimizer=optimizer)
+    plain, heavy = (pl.advise(tmp_path / name, protocols=["asp"]) for name in ("plain", "heavy"))
+    assert heavy.seen.phi > 0.5 * plain.seen.phi
+    assert heavy.best.price == pytest.approx(plain.best.price * 7**0.5)
 
 
 def paceline(*arguments):

@@ -110,10 +110,10 @@ def test_the_noise_is_that_of_the_gradients():
 
 
 def test_the_limits_of_little_and_much_noise():
-    assert NoiseScale(0.0, 1.0, 4).relative_updates(2, 0.0) == 1.0
+    assert NoiseScale(0.0, 1.0, 4).relative_updates(2) == 1.0
     assert NoiseScale(1.0, 0.0, 4).ratio == inf
-    assert NoiseScale(1.0, 0.0, 4).relative_updates(2, 0.0) == 2.0
-    assert NoiseScale(4.0, 1.0, 4).relative_updates(4, 3.0) == (3 + 1) / 2
+    assert NoiseScale(1.0, 0.0, 4).relative_updates(2) == 2.0
+    assert NoiseScale(4.0, 1.0, 4).relative_updates(4, price=3.0) == (3 + 1) / 2
 
 
 def test_times_of_a_model_on_a_device_are_said_to_be_those_of_the_host(tmp_path):
