@@ -9,6 +9,7 @@ import paceline as pl
 from ddp_recordings import MODEL, describe, write_recording
 from paceline.ddp_recording.recording import GradientSample
 from paceline.errors import UsageError
+from paceline.experiments.advise.protocol_choice import score
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 
 STEPS = 40
@@ -85,6 +86,38 @@ def test_no_rank_is_dropped_without_a_straggler(tmp_path):
 def test_the_rank_alone_is_dropped_where_all_are_on_its_host(tmp_path):
     advice = pl.advise_recording(write_recording(tmp_path, work_ms()), protocols=["bsp"])
     assert "bsp without rank 3" in {each.protocol for each in advice.ranking}
+
+
+def test_auto_is_ranked_as_its_choice_without_being_named(tmp_path):
+    folder = write_recording(tmp_path, work_ms(), gradients=gradients(8.0))
+    found = pl.advise_recording(folder)
+    assert found.auto.phi == pytest.approx(8.0)
+    assert found.auto.progress_per_s == pytest.approx(
+        found.auto.gradients_per_s / (found.auto.k * found.auto.price + 8.0)
+    )
+    alone = pl.advise_recording(folder, protocols=["auto"])
+    assert alone.auto == found.auto
+    assert found.auto.protocol in {each.protocol for each in alone.ranking}
+    assert named(found, found.auto.protocol).seconds <= 1.05 * found.ranking[0].seconds
+    assert f"would choose {found.auto.protocol}" in str(found).replace("\n", " ")
+    assert found.as_json()["auto"]["protocol"] == found.auto.protocol
+
+
+def test_auto_without_samples_is_refused_if_it_is_alone(tmp_path):
+    folder = write_recording(tmp_path, work_ms())
+    with pytest.raises(UsageError, match="0 samples of gradients, and auto needs at least 10"):
+        pl.advise_recording(folder, protocols=["auto"])
+    found = pl.advise_recording(folder, protocols=["auto", "asp"])
+    assert found.auto is None
+    assert "would choose" not in str(found)
+
+
+def test_stale_protocols_pay_the_price_of_their_schedule(advice):
+    ratio = named(advice, "k_batch_async(k=4)")
+    per_update = ratio.seconds / ratio.seconds_per_update / STEPS
+    price = per_update * (1 + 8 / 4) - 8 / 4
+    assert price == pytest.approx(score(pl.k_batch_async(4), [[0.106]] * 3 + [[0.206]]).price, rel=0.05)
+    assert price > 1.2
 
 
 def test_protocols_with_controllers_are_refused(tmp_path):
