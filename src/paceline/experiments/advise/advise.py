@@ -16,8 +16,8 @@ from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.trace import Trace
 from paceline.errors import PacelineWarning, UsageError
+from paceline.experiments.advise.observed_run import Needs, ObservedRun, observed_run
 from paceline.experiments.advise.protocol_choice import choose, score, trips_of
-from paceline.experiments.advise.recorded_run import Needs, RecordedRun, recorded_run
 from paceline.experiments.advise.result import PARTS, Advice, AutoChoice, Prediction
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.run_folder import SavedRun
@@ -78,13 +78,13 @@ def advise(
     return _ranked(predictions, recorded, auto)
 
 
-def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, RecordedRun | None]:
+def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, ObservedRun | None]:
     if isinstance(run, Trace):
         return run, None
     if not isinstance(run, SavedRun) and os.path.isfile(run):
         return Trace.from_csv(run), None
     saved = run if isinstance(run, SavedRun) else SavedRun(run)
-    return Trace.of(saved.history, source=str(saved.path)), recorded_run(saved)
+    return Trace.of(saved.history, source=str(saved.path)), observed_run(saved)
 
 
 def default_protocols(n: int) -> list[str]:
@@ -143,7 +143,7 @@ def _timed(plan: Plan, cluster: Cluster, seed: int) -> Prediction:
     return Prediction(str(plan), update_s, k / update_s, staleness, nan, nan, nan, nan, 0)
 
 
-def _predicted(timed: Prediction, recorded: RecordedRun, n: int, price: float, fifth: int | None) -> Prediction:
+def _predicted(timed: Prediction, recorded: ObservedRun, n: int, price: float, fifth: int | None) -> Prediction:
     """Return a prediction with the number of updates, from every fifth update of the run or from all."""
     k = timed.gradients_per_s * timed.seconds_per_update
     needs = Needs(k, timed.staleness, price, recorded.rate.scale(max(1, round(k)), n))
@@ -160,7 +160,7 @@ def _predicted(timed: Prediction, recorded: RecordedRun, n: int, price: float, f
 
 
 def _ranked(
-    predictions: Mapping[str, Sequence[Prediction]], recorded: RecordedRun | None, auto: AutoChoice | None
+    predictions: Mapping[str, Sequence[Prediction]], recorded: ObservedRun | None, auto: AutoChoice | None
 ) -> Advice:
     if recorded is None:
         only = [whole for [whole] in predictions.values()]

@@ -10,7 +10,7 @@ from statistics import mean
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.experiments.advise.recorded_run import read_run
+from paceline.experiments.advise.observed_run import read_run
 from paceline.policies.estimators.convergence import Noise, ObservedUpdate, estimate_noise
 from paceline.recording.run_folder import SavedRun
 from paceline.theory import Constants

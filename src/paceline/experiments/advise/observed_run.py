@@ -50,7 +50,7 @@ class Needs(NamedTuple):
     rate_scale: float
 
 
-class RecordedRun(ABC):
+class ObservedRun(ABC):
     """Recorded run.
 
     Attributes:
@@ -78,7 +78,7 @@ class RecordedRun(ABC):
         """Return the updates of a protocol to the final loss, from every fifth update or from all; inf for never."""
 
 
-class ConstantRateRun(RecordedRun):
+class ConstantRateRun(ObservedRun):
     """Recorded run whose learning rate does not depend on its gradients.
 
     The updates to the loss that the run reached grow as the noise floor of a protocol comes near this loss
@@ -121,7 +121,7 @@ class ConstantRateRun(RecordedRun):
         return noise.stable_at(self._staleness, self._scale)
 
 
-class NoiseRuleRun(RecordedRun):
+class NoiseRuleRun(ObservedRun):
     """Recorded run whose learning rate followed the rule "noise", under any protocol, also `auto`.
 
     An update of k gradients made the progress k / (k d + phi), with the phi and d of that update, which are logged. A
@@ -165,7 +165,7 @@ class NoiseRuleRun(RecordedRun):
         return progress / share * (needs.price + phi / needs.k)
 
 
-def recorded_run(saved: SavedRun) -> RecordedRun:
+def observed_run(saved: SavedRun) -> ObservedRun:
     """Return a recorded run by the rule of its learning rate."""
     _check_common_steps(saved)
     return NoiseRuleRun(saved) if saved.configuration["rules"].get("noise") else ConstantRateRun(saved)
