@@ -75,7 +75,7 @@ def a_search():
 
 def advice():
     ranking = [pl.Prediction(name, 1.0, 8.0, 0.0, 9.0, 9.0, 8.0, 10.0, 5) for name in ("bsp", "asp")]
-    return Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3))
+    return Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3, 2.0))
 
 
 def a_tradeoff():

@@ -48,7 +48,7 @@ def choose(trips_s: list[list[float]], phi: float, reach: float = 1.0) -> AutoCh
     """Return the candidate of `auto` with the largest progress per second.
 
     >>> choose([[1.0], [1.0], [1.0], [9.0]], phi=1.0).protocol
-    'pull(k=1)'
+    'k_sync(k=3)'
     """
     scores = map(score, default_candidates(len(trips_s)), repeat(trips_s), repeat(reach))
     best = max(scores, key=lambda each: each.progress_per_s(phi))
