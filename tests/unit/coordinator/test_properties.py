@@ -147,7 +147,7 @@ def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
     assert checker.stopped or an_update_is_made_soon(checker)
 
 
-@settings(max_examples=60)
+@settings(max_examples=35)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, steps):
     protocol = data.draw(protocols(n, "first"))
