@@ -16,11 +16,11 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
-FIRST_DECISION = 48  # gradients
+FIRST_DECISION = 24  # gradients
 LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
 MOST_UPDATES = 24
 LEAST_GAIN = 0.05  # of log S
-EVENTS = 400  # arrivals that are replayed at each arrival
+WORK = 1000  # of the scoring at each arrival, in replayed round trips
 SHOWN = 3
 BSP = Protocol("all", 0, "update", name="bsp")
 
@@ -69,7 +69,7 @@ class Auto(StatefulController[AutoState]):
     latest round trips of each worker; d the price of staleness of that replay (`largest_stable_step`), and phi the
     critical number of gradients of an update (`CriticalBatch`). The learning rate follows by the rule "noise".
 
-    The protocol is chosen after 48 gradients, then after another half of the workload, at least 64 and at most 800
+    The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
     gradients, or 24 updates; also when the round trips of a worker change. It changes if log S grows by more than 0.05
     and the gain until the next choice is larger than the price of the switch. The candidates are replayed in small
     pieces, some at each arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients
@@ -102,13 +102,12 @@ class Auto(StatefulController[AutoState]):
         return AutoState()
 
     def decide(self, state: AutoState, observation: Observation) -> tuple[AutoState, Sequence[Action]]:
-        """Record every round trip, replay a piece, and choose when an update opens."""
+        """Record every round trip, replay a piece of the candidates, and choose when all have a score."""
+        if observation.trigger not in ("arrival", "open"):
+            return state, []
         if observation.trigger == "arrival":
             self._observe(state, observation)
-            return state, []
-        if observation.trigger != "open":
-            return state, []
-        if not state.has_begun:
+        elif not state.has_begun:
             return state, self._begin_run(state, observation)
         for work in observation.interrupted:
             state.trips.add(work.worker, Trip(work.elapsed_s, censored=True))
@@ -135,7 +134,7 @@ class Auto(StatefulController[AutoState]):
             state.fresh_until = observation.workload + MOST_GRADIENTS
             state.hasten(observation.workload)
         if state.scoring is not None:
-            state.scoring.advance(EVENTS)
+            state.scoring.advance(WORK)
 
     def _is_due(self, state: AutoState, observation: Observation) -> bool:
         if observation.noise is None or not observation.workers:

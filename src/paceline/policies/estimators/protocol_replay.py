@@ -104,6 +104,11 @@ class ProtocolReplay(Stateful):
         self._at_fewest = n  # workers that have delivered the fewest
         self._refill(0.0)
 
+    @property
+    def assigned(self) -> int:
+        """Number of times that a worker was given work."""
+        return self._sequence
+
     def run(self, gradients: int) -> ProtocolReplay:
         """Continue until at least this many gradients are in updates, and return the replay itself.
 
@@ -123,10 +128,10 @@ class ProtocolReplay(Stateful):
                 )
         return self
 
-    def advance(self, events: int) -> None:
-        """Process at most this many arrivals, >= 0."""
+    def advance(self, events: int, gradients: float = inf) -> None:
+        """Process at most this many arrivals, >= 0, until this many gradients are in updates."""
         check_range("[0, inf)", Integral, events=events)
-        self._process(events, inf)
+        self._process(events, gradients)
 
     def _process(self, events: int, enough: float) -> None:
         """Process at most so many arrivals, until enough gradients are in updates."""

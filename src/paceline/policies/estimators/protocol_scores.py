@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.policies.estimators.protocol_replay import ProtocolReplay
-from paceline.policies.estimators.staleness_price import price_of
+from paceline.policies.estimators.staleness_price import StabilityScan, price_at
 from paceline.protocols.protocol import Protocol
 
 LEAST_GRADIENTS = 160  # replayed for each protocol
 GRADIENTS_OF_WORKER = 12
 FIRST = 0.25  # share of the replay that is left out, because all workers start at once
+PIECE = 16  # arrivals of a replay, or updates of a scan, at once
+WORK_OF_UPDATE = 6  # of a scan
 
 
 class Score(NamedTuple):
@@ -58,28 +60,46 @@ class Scoring:
         self._trips_s = [list(trips) for trips in trips_s]
         self.scores: list[Score] = []
         self._replay: ProtocolReplay | None = None
+        self._scan: StabilityScan | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether every protocol has its score."""
         return len(self.scores) == len(self._protocols)
 
-    def advance(self, events: int) -> None:
-        """Replay at most this many arrivals of the current protocol."""
-        if self.is_done:
-            return
+    def advance(self, work: int) -> None:
+        """Do at most so much work, and a little more: one unit for each round trip that is replayed."""
+        while work > 0 and not self.is_done:
+            work -= self._advance_one()
+
+    def _advance_one(self) -> int:
+        """Advance the current protocol by a small step, and return its work."""
         protocol = self._protocols[len(self.scores)]
         if self._replay is None:
             self._replay = ProtocolReplay(protocol, self._trips_s)
-        self._replay.advance(events)
-        if self._replay.gradients >= max(LEAST_GRADIENTS, GRADIENTS_OF_WORKER * len(self._trips_s)):
-            self.scores.append(score_of(protocol.name, self._replay))
-            self._replay = None
+            return self._replay.assigned
+        enough = max(LEAST_GRADIENTS, GRADIENTS_OF_WORKER * len(self._trips_s))
+        if self._replay.gradients < enough:
+            before = self._replay.assigned
+            self._replay.advance(PIECE, enough)
+            return PIECE + self._replay.assigned - before
+        if self._scan is None:
+            self._scan = StabilityScan(steady(self._replay))
+        if not self._scan.is_done:
+            self._scan.advance(PIECE)
+            return PIECE * WORK_OF_UPDATE
+        self.scores.append(score_of(protocol.name, self._replay, self._scan.step))
+        self._replay = self._scan = None
+        return 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, without the protocols."""
-        replay = self._replay.state_dict() if self._replay is not None else None
-        return {"trips_s": self._trips_s, "scores": [tuple(score) for score in self.scores], "replay": replay}
+        return {
+            "trips_s": self._trips_s,
+            "scores": [tuple(score) for score in self.scores],
+            "replay": self._replay.state_dict() if self._replay is not None else None,
+            "scanned": self._scan.updates if self._scan is not None else None,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same protocols."""
@@ -89,13 +109,25 @@ class Scoring:
         if state["replay"] is not None:
             self._replay = ProtocolReplay(self._protocols[len(self.scores)], self._trips_s)
             self._replay.load_state_dict(state["replay"])
+        self._scan = None
+        if self._replay is not None and state["scanned"] is not None:
+            self._scan = StabilityScan(steady(self._replay))
+            self._scan.advance(state["scanned"])
 
 
-def score_of(name: str, replay: ProtocolReplay) -> Score:
-    """Return the score of a protocol from its replay."""
-    first = int(FIRST * replay.updates)
-    updates = replay.schedule[first:]
+def steady(replay: ProtocolReplay) -> list[tuple[int, ...]]:
+    """Return the schedule of a replay without its beginning, where all workers start at once."""
+    return replay.schedule[_first(replay) :]
+
+
+def score_of(name: str, replay: ProtocolReplay, step: float) -> Score:
+    """Return the score of a protocol from its replay and the largest stable step of its schedule."""
+    first, updates = _first(replay), steady(replay)
     gradients = sum(map(len, updates))
     begun_s = replay.closed_s[first - 1] if first else 0.0
     elapsed_s = max(replay.now - begun_s, 1e-12)
-    return Score(name, gradients / elapsed_s, gradients / len(updates), price_of(updates))
+    return Score(name, gradients / elapsed_s, gradients / len(updates), price_at(step))
+
+
+def _first(replay: ProtocolReplay) -> int:
+    return int(FIRST * replay.updates)

@@ -18,19 +18,81 @@ Schedule = Sequence[Sequence[int]]
 FRESH = 2.0  # largest stable step with fresh gradients
 MARGIN = 1.15
 GRID = FRESH * 2.0 ** (np.arange(-14 * 16, 1) / 16)
-LEAST_UPDATES = 400
-LEAST_TURNS = 24  # updates of a run, per version of the largest staleness
+LEAST_UPDATES = 200
+LEAST_TURNS = 24  # updates of a run, per version of the mean staleness
 
 
-def largest_stable_step(schedule: Schedule) -> float:
-    """Return the largest step a at which gradient descent on x^2 / 2 is stable under a schedule of updates.
+class StabilityScan:
+    """Scan for the largest step a at which gradient descent on x^2 / 2 is stable under a schedule of updates.
 
     The update of version i, of gradients with stalenesses t_1 ... t_k, is
 
         x_{i+1} = x_i - a mean_j x_{i - t_j},
 
-    repeated until the largest deviation of the last quarter can be compared with that of the quarter before. Steps are
-    scanned from below: at a = 1 a single fresh gradient makes x = 0, which looks stable however stale the others are.
+    repeated until the largest deviation of the last quarter can be compared with that of the quarter before, for many
+    steps side by side.
+
+    Args:
+        schedule: stalenesses of the gradients of each update, one or more updates of one or more gradients.
+
+    Attributes:
+        updates: number of updates so far.
+
+    Raises:
+        UsageError: the schedule, or one of its updates, is empty.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        if not schedule or not all(schedule):
+            raise UsageError(f"schedule={schedule!r} has no update, or an update without gradients")
+        self.updates = 0
+        self._schedule = schedule
+        stalenesses = [staleness for update in schedule for staleness in update]
+        self._depth = max(stalenesses) + 1
+        least = max(LEAST_UPDATES, LEAST_TURNS * sum(stalenesses) / len(stalenesses))
+        self._count = len(schedule) * ceil(least / len(schedule)) if any(stalenesses) else 0
+        self._versions = np.ones((self._depth, len(GRID)))
+        self._x = np.ones(len(GRID))
+        self._before, self._last = np.zeros(len(GRID)), np.zeros(len(GRID))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the step is known."""
+        return self.updates >= self._count
+
+    @property
+    def step(self) -> float:
+        """Largest stable step, in (0, 2]; 2 for fresh gradients.
+
+        The steps are searched from below: at a = 1 a single fresh gradient makes x = 0, which looks stable however
+        stale the others are.
+        """
+        stable = self._last <= self._before  # false for nan
+        below = len(GRID) if stable.all() else int(np.argmin(stable))
+        return float(GRID[max(below - 1, 0)])
+
+    def advance(self, updates: int) -> None:
+        """Run at most this many updates."""
+        half, quarter = self._count // 2, 3 * self._count // 4
+        versions, depth, x = self._versions, self._depth, self._x
+        move, size = np.empty_like(x), np.empty_like(x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for i in range(self.updates, min(self.updates + updates, self._count)):
+                stalenesses = self._schedule[i % len(self._schedule)]
+                versions[i % depth] = x
+                rows = [(i - staleness) % depth for staleness in stalenesses]
+                np.add.reduce(versions[rows], axis=0, out=move) if len(rows) > 1 else np.copyto(move, versions[rows[0]])
+                move *= GRID
+                move /= len(rows)
+                x -= move
+                if i >= half:
+                    peaks = self._last if i >= quarter else self._before
+                    np.maximum(peaks, np.abs(x, out=size), out=peaks)
+        self.updates = min(self.updates + updates, self._count)
+
+
+def largest_stable_step(schedule: Schedule) -> float:
+    """Return the largest step a at which gradient descent is stable under a schedule of updates: `StabilityScan`.
 
     Args:
         schedule: stalenesses of the gradients of each update, one or more updates of one or more gradients.
@@ -48,36 +110,10 @@ def largest_stable_step(schedule: Schedule) -> float:
     Source: the stability limit of delayed gradient descent; for a constant delay Levin and May, "A note on
     difference-delay equations", 1976.
     """
-    if not schedule or not all(schedule):
-        raise UsageError(f"schedule={schedule!r} has no update, or an update without gradients")
-    oldest = max(map(max, schedule))
-    if not oldest:
-        return FRESH
-    repeats = ceil(max(LEAST_UPDATES, LEAST_TURNS * oldest) / len(schedule))
-    peaks = _peaks([list(each) for each in schedule] * repeats, oldest + 1)
-    stable = peaks[1] <= peaks[0]  # false for nan
-    below = len(GRID) if stable.all() else int(np.argmin(stable))
-    return float(GRID[max(below - 1, 0)])
-
-
-def _peaks(updates: Sequence[Sequence[int]], depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest |x| in the last two quarters of a run, for each step of the grid."""
-    versions = np.ones((depth, len(GRID)))
-    x = np.ones(len(GRID))
-    before, last = np.zeros(len(GRID)), np.zeros(len(GRID))
-    half, quarter = len(updates) // 2, 3 * len(updates) // 4
-    with np.errstate(over="ignore", invalid="ignore"):
-        for i, stalenesses in enumerate(updates):
-            versions[i % depth] = x
-            total = versions[(i - stalenesses[0]) % depth].copy()
-            for staleness in stalenesses[1:]:
-                total += versions[(i - staleness) % depth]
-            x = x - GRID / len(stalenesses) * total
-            if i >= quarter:
-                np.maximum(last, np.abs(x), out=last)
-            elif i >= half:
-                np.maximum(before, np.abs(x), out=before)
-    return before, last
+    scan = StabilityScan(schedule)
+    while not scan.is_done:
+        scan.advance(LEAST_UPDATES)
+    return scan.step
 
 
 def price_of(schedule: Schedule) -> float:
@@ -86,7 +122,11 @@ def price_of(schedule: Schedule) -> float:
     >>> price_of([[0, 0]]), round(price_of([[7]]), 1)
     (1.0, 11.4)
     """
-    a = largest_stable_step(schedule)
+    return price_at(largest_stable_step(schedule))
+
+
+def price_at(a: float) -> float:
+    """Return the price of staleness of a schedule whose largest stable step is a."""
     return 1.0 if a >= FRESH else MARGIN * FRESH / a
 
 

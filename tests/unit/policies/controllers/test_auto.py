@@ -65,13 +65,13 @@ def test_it_begins_with_the_pull_of_the_reference():
     assert AutoRun(Auto()).changes == [(0, "pull(k=4)")]
 
 
-def test_the_first_choice_comes_after_48_gradients_and_a_replay_of_every_candidate():
+def test_the_first_choice_comes_after_24_gradients_and_a_replay_of_every_candidate():
     run = AutoRun(Auto(), phi=100.0)
-    run.work(11, [1.0, 1.0, 1.0, 1.0])
+    run.work(5, [1.0, 1.0, 1.0, 1.0])
     assert run.state.scoring is None
     run.work(60, [1.0, 1.0, 1.0, 8.0])
     first = run.changes[1][0]
-    assert 48 + len(default_candidates(N)) <= first <= 48 + 2 * len(default_candidates(N))
+    assert 24 + len(default_candidates(N)) // 2 <= first <= 24 + 2 * len(default_candidates(N))
 
 
 def test_noise_calls_for_all_gradients_and_little_noise_for_few_fresh_ones():

@@ -1,0 +1,53 @@
+"""Compare `auto` and the rule "noise" with tuned rates on real jobs; saved runs are not repeated.
+
+python -m papers.auto.run --folder data                       # everything: first tuned rates, then the rule
+python -m papers.auto.run --folder data --figure ruled --only "digits.*/auto"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from papers.auto.settings import CASES, RESULTS
+from papers.auto.training import Ruled, Tuned, mean_s
+from papers.command import Paper
+from papers.store import Line, Store
+from papers.tasks import Task
+
+FIGURES = ("tuned", "ruled")
+
+
+def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
+    """Return the tasks of a figure; those under the rule need the tuned rate of BSP."""
+    chosen = tuned() if figure == "tuned" else ruled(store("tuned", RESULTS).lines())
+    return [task for task in chosen if re.search(only, f"{task.case}/{task.protocol}")]
+
+
+def tuned() -> Iterator[Tuned]:
+    """Yield the searches, BSP first."""
+    for name, case in CASES.items():
+        yield from (Tuned(name, protocol) for protocol in ("bsp", *case.protocols))
+
+
+def ruled(lines: Sequence[Line]) -> Iterator[Ruled]:
+    """Yield the runs under the rule for the cases whose tuned rate of BSP is known."""
+    bsp = {line["asked"]["case"]: line for line in lines if line["asked"]["series"].startswith("bsp,")}
+    for name, case in CASES.items():
+        if name in bsp:
+            lr, bsp_s = bsp[name]["lr"], mean_s(bsp[name]["runs"])
+            yield from (Ruled(name, protocol, lr, bsp_s) for protocol in ("auto", *case.protocols))
+
+
+def store(figure: str, folder: Path) -> Store:
+    """Return the store of a figure."""
+    return Store(folder / f"{figure}.jsonl")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, folder=Path("data")).run(arguments)
+
+
+if __name__ == "__main__":
+    main()
