@@ -2,6 +2,8 @@
 
     python benchmarks/auto.py --part rates --workers 16
     python benchmarks/auto.py --part protocols --workers 16
+    python benchmarks/auto.py --part drift --workers 16 --spectra log
+    python benchmarks/auto.py --part healthy --workers 16
 
 Each cell is a cluster, a noise level and a spectrum (`quadratics.py`). The learning rate of BSP is tuned on a grid of
 2^(1/4), and is all that the rule and `auto` are given. Each static has the best rate of the same grid. Times are those
@@ -91,6 +93,23 @@ def clusters(n: int) -> dict[str, pl.Cluster]:
     }
 
 
+def drifts(n: int) -> dict[str, pl.Cluster]:
+    """Return three clusters in which the best protocol changes.
+
+    While one worker is 20 times faster than the others, updates of its fresh gradients are best: all other gradients
+    are stale when they arrive. While all workers are equally fast, these updates waste the work of all but one.
+    """
+
+    def faster(slow: pl.Slowdown | pl.Periodic) -> pl.Cluster:
+        return pl.Cluster(n, pl.Uniform(0.98, 1.02), slowdowns=[slow])
+
+    return {
+        "one fast at first": faster(pl.Slowdown(at_s=0, until_s=15, factor=1 / 20, workers=[0])),
+        "one fast in between": faster(pl.Slowdown(at_s=30, until_s=45, factor=1 / 20, workers=[0])),
+        "one fast at times": faster(pl.Periodic(on_s=15, every_s=60, slowdown=1 / 20, workers=[0])),
+    }
+
+
 def ruled(n: int) -> list[str]:
     """Return the ten protocols whose rate the rule sets."""
     fresh = [f"k_sync(k={n // 2})", f"k_sync(k={n // 4})", "pull(k=1)", f"pull(k={n // 4})", f"pull(k={n})"]
@@ -120,14 +139,35 @@ def rates(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, 
 
 def protocols(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
     """Yield the ratio of the time of `auto` to that of the best tuned static, for each cell."""
-    for name, cluster in clusters(n).items():
-        schedules = {plan: schedule(plan, cluster) for plan in statics(n)}
-        for problem in (Quadratic(spectrum, noise) for spectrum in spectra for noise in NOISES):
+    return against(statics(n), clusters(n), [Quadratic(each, noise) for each in spectra for noise in NOISES], replicas)
+
+
+def drift(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
+    """Yield that ratio for clusters in which the best protocol changes."""
+    return against(statics(n), drifts(n), [Quadratic(each, 0.1) for each in spectra], replicas)
+
+
+def healthy(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
+    """Yield the ratio of the time of `auto` to that of BSP, on workers that are equally fast."""
+    uniform = {"uniform": clusters(n)["uniform"]}
+    return against(["bsp"], uniform, [Quadratic(each, noise) for each in spectra for noise in NOISES], replicas)
+
+
+def against(
+    plans: Sequence[str], on: Mapping[str, pl.Cluster], problems: Sequence[Quadratic], replicas: int
+) -> Iterator[tuple[str, float]]:
+    """Yield the ratio of the time of `auto` to that of the best of some plans, BSP among them, for each cell."""
+    for name, cluster in on.items():
+        schedules = {plan: schedule(plan, cluster) for plan in plans}
+        for problem in problems:
             tuned = {plan: tuned_time(problem, updates, RATES, seed=1) for plan, updates in schedules.items()}
             best = min(tuned, key=lambda plan: tuned[plan][0])
             best_s, rate = tuned[best][0], tuned["bsp"][1]
             auto_s = time_by_rule("auto", cluster, problem, rate, LONGEST * best_s, replicas)
             yield f"{name}, {problem.spectrum}, noise {problem.noise}, best {best}", auto_s / best_s
+
+
+PARTS = {"rates": rates, "protocols": protocols, "drift": drift, "healthy": healthy}
 
 
 def summary(ratios: Mapping[str, float]) -> dict[str, Any]:
@@ -145,13 +185,12 @@ def summary(ratios: Mapping[str, float]) -> dict[str, Any]:
 def main() -> None:
     """Measure one part and print it."""
     parser = options(__doc__ or "", rounds=16)
-    parser.add_argument("--part", choices=["rates", "protocols"], default="rates", help="what is measured")
+    parser.add_argument("--part", choices=list(PARTS), default="rates", help="what is measured")
     parser.add_argument("--workers", type=int, default=16, help="number of workers (default 16)")
     parser.add_argument("--spectra", nargs="+", default=["log", "square"], help="spectra (default log square)")
     given = parser.parse_args()
     warnings.simplefilter("ignore", PacelineWarning)
-    measure = {"rates": rates, "protocols": protocols}[given.part]
-    found = summary(dict(measure(given.workers, given.spectra, given.rounds)))
+    found = summary(dict(PARTS[given.part](given.workers, given.spectra, given.rounds)))
     report(f"auto_{given.part}_{given.workers}", given, {"workers": given.workers, "replicas": given.rounds, **found})
 
 

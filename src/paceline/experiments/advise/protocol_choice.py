@@ -10,7 +10,8 @@ from paceline.errors import PacelineWarning
 from paceline.experiments.advise.result import AutoChoice
 from paceline.policies.controllers.auto_candidates import default_candidates
 from paceline.policies.estimators.protocol_replay import ProtocolReplay
-from paceline.policies.estimators.protocol_scores import Score, score_of
+from paceline.policies.estimators.protocol_scores import Score, score_of, steady
+from paceline.policies.estimators.staleness_price import price_of
 from paceline.protocols.protocol import Protocol
 
 TRIPS = 100  # of each worker
@@ -41,7 +42,7 @@ def score(protocol: Protocol, trips_s: list[list[float]], reach: float = 1.0) ->
         reach: factor on the price of staleness for the momentum, see `NoiseRule`.
     """
     replay = ProtocolReplay(protocol, trips_s).run(max(GRADIENTS, GRADIENTS_OF_WORKER * len(trips_s)))
-    return score_of(protocol.name, replay).with_momentum(reach)
+    return score_of(protocol.name, replay, price_of(steady(replay))).with_momentum(reach)
 
 
 def choose(trips_s: list[list[float]], phi: float, reach: float = 1.0) -> AutoChoice:

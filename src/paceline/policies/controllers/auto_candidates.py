@@ -23,7 +23,7 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
     The quorums are 1, 2, 4 ... below n, the largest 3, 6, 12 ... below n, and n where workers are refilled on arrival.
 
     >>> default_candidates(2)
-    (bsp, asp, k_sync(k=1), pull(k=1), pull(k=2), k_batch_sync(k=1), k_batch_sync(k=2), k_batch_async(k=2))
+    (bsp, asp, k_sync(k=1), pull(k=1), pull(k=2), k_batch_sync(k=2), k_batch_async(k=2))
     """
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     quorums = sorted({*powers, *(3 * power // 2 for power in powers[-1:] if power > 1 and 3 * power // 2 < n)})
@@ -32,7 +32,8 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
         Protocol(1, inf, "arrival", name="asp"),
     ]
     for family, knobs in _FAMILIES.items():
-        least = 1 if knobs["max_staleness"] == 0 else 2  # k_async(k=1) and k_batch_async(k=1) are asp
+        # k_batch_sync(k=1) makes the same updates as k_sync(k=1), k_async(k=1) and k_batch_async(k=1) as asp.
+        least = 1 if family in ("k_sync", "pull") else 2
         ks = [*quorums, *([n] if knobs["refill"] == "arrival" else [])]
         candidates += [named(family, k) for k in ks if k >= least]
     return tuple(candidates)

@@ -23,9 +23,9 @@ class LossToGo(Stateful):
 
         P = P_2 exp(0.63 (1 - p)) / p,    p = 1 - log(P_2 / P_1) / 0.63,    0.5 <= p <= 3,
 
-    within a fifth for p from 0.5 to 2. If one of them is not significant, P is the smaller one, and a value is at least its
-    standard error. P is at most 1.5 times its least value in the latest half of the run, or more: noise that raises the
-    loss must not look like a loss that has far to go.
+    within a fifth for p from 0.5 to 2. If one of them is not significant, P is the smaller one, and a value is at least
+    its standard error. P is at most 1.5 times its least value in the latest half of the run, or more: noise that raises
+    the loss must not look like a loss that has far to go.
 
     Attributes:
         count: number of gradients.

@@ -88,7 +88,7 @@ class Scoring:
         if not self._scan.is_done:
             self._scan.advance(PIECE)
             return PIECE * WORK_OF_UPDATE
-        self.scores.append(score_of(protocol.name, self._replay, self._scan.step))
+        self.scores.append(score_of(protocol.name, self._replay, price_at(self._scan.step)))
         self._replay = self._scan = None
         return 0
 
@@ -120,13 +120,13 @@ def steady(replay: ProtocolReplay) -> list[tuple[int, ...]]:
     return replay.schedule[_first(replay) :]
 
 
-def score_of(name: str, replay: ProtocolReplay, step: float) -> Score:
-    """Return the score of a protocol from its replay and the largest stable step of its schedule."""
+def score_of(name: str, replay: ProtocolReplay, price: float) -> Score:
+    """Return the score of a protocol from its replay and its price of staleness."""
     first, updates = _first(replay), steady(replay)
     gradients = sum(map(len, updates))
     begun_s = replay.closed_s[first - 1] if first else 0.0
     elapsed_s = max(replay.now - begun_s, 1e-12)
-    return Score(name, gradients / elapsed_s, gradients / len(updates), price_at(step))
+    return Score(name, gradients / elapsed_s, gradients / len(updates), price)
 
 
 def _first(replay: ProtocolReplay) -> int:
