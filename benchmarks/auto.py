@@ -14,7 +14,7 @@ tuned static. The constants of the rule were chosen with n = 16 and noise 0.03 a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, log
 from statistics import fmean, quantiles
 from typing import Any
@@ -104,9 +104,9 @@ def drifts(n: int) -> dict[str, pl.Cluster]:
         return pl.Cluster(n, pl.Uniform(0.98, 1.02), slowdowns=[slow])
 
     return {
-        "one fast at first": faster(pl.Slowdown(at_s=0, until_s=15, factor=1 / 20, workers=[0])),
-        "one fast in between": faster(pl.Slowdown(at_s=30, until_s=45, factor=1 / 20, workers=[0])),
-        "one fast at times": faster(pl.Periodic(on_s=15, every_s=60, slowdown=1 / 20, workers=[0])),
+        "one fast at first": faster(pl.Slowdown(at_s=0, until_s=15, factor=1 / 20, workers=(0,))),
+        "one fast in between": faster(pl.Slowdown(at_s=30, until_s=45, factor=1 / 20, workers=(0,))),
+        "one fast at times": faster(pl.Periodic(on_s=15, every_s=60, slowdown=1 / 20, workers=(0,))),
     }
 
 
@@ -167,7 +167,12 @@ def against(
             yield f"{name}, {problem.spectrum}, noise {problem.noise}, best {best}", auto_s / best_s
 
 
-PARTS = {"rates": rates, "protocols": protocols, "drift": drift, "healthy": healthy}
+PARTS: Mapping[str, Callable[[int, Sequence[str], int], Iterator[tuple[str, float]]]] = {
+    "rates": rates,
+    "protocols": protocols,
+    "drift": drift,
+    "healthy": healthy,
+}
 
 
 def summary(ratios: Mapping[str, float]) -> dict[str, Any]:
