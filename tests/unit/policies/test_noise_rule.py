@@ -162,14 +162,6 @@ def test_a_reference_without_the_rule_is_refused():
         pl.train(tiny_job(lr_of=2), protocol="asp", cluster="4*exp(mean=1)", stop="updates=5")
 
 
-def test_advise_refuses_a_run_whose_rate_followed_the_noise(tmp_path):
-    job = tiny_job(lr_rule="noise")
-    settings = {"cluster": "4*exp(mean=1)", "stop": "updates=40", "measure_steps": True}
-    pl.train(job, protocol="k_sync(k=3)", out=tmp_path / "run", **settings)
-    with pytest.raises(pl.UsageError, match="followed the noise"):
-        pl.advise(tmp_path / "run")
-
-
 def test_the_guard_lowers_the_rate_when_the_loss_rises_and_recovers():
     guard = LossGuard()
     assert not any(guard.accept(1.0) for _ in range(100))

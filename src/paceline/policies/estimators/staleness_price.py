@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -144,13 +145,13 @@ class StalenessPrice(Stateful):
 
     It is the mean over windows of 256 gradients, the latest of which has at least an eighth of the weight. Until a
     protocol has made its first window, of 32 gradients or two of each worker, the price is that of workers of almost
-    equal speed, or one that was given.
+    equal speed, or one that was given. The scan of a window takes the next updates, a small piece at each.
 
     Attributes:
         price: d, >= 1; 1 for a protocol that accepts fresh gradients only.
     """
 
-    _saved = ("price", "_window", "_left", "_windows", "_is_fresh")
+    _saved = ("price", "_window", "_left", "_windows", "_is_fresh", "_scanned", "_progress")
 
     def __init__(self) -> None:
         self.price = 1.0
@@ -158,6 +159,9 @@ class StalenessPrice(Stateful):
         self._left = 0  # gradients until the window is complete
         self._windows = 0
         self._is_fresh = True
+        self._scanned: list[tuple[int, ...]] = []  # window whose price is computed; empty for none
+        self._progress = 0  # updates of its scan
+        self._scan: StabilityScan | None = None
 
     def follow(self, protocol: Protocol, n: int, price: float | None = None) -> None:
         """Begin with a protocol on n workers, at a price that is known or at that of workers of equal speed."""
@@ -168,20 +172,44 @@ class StalenessPrice(Stateful):
         self._window.clear()
         self._left = max(FIRST_WINDOW, TURNS * n)
         self._windows = 0
+        self._begin_scan([])
 
     def observe(self, stalenesses: tuple[int, ...]) -> None:
-        """Add an update; at the end of a window this computes the price anew."""
+        """Add an update."""
         if self._is_fresh:
             return
+        if self._scan is not None:
+            self._advance(self._scan)
         self._window.append(stalenesses)
         self._left -= len(stalenesses)
-        if self._left <= 0:
-            self._windows += 1
-            self.price += (price_of(self._window) - self.price) / min(self._windows, MOST_WINDOWS)
-            self._window.clear()
+        if self._left <= 0 and self._scan is None:
+            self._begin_scan(self._window)
+            self._window = []
             self._left = WINDOW
+
+    def _begin_scan(self, window: list[tuple[int, ...]]) -> None:
+        self._scanned, self._progress = window, 0
+        self._scan = StabilityScan(window) if window else None
+
+    def _advance(self, scan: StabilityScan) -> None:
+        scan.advance(PIECE)
+        self._progress = scan.updates
+        if scan.is_done:
+            self._windows += 1
+            self.price += (price_at(scan.step) - self.price) / min(self._windows, MOST_WINDOWS)
+            self._begin_scan([])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state; the scan in progress is repeated up to where it was."""
+        super().load_state_dict(state)
+        progress = self._progress
+        self._begin_scan(self._scanned)
+        if self._scan is not None:
+            self._scan.advance(progress)
+            self._progress = progress
 
 
 FIRST_WINDOW, WINDOW = 32, 256  # gradients
 TURNS = 2  # of the workers, at least, in the first window
 MOST_WINDOWS = 8
+PIECE = 32  # updates of a scan at each update
