@@ -117,7 +117,8 @@ class Cluster:
         """Raise a UsageError for a plan that needs times that the trace does not have."""
         self._check_communication(plan)
         for phase in plan.phases:
-            if phase.protocol.on_update == "finish":
+            may_interrupt = any(controller.may_interrupt for controller in phase.controllers)
+            if phase.protocol.on_update == "finish" and not may_interrupt:
                 _check_certain(self.timing, f"{phase.protocol.name} never interrupts work, so it waits for its end")
 
     def _check_communication(self, plan: Plan) -> None:

@@ -20,7 +20,7 @@ FIRST_DECISION = 24  # gradients
 LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
 MOST_UPDATES = 24
 LEAST_GAIN = 0.05  # of log S
-WORK = 1000  # of the scoring at each arrival, in replayed round trips
+WORK = 1000  # of the scoring at each arrival and each opening, in replayed round trips
 SHOWN = 3
 BSP = Protocol("all", 0, "update", name="bsp")
 
@@ -88,6 +88,7 @@ class Auto(StatefulController[AutoState]):
 
     reads: ClassVar[Literal["noise"]] = "noise"
     reads_work: ClassVar[bool] = True
+    may_interrupt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range("[0, inf)", price_of_switch_s=self.price_of_switch_s)
@@ -110,7 +111,10 @@ class Auto(StatefulController[AutoState]):
         elif not state.has_begun:
             return state, self._begin_run(state, observation)
         for work in observation.interrupted:
-            state.trips.add(work.worker, Trip(work.elapsed_s, censored=True))
+            if state.trips.add(work.worker, Trip(work.elapsed_s, censored=True)):
+                state.hasten(observation.workload)
+        if state.scoring is not None:
+            state.scoring.advance(WORK)
         if state.scoring is not None and state.scoring.is_done:
             return state, self._choose(state, observation)
         if state.scoring is None and self._is_due(state, observation):
@@ -133,8 +137,6 @@ class Auto(StatefulController[AutoState]):
         if observation.has_risen:
             state.fresh_until = observation.workload + MOST_GRADIENTS
             state.hasten(observation.workload)
-        if state.scoring is not None:
-            state.scoring.advance(WORK)
 
     def _is_due(self, state: AutoState, observation: Observation) -> bool:
         if observation.noise is None or not observation.workers:

@@ -230,10 +230,12 @@ class Controller(ABC, Generic[State]):
             gradients are computed. "steps" include the losses, and are measured only if a controller reads them.
             "noise" turns the learning-rate rule "noise" on.
         reads_work: whether the controller reads the work in flight.
+        may_interrupt: whether the controller may change to a protocol that interrupts work.
     """
 
     reads: ClassVar[Literal["times", "losses", "steps", "noise"]] = "times"
     reads_work: ClassVar[bool] = False
+    may_interrupt: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Return the controller as its call, the same in every process, because it identifies the plan."""

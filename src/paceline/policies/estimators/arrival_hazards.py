@@ -55,11 +55,11 @@ class ArrivalHazards(Stateful):
 
     Example:
         >>> hazards = ArrivalHazards()
-        >>> for _ in range(20):
-        ...     hazards.add(0, 1.0, arrived=True)
+        >>> for i in range(40):
+        ...     hazards.add(0, 1.0 + i % 10 / 10, arrived=True)
         >>> hazards.fit([0])
-        >>> [round(float(p), 2) for p in hazards.arrivals([0], [0.5], [0.3, 0.6])]
-        [0.0, 1.0]
+        >>> [round(float(p), 2) for p in hazards.arrivals([0], [0.5], [0.4, 1.0, 3.0])]
+        [0.0, 0.51, 0.99]
     """
 
     _saved = ("mean_trip_s", "_rows", "_arrived", "_exposed_s", "_speeds", "_hazard", "_cumulative", "_sums")

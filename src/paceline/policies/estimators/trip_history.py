@@ -39,12 +39,17 @@ class WorkerTrips(Stateful):
 
         s+ = max(0, s+ + z - 0.75),    s- = max(0, s- - z - 0.75),
 
-    and a sum above 8 is a change. The recent trips then begin where that sum left 0.
+    and a sum above 8 is a change. The recent trips then begin where that sum left 0. A third sum detects a worker whose
+    work is always cancelled, because it has become slower: with S(c) the share of recent trips longer than c,
+
+        s = max(0, s - log(S(c)) / 2 - (log(2) if the trip is not censored)),
+
+    the logarithm of the likelihood ratio of half as many arrivals.
 
     Source: Page, "Continuous inspection schemes", 1954.
     """
 
-    _saved = ("_mean", "_square", "_count", "_sums", "_since", "_retired")
+    _saved = ("_mean", "_square", "_count", "_sums", "_since", "_absence", "_absent", "_retired")
 
     def __init__(self) -> None:
         self.recent: list[Trip] = []
@@ -52,7 +57,8 @@ class WorkerTrips(Stateful):
         self._mean = self._square = 0.0
         self._count = 0
         self._sums = (0.0, 0.0)
-        self._since = (0, 0)  # trips since each sum was 0
+        self._since = (0, 0)  # trips that are not censored since each sum was 0
+        self._absence, self._absent = 0.0, 0  # third sum, and trips since it was 0
         self._retired = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,12 +72,28 @@ class WorkerTrips(Stateful):
 
     def add(self, trip: Trip) -> bool:
         """Add a trip; return whether the times have changed."""
+        has_changed = len(self.recent) >= ENOUGH and self._detect_absence(trip)
         self.recent.append(trip)
-        if len(self.recent) > RECENT:
-            self._retire(self.recent.pop(0))
-        return not trip.censored and trip.seconds > 0 and self._detect(log(trip.seconds))
+        alike = [i for i, each in enumerate(self.recent) if each.censored == trip.censored]
+        if len(alike) > RECENT:
+            self._retire(self.recent.pop(alike[0]))
+        if not trip.censored and trip.seconds > 0:
+            has_changed |= self._detect(log(trip.seconds))
+        return has_changed
+
+    def _detect_absence(self, trip: Trip) -> bool:
+        longer = sum(each.seconds > trip.seconds for each in self.recent)
+        surprise = log((1 + len(self.recent)) / (1 + longer)) / 2 - (0.0 if trip.censored else log(2))
+        self._absence = max(0.0, self._absence + surprise)
+        self._absent = self._absent + 1 if self._absence else 0
+        if self._absence <= LARGEST_SUM:
+            return False
+        self._begin_anew(self._absent)
+        return True
 
     def _retire(self, trip: Trip) -> None:
+        if trip.censored and any(each.seconds > trip.seconds for each in self.recent):
+            return  # it says nothing about slowness that is rare
         self._retired += 1
         if self._retired % (RECENT // OLD_EVERY) == 0 or len(self.old) < OLD // 4:
             self.old.append(trip)
@@ -95,12 +117,14 @@ class WorkerTrips(Stateful):
         return False
 
     def _begin_anew(self, kept: int) -> None:
+        """Keep this many of the recent trips, and forget the sums."""
         while len(self.recent) > max(kept, 1):
             self._retire(self.recent.pop(0))
-        values = [log(trip.seconds) for trip in self.recent if trip.seconds > 0]
+        values = [log(trip.seconds) for trip in self.recent if trip.seconds > 0 and not trip.censored]
         self._count = len(values)
-        self._mean, self._square = fmean(values), fmean(value * value for value in values)
+        self._mean, self._square = (fmean(values), fmean(value * value for value in values)) if values else (0.0, 0.0)
         self._sums, self._since = (0.0, 0.0), (0, 0)
+        self._absence, self._absent = 0.0, 0
 
 
 class TripHistory:

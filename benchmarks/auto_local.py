@@ -1,0 +1,122 @@
+"""`auto` on real processes: seconds to a loss against statics with a tuned rate, and the time of its decisions.
+
+Softmax regression on the digits, on worker processes that sleep for 50 ms before each gradient, worker 0 for four times
+as long. The learning rate of BSP is tuned, and is all that `auto` is given. Each static has the best of that rate and
+its halves. The loss is that of all training samples, evaluated in another process.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import paceline as pl
+from common import options, ratios, report, spread
+from paceline.policies.controllers.auto import Auto
+from paceline.policies.noise_rule import NoiseTracker
+
+STATICS = ("bsp", "k_sync(k=3)", "k_sync(k=2)", "pull(k=1)", "k_batch_async(k=4)", "asp")
+BSP_RATES = (4.0, 2.0, 1.0, 0.5)
+HALVES = 4
+SLEEP_S = 0.05
+TIME_BAR, ARRIVAL_BAR_S, SHARE_BAR = 1.10, 1e-3, 0.01
+
+
+class Calls:
+    """Durations of the calls of some methods.
+
+    Attributes:
+        seconds: duration of each call.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def time(self, kind: type[Any], name: str) -> None:
+        """Measure a method of a class from now on."""
+        inner = getattr(kind, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begun = perf_counter()
+            try:
+                return inner(*args, **options)
+            finally:
+                self.seconds.append(perf_counter() - begun)
+
+        setattr(kind, name, timed)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = options(__doc__ or "")
+    parser.add_argument("--n", type=int, default=4, help="number of worker processes")
+    parser.add_argument("--loss", type=float, default=0.3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    calls = Calls()
+    for kind, name in ((Auto, "decide"), (NoiseTracker, "accept"), (NoiseTracker, "make"), (NoiseTracker, "finish")):
+        calls.time(kind, name)
+    rates = {"bsp": min(BSP_RATES, key=lambda lr: seconds("bsp", lr, "constant", 0, args))}
+    for plan in STATICS[1:]:
+        grid = [rates["bsp"] / 2**half for half in range(HALVES)]
+        rates[plan] = min(grid, key=partial(seconds_at, plan, args=args))
+    best = min(STATICS, key=lambda plan: seconds(plan, rates[plan], "constant", 0, args))
+    times_s: dict[str, list[float]] = {"auto": [], best: [], "bsp": []}
+    shares, longest_s = [], []
+    for seed in range(args.rounds):
+        for plan in times_s:
+            calls.seconds.clear()
+            rate, rule = (rates["bsp"], "noise") if plan == "auto" else (rates[plan], "constant")
+            times_s[plan].append(seconds(plan, rate, rule, seed, args))
+            if plan == "auto":
+                shares.append(sum(calls.seconds) / times_s[plan][-1])
+                longest_s.append(sorted(calls.seconds)[int(0.99 * len(calls.seconds))])
+    ratio, share, longest = ratios(times_s["auto"], times_s[best]), spread(shares), spread(longest_s)
+    report(
+        "auto_local",
+        args,
+        {
+            "rates": rates,
+            "best_static": best,
+            "seconds_to_loss": {plan: spread(times) for plan, times in times_s.items()},
+            "auto_over_best_static": {**ratio, "bar": TIME_BAR, "meets_bar": ratio["median"] <= TIME_BAR},
+            "auto_over_bsp": ratios(times_s["auto"], times_s["bsp"]),
+            "share_of_wall_time": {**share, "bar": SHARE_BAR, "meets_bar": median(shares) <= SHARE_BAR},
+            "call_s_of_which_1_percent_are_longer": {
+                **longest,
+                "bar": ARRIVAL_BAR_S,
+                "meets_bar": median(longest_s) <= ARRIVAL_BAR_S,
+            },
+        },
+    )
+
+
+def seconds_at(plan: str, lr: float, args: argparse.Namespace) -> float:
+    """Return the time of a protocol at a learning rate."""
+    return seconds(plan, lr, "constant", 0, args)
+
+
+def seconds(plan: str, lr: float, rule: str, seed: int, args: argparse.Namespace) -> float:
+    """Return the time of the version that reached the target loss; inf if none did."""
+    digits = pl.jobs.digits(lr=lr)
+    sleeps = pl.Cluster(args.n, pl.Uniform(0.98 * SLEEP_S, 1.02 * SLEEP_S), speed=[0.25] + [1.0] * (args.n - 1))
+    result = pl.train(
+        replace(digits, eval_data=digits.data, lr_rule=rule),  # type: ignore[arg-type]  # a text, checked there
+        protocol=plan,
+        cluster=pl.LocalCluster(args.n, slowness=sleeps),
+        stop=pl.Stop(eval_loss=args.loss, seconds=60),
+        evaluate_every="gradients=4",
+        seed=seed,
+        progress=False,
+    )
+    return result.time_s if result.stopped_by == "eval_loss" else float("inf")
+
+
+if __name__ == "__main__":
+    main()
