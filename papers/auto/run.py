@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 from papers.auto.settings import CASES, RESULTS
@@ -28,15 +29,16 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
 def tuned() -> Iterator[Tuned]:
     """Yield the searches, BSP first."""
     for name, case in CASES.items():
-        yield from (Tuned(name, protocol) for protocol in ("bsp", *case.protocols))
+        protocols = ("bsp", *case.protocols) if case.searches else case.protocols
+        yield from (Tuned(name, protocol) for protocol in protocols)
 
 
 def ruled(lines: Sequence[Line]) -> Iterator[Ruled]:
     """Yield the runs under the rule for the cases whose tuned rate of BSP is known."""
     bsp = {line["asked"]["case"]: line for line in lines if line["asked"]["series"].startswith("bsp,")}
     for name, case in CASES.items():
-        if name in bsp:
-            lr, bsp_s = bsp[name]["lr"], mean_s(bsp[name]["runs"])
+        if name in bsp or not case.searches:
+            lr, bsp_s = (bsp[name]["lr"], mean_s(bsp[name]["runs"])) if case.searches else (case.lr, inf)
             yield from (Ruled(name, protocol, lr, bsp_s) for protocol in ("auto", *case.protocols))
 
 

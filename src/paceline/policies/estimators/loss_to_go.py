@@ -25,7 +25,8 @@ class LossToGo(Stateful):
 
     within a fifth for p from 0.5 to 2. If one of them is not significant, P is the smaller one, and a value is at least
     its standard error. P is at most 1.5 times its least value in the latest half of the run, or more: noise that raises
-    the loss must not look like a loss that has far to go.
+    the loss must not look like a loss that has far to go. If no loss was negative, P is at most the mean of the latest
+    tenth of the losses.
 
     Attributes:
         count: number of gradients.
@@ -40,6 +41,7 @@ class LossToGo(Stateful):
         "_size",
         "_sums",
         "_squares",
+        "_lowest",
         "_due_at",
         "_least",
         "_dropped_at",
@@ -53,6 +55,7 @@ class LossToGo(Stateful):
         self._size = 1  # gradients of a block; the last one may have fewer
         self._sums: list[float] = []
         self._squares: list[float] = []
+        self._lowest = inf  # loss of a gradient
         self._due_at = 3  # gradients; P changes little from one gradient to the next
         self._least = self._least_before = inf  # since the run has doubled last, and from then to the doubling before
         self._halved_at = FIRST_GRADIENTS
@@ -69,6 +72,7 @@ class LossToGo(Stateful):
         self.count += 1
         self._sums[-1] += loss
         self._squares[-1] += loss * loss
+        self._lowest = min(self._lowest, loss)
 
     def _merge(self) -> None:
         """Make one block of every two."""
@@ -101,6 +105,8 @@ class LossToGo(Stateful):
             self.value = narrow * exp(SLOPE * (1 - power)) / power
         else:
             self.value = min(max(wide, its_error), max(narrow, error))
+        if self._lowest >= 0:
+            self.value = min(self.value, self._mean(int(0.9 * self.count)))
         self.value = self._capped(self.value)
         return self.value
 

@@ -55,6 +55,12 @@ def test_a_transient_at_the_start_is_forgotten():
     assert ours.update() == pytest.approx(1 / 6000, rel=0.05)
 
 
+def test_a_loss_that_cannot_be_negative_has_no_more_to_go_than_itself():
+    falling = [2.0 - 1.8 * i / 1000 for i in range(1000)]  # a straight line looks like a fall that goes on
+    assert 0.2 < fed(falling).update() < 0.4
+    assert fed([*falling[:500], -0.1, *falling[500:]]).update() > 0.6
+
+
 def test_it_is_unknown_at_first():
     ours = LossToGo()
     assert isnan(ours.update())
