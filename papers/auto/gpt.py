@@ -95,6 +95,7 @@ def gpt(folder: Path) -> pl.Job:
         model=partial(GPT, len(characters)),
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         data=TensorDataset(*training),
+        batch_size=8,
         step=next_character,
         eval_data=One((validation[0][chosen], validation[1][chosen])),
     )
