@@ -76,6 +76,13 @@ def test_a_cluster_that_becomes_five_times_slower_is_followed():
     assert sum(late) / len(late) > 7
 
 
+def test_a_gain_per_second_that_is_out_of_reach_does_not_count():
+    faster = pl.Slowdown(at_s=0, until_s=40, factor=0.2, workers=1.0)
+    found = updates_of(pl.Cluster(N, STEADY, slowdowns=[faster]), phi=10.0, seconds=70.0)
+    after = [k for at_s, k, _ in found if at_s > 41]
+    assert min(after[-15:]) > 12
+
+
 def test_it_trains_with_the_rule_noise():
     cluster = pl.Cluster(4, pl.ShiftedExponential(0.3, 0.7), faults=[pl.Fault(1, 20, back_after_s=2.0)])
     run = pl.train(tiny_job(), protocol="bsp@updates=5 >> patient", cluster=cluster, stop="updates=60")

@@ -101,3 +101,16 @@ def test_a_restored_estimator_goes_on_alike(before, after):
         each.fit(range(4))
     first, second = (each.arrivals(range(4), [0.5] * 4, [0.1, 10.0]).tolist() for each in (ours, restored))
     assert first == second
+
+
+def test_the_detector_of_changes_goes_on_from_its_state():
+    ours, restored = learnt([(0, 1.0, True)] * 64, 1), ArrivalHazards()
+    ours.fit([0])
+    for _ in range(5):
+        ours.add(0, 9.0, False)
+    restored.load_state_dict(decode(encode(ours.state_dict(), {}), {}))
+    for each in (ours, restored):
+        for _ in range(12):  # enough for an alarm after the first five only
+            each.add(0, 9.0, False)
+        each.fit([0])
+    assert restored.mean_trip_s == ours.mean_trip_s > 50
