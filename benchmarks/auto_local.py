@@ -22,7 +22,7 @@ from paceline.policies.controllers.auto import Auto
 from paceline.policies.noise_rule import NoiseTracker
 
 STATICS = ("bsp", "k_sync(k=3)", "k_sync(k=2)", "pull(k=1)", "k_batch_async(k=4)", "asp")
-BSP_RATES = (4.0, 2.0, 1.0, 0.5)
+BSP_RATES = (16.0, 8.0, 4.0, 2.0, 1.0)
 HALVES = 4
 SLEEP_S = 0.05
 TIME_BAR, ARRIVAL_BAR_S, SHARE_BAR = 1.10, 1e-3, 0.01
@@ -56,7 +56,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__ or "")
     parser.add_argument("--n", type=int, default=4, help="number of worker processes")
-    parser.add_argument("--loss", type=float, default=0.3)
+    parser.add_argument("--loss", type=float, default=0.12)
     args = parser.parse_args()
     torch.set_num_threads(1)
     calls = Calls()
