@@ -96,10 +96,13 @@ class MemoryTransport(Transport):
             connections = list(self._connections)
         for connection in connections:
             connection.close()
-        for group, peers in self._groups:
-            for peer in peers:
-                disconnect_pair(group, peer)
-        self._groups.clear()
+        groups, self._groups = self._groups, []
+        for i in range(len(groups)):
+            for peer in groups[i][1]:
+                disconnect_pair(groups[i][0], peer)
+        # The destructor of a group may wait forever for a pair that the other thread closes at the same time. The end
+        # of a process does not wait for it.
+        threading.Thread(target=groups.clear, daemon=True, name="end of groups").start()
 
     def _accept(self, listener, control, data):
         self._loop.call(lambda: listener.on_connection(self._keep(self._connection(control, data))))
