@@ -41,7 +41,13 @@ def test_the_gpt_has_about_a_million_parameters(tmp_path):
     assert 0.9e6 < sum(each.numel() for each in model.parameters()) < 1.2e6
 
 
-def test_a_case_runs_and_is_shown(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def digits():
+    """scikit-learn, whose import takes seconds."""
+    return pl.jobs.digits()
+
+
+def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
     tiny = Case("digits", 32, pl.Cluster(2, pl.Uniform(0.9, 1.1)), 2.1, 1.0, ("asp",), 4, 400, 2, False)
     monkeypatch.setitem(CASES, "tiny", tiny)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
