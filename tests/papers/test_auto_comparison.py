@@ -44,7 +44,7 @@ def test_the_gpt_has_about_a_million_parameters(tmp_path):
 @pytest.fixture(scope="module")
 def digits():
     """One update, whose imports take seconds."""
-    pl.train(pl.jobs.digits(), stop="updates=1", progress=False)
+    pl.train(pl.jobs.digits(), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=1", progress=False)
 
 
 def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
