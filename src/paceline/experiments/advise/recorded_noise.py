@@ -38,7 +38,7 @@ class NoiseScale(NamedTuple):
 
         Args:
             k: mean number of gradients in an update, > 0.
-            price: price of staleness d, >= 1; see `StalenessPrice`.
+            price: price of staleness d, >= 1; see ``StalenessPrice``.
 
         >>> NoiseScale(variance=8.0, squared_norm=1.0, ranks=4).relative_updates(k=2)
         1.6666666666666667

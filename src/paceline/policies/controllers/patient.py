@@ -43,8 +43,8 @@ class Patient(StatefulController[PatientState]):
 
         g(m + A(h)) - g(m) > S h,    g(m) = m / (m + phi).
 
-    A(h) is the expected number of arrivals within h seconds, from the round trips of each worker (`ArrivalHazards`). S
-    is the gain per second of the latest updates (`GainPerSecond`), but at most max_h g(A(h)) / h with A from the
+    A(h) is the expected number of arrivals within h seconds, from the round trips of each worker (``ArrivalHazards``). S
+    is the gain per second of the latest updates (``GainPerSecond``), but at most max_h g(A(h)) / h with A from the
     beginning of an update, so that the rule follows a cluster that has become slower. phi is the critical number of
     gradients of an update (`CriticalBatch`). The controller decides at each arrival, and after the best horizon if
     nothing arrives before.
@@ -53,7 +53,7 @@ class Patient(StatefulController[PatientState]):
     learning rate follows by the rule "noise".
 
     A constant K is as good if the times of workers are independent. The gain comes from slowness that lasts: an update
-    waits for all while all are fast, and for the fast ones while others are slow. In `benchmarks/patient.py` it is
+    waits for all while all are fast, and for the fast ones while others are slow. In ``benchmarks/patient.py`` it is
     large where a fast worker's times vary little.
 
     Args:

@@ -93,7 +93,7 @@ class StabilityScan:
 
 
 def largest_stable_step(schedule: Schedule) -> float:
-    """Return the largest step a at which gradient descent is stable under a schedule of updates: `StabilityScan`.
+    """Return the largest step a at which gradient descent is stable under a schedule of updates, by ``StabilityScan``.
 
     Args:
         schedule: stalenesses of the gradients of each update, one or more updates of one or more gradients.
