@@ -43,8 +43,8 @@ class Patient(StatefulController[PatientState]):
 
         g(m + A(h)) - g(m) > S h,    g(m) = m / (m + phi).
 
-    A(h) is the expected number of arrivals within h seconds, from the round trips of each worker (``ArrivalHazards``). S
-    is the gain per second of the latest updates (``GainPerSecond``), but at most max_h g(A(h)) / h with A from the
+    A(h) is the expected number of arrivals within h seconds, from the round trips of each worker (``ArrivalHazards``).
+    S is the gain per second of the latest updates (``GainPerSecond``), but at most max_h g(A(h)) / h with A from the
     beginning of an update, so that the rule follows a cluster that has become slower. phi is the critical number of
     gradients of an update (`CriticalBatch`). The controller decides at each arrival, and after the best horizon if
     nothing arrives before.
