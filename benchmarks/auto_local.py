@@ -11,13 +11,11 @@ import argparse
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from time import perf_counter
-from typing import Any
 
 import torch
 
 import paceline as pl
-from common import options, ratios, report, spread
+from common import Stopwatch, options, ratios, report, spread
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.noise_rule import NoiseTracker
 
@@ -28,30 +26,6 @@ SLEEP_S = 0.05
 TIME_BAR, ARRIVAL_BAR_S, SHARE_BAR = 1.10, 1e-3, 0.01
 
 
-class Calls:
-    """Durations of the calls of some methods.
-
-    Attributes:
-        seconds: duration of each call.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def time(self, kind: type[Any], name: str) -> None:
-        """Measure a method of a class from now on."""
-        inner = getattr(kind, name)
-
-        def timed(*args: Any, **options: Any) -> Any:
-            begun = perf_counter()
-            try:
-                return inner(*args, **options)
-            finally:
-                self.seconds.append(perf_counter() - begun)
-
-        setattr(kind, name, timed)
-
-
 def main() -> None:
     """Measure and print."""
     parser = options(__doc__ or "")
@@ -59,9 +33,9 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.12)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    calls = Calls()
+    watch = Stopwatch()
     for kind, name in ((Auto, "decide"), (NoiseTracker, "accept"), (NoiseTracker, "make"), (NoiseTracker, "finish")):
-        calls.time(kind, name)
+        watch.time(kind, name)
     rates = {"bsp": min(BSP_RATES, key=lambda lr: seconds("bsp", lr, "constant", 0, args))}
     for plan in STATICS[1:]:
         grid = [rates["bsp"] / 2**half for half in range(HALVES)]
@@ -71,12 +45,12 @@ def main() -> None:
     shares, longest_s = [], []
     for seed in range(args.rounds):
         for plan in times_s:
-            calls.seconds.clear()
+            watch.calls_s.clear()
             rate, rule = (rates["bsp"], "noise") if plan == "auto" else (rates[plan], "constant")
             times_s[plan].append(seconds(plan, rate, rule, seed, args))
             if plan == "auto":
-                shares.append(sum(calls.seconds) / times_s[plan][-1])
-                longest_s.append(sorted(calls.seconds)[int(0.99 * len(calls.seconds))])
+                shares.append(watch.s / times_s[plan][-1])
+                longest_s.append(sorted(watch.calls_s)[int(0.99 * len(watch.calls_s))])
     ratio, share, longest = ratios(times_s["auto"], times_s[best]), spread(shares), spread(longest_s)
     report(
         "auto_local",

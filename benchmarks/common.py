@@ -45,11 +45,16 @@ class Stopwatch:
     """Sum of the time that a program spends in some methods.
 
     Attributes:
-        s: seconds so far.
+        calls_s: seconds of each call so far.
     """
 
     def __init__(self) -> None:
-        self.s = 0.0
+        self.calls_s: list[float] = []
+
+    @property
+    def s(self) -> float:
+        """Sum of the calls, in seconds."""
+        return sum(self.calls_s)
 
     def time(self, kind: type[Any], name: str, clock: Callable[[], float] = perf_counter) -> None:
         """Add the time of a method of a class from now on."""
@@ -60,7 +65,7 @@ class Stopwatch:
             try:
                 return inner(*args, **options)
             finally:
-                self.s += clock() - begun
+                self.calls_s.append(clock() - begun)
 
         setattr(kind, name, timed)
 

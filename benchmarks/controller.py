@@ -32,7 +32,7 @@ def main() -> None:
     run(job, args)  # warm-up round
     wall_s, shares = [], []
     for _ in range(args.rounds):
-        watch.s = 0.0
+        watch.calls_s.clear()
         wall_s.append(run(job, args))
         shares.append(watch.s / wall_s[-1])
     share = spread(shares)

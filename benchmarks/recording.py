@@ -51,7 +51,7 @@ def main() -> None:
     for _ in range(args.rounds):
         plain_s.append(run(job, args, None))
         with tempfile.TemporaryDirectory() as folder:
-            spent.s = 0.0
+            spent.calls_s.clear()
             written_s.append(run(job, args, Path(folder) / "run"))
             shares.append(spent.s / written_s[-1])
     share, ratio = spread(shares), ratios(written_s, plain_s)

@@ -11,7 +11,6 @@ import paceline as pl
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = 5
-TUNING_SEEDS = 2  # of the search for a rate
 LONGEST = 1.5  # times of the best time so far, after which a run of the search ends
 LONGEST_RULED = 3.0  # times of BSP's time, after which a run under the rule ends
 
@@ -30,6 +29,7 @@ class Case:
         evaluate_every: gradients between two evaluations.
         most_gradients: limit on the gradients of a run.
         seeds: number of paired seeds.
+        tuning_seeds: number of those that the search for a rate uses.
         searches: whether rates are searched; else every protocol has the rate `lr`.
     """
 
@@ -42,6 +42,7 @@ class Case:
     evaluate_every: int
     most_gradients: int
     seeds: int = SEEDS
+    tuning_seeds: int = 2
     searches: bool = True
 
 
@@ -65,14 +66,20 @@ CASES: Mapping[str, Case] = {
     "digits, B=16": Case("digits", 16, exponential(16, 0.7), 0.2, 2.0, six(16), 16, 5_000),
     "digits, B=500": Case("digits", 500, exponential(16, 0.7), 0.2, 2.0, six(16), 16, 5_000),
     "mnist, B=64": Case("mnist", 64, exponential(16, 0.7), 0.2, 0.16, six(16), 32, 4_000),
-    "mnist, B=500, alpha=1": Case("mnist", 500, exponential(16, 1.0), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, 5, False),
-    "mnist, B=500, alpha=0.2": Case("mnist", 500, exponential(16, 0.2), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, 5, False),
-    "gpt, one slow": Case("gpt", 8, usual(speed=[0.25] + [1.0] * 7), 2.3, 2e-3, ("k_sync(k=7)", "asp"), 40, 6_000, 1),
+    "mnist, B=500, alpha=1": Case(
+        "mnist", 500, exponential(16, 1.0), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, searches=False
+    ),
+    "mnist, B=500, alpha=0.2": Case(
+        "mnist", 500, exponential(16, 0.2), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, searches=False
+    ),
+    "gpt, one slow": Case(
+        "gpt", 8, usual(speed=[0.25] + [1.0] * 7), 2.3, 2e-3, ("k_sync(k=7)", "asp"), 40, 6_000, 3, 1
+    ),
     "gpt, transient": Case(
         *("gpt", 8, usual(transient=pl.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)), 2.3, 2e-3),
-        *(("k_sync(k=6)", "asp"), 40, 6_000, 1),
+        *(("k_sync(k=6)", "asp"), 40, 6_000, 3, 1),
     ),
     "gpt, ladder": Case(
-        *("gpt", 8, usual(speed=[1 / 8 + i / 8 for i in range(8)]), 2.3, 2e-3, ("k_sync(k=4)", "asp"), 40, 6_000, 1)
+        *("gpt", 8, usual(speed=[1 / 8 + i / 8 for i in range(8)]), 2.3, 2e-3, ("k_sync(k=4)", "asp"), 40, 6_000, 3, 1)
     ),
 }

@@ -11,7 +11,7 @@ import paceline as pl
 from paceline.core.events import Outcome
 from paceline.core.records import DecisionMade
 from papers.auto.jobs import make_job
-from papers.auto.settings import CASES, LONGEST, LONGEST_RULED, TUNING_SEEDS, Case
+from papers.auto.settings import CASES, LONGEST, LONGEST_RULED, Case
 from papers.store import Line
 from papers.tasks import Where, unbroken
 
@@ -112,7 +112,7 @@ def _search(case: Case, protocol: str, where: Where) -> dict[float, float]:
         if power not in times:
             lr, limit_s = case.lr * 2 ** (power / 2), LONGEST * min(times.values(), default=inf)
             runs: list[Line] = []
-            for seed in range(min(TUNING_SEEDS, case.seeds)):
+            for seed in range(case.tuning_seeds):
                 runs.append(trained(case, protocol, lr, "constant", seed, limit_s, where))
                 if runs[-1]["seconds"] is None:
                     break

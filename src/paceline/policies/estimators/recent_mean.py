@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
@@ -32,7 +30,7 @@ class RecentMean(Stateful):
         1.99
     """
 
-    _saved = ("count", "mean", "_square")
+    _saved = ("count", "mean")
     __slots__ = (*_saved, "_share")
 
     def __init__(self, share: float) -> None:
@@ -40,18 +38,9 @@ class RecentMean(Stateful):
         self._share = share
         self.count = 0
         self.mean = 0.0
-        self._square = 0.0
 
     def add(self, value: float) -> None:
         """Add a value."""
         self.count += 1
         weight = min(1.0, 1.0 / (self._share * self.count))
         self.mean += weight * (value - self.mean)
-        self._square += weight * (value * value - self._square)
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean of independent values."""
-        power = 1.0 / self._share
-        effective = max(1.0, self.count * (2.0 * power - 1.0) / (power * power))
-        return sqrt(max(0.0, self._square - self.mean * self.mean) / effective)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from math import exp, log, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from paceline.utils.state_dict import Stateful
 
-RECENT = 32  # trips of a worker
+RECENT = 32  # completed trips of a worker, and as many cancelled ones
 OLD = 48
+RETIRED_EVERY = 3  # one of so many trips that are recent no more is kept
 OLD_EVERY = 10  # one of so many replayed trips is an old one
 ENOUGH = 8  # own trips of a worker; with fewer it also gets trips of the others
 LARGEST_SUM = 8.0  # of standardized deviations, at which the times of a worker have changed
@@ -25,14 +27,21 @@ class Trip(NamedTuple):
     Attributes:
         seconds: from the assignment of the work to its arrival, or to its end.
         censored: whether the work was cancelled before it arrived, so that its trip is longer.
+        number: number of the trip among those of its worker; 0 if it is not recorded yet.
+        weight: number of cancelled trips that it stands for.
     """
 
     seconds: float
     censored: bool = False
+    number: int = 0
+    weight: int = 1
 
 
 class WorkerTrips(Stateful):
     """Round trips of one worker, and a detector of changes of their times.
+
+    The recent trips are the latest 32 that were completed, and all that were cancelled since the first of them. At most
+    32 of these are stored; each stands for the cancelled ones shortly before it.
 
     The detector is a two-sided CUSUM of the logarithm of the trip times: with z the deviation from the mean of all
     trips since the latest change, in standard deviations,
@@ -40,16 +49,17 @@ class WorkerTrips(Stateful):
         s+ = max(0, s+ + z - 0.75),    s- = max(0, s- - z - 0.75),
 
     and a sum above 8 is a change. The recent trips then begin where that sum left 0. A third sum detects a worker whose
-    work is always cancelled, because it has become slower: with S(c) the share of recent trips longer than c,
+    work is always cancelled, because it has become slower: with H(c) the cumulative hazard at the time c of the trip,
 
-        s = max(0, s - log(S(c)) / 2 - (log(2) if the trip is not censored)),
+        s = max(0, s + 3 / 4 H(c) - (log(4) if the trip is not censored)),
 
-    the logarithm of the likelihood ratio of half as many arrivals.
+    the logarithm of the likelihood ratio of a quarter of the hazard. H is the Nelson-Aalen estimate from the
+    recent trips before s left 0.
 
     Source: Page, "Continuous inspection schemes", 1954.
     """
 
-    _saved = ("_mean", "_square", "_count", "_sums", "_since", "_absence", "_absent", "_retired")
+    _saved = ("_mean", "_square", "_count", "_sums", "_since", "_absence", "_absent_since", "_number", "_retired")
 
     def __init__(self) -> None:
         self.recent: list[Trip] = []
@@ -57,8 +67,9 @@ class WorkerTrips(Stateful):
         self._mean = self._square = 0.0
         self._count = 0
         self._sums = (0.0, 0.0)
-        self._since = (0, 0)  # trips that are not censored since each sum was 0
-        self._absence, self._absent = 0.0, 0  # third sum, and trips since it was 0
+        self._since = (1, 1)  # number of the first trip after each sum was 0
+        self._absence, self._absent_since = 0.0, 1  # the third sum
+        self._number = 0
         self._retired = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,30 +83,51 @@ class WorkerTrips(Stateful):
 
     def add(self, trip: Trip) -> bool:
         """Add a trip; return whether the times have changed."""
-        has_changed = len(self.recent) >= ENOUGH and self._detect_absence(trip)
-        self.recent.append(trip)
-        alike = [i for i, each in enumerate(self.recent) if each.censored == trip.censored]
-        if len(alike) > RECENT:
-            self._retire(self.recent.pop(alike[0]))
+        self._number += 1
+        has_changed = self._detect_absence(trip)
+        self.recent.append(trip._replace(number=self._number))
+        self._limit()
         if not trip.censored and trip.seconds > 0:
             has_changed |= self._detect(log(trip.seconds))
         return has_changed
 
+    def _limit(self) -> None:
+        """Keep as many trips of each kind as are stored."""
+        cancelled = [i for i, each in enumerate(self.recent) if each.censored]
+        if len(cancelled) > RECENT:
+            weights = [self.recent[i].weight for i in cancelled]
+            _, first = min((sum(pair), i) for i, pair in enumerate(pairwise(weights)))
+            i, j = cancelled[first], cancelled[first + 1]
+            self.recent[j] = self.recent[j]._replace(weight=weights[first] + weights[first + 1])
+            self._retire(self.recent.pop(i))
+        completed = [i for i, each in enumerate(self.recent) if not each.censored]
+        if len(completed) > RECENT:
+            self._forget(completed[1])
+
+    def _forget(self, count: int) -> None:
+        """Retire the first trips."""
+        forgotten, self.recent = self.recent[:count], self.recent[count:]
+        for trip in forgotten:
+            self._retire(trip)
+
     def _detect_absence(self, trip: Trip) -> bool:
-        longer = sum(each.seconds > trip.seconds for each in self.recent)
-        surprise = log((1 + len(self.recent)) / (1 + longer)) / 2 - (0.0 if trip.censored else log(2))
+        before = [each for each in self.recent if each.number < self._absent_since]
+        if sum(not each.censored for each in before) < ENOUGH:
+            self._absent_since = self._number + 1
+            return False
+        surprise = _hazard(before, trip.seconds) * 3 / 4 - (0.0 if trip.censored else log(4))
         self._absence = max(0.0, self._absence + surprise)
-        self._absent = self._absent + 1 if self._absence else 0
+        if not self._absence:
+            self._absent_since = self._number + 1
         if self._absence <= LARGEST_SUM:
             return False
-        self._begin_anew(self._absent)
+        self._begin_anew(self._absent_since)
         return True
 
     def _retire(self, trip: Trip) -> None:
-        if trip.censored and any(each.seconds > trip.seconds for each in self.recent):
-            return  # it says nothing about slowness that is rare
-        self._retired += 1
-        if self._retired % (RECENT // OLD_EVERY) == 0 or len(self.old) < OLD // 4:
+        before = self._retired // RETIRED_EVERY
+        self._retired += trip.weight
+        if self._retired // RETIRED_EVERY > before or len(self.old) < OLD // 4:
             self.old.append(trip)
             del self.old[:-OLD]
 
@@ -106,7 +138,8 @@ class WorkerTrips(Stateful):
             z = min(max(z, -4.0), 4.0)  # one outlier is no change
             up, down = max(0.0, self._sums[0] + z - SLACK), max(0.0, self._sums[1] - z - SLACK)
             self._sums = (up, down)
-            self._since = (self._since[0] + 1 if up else 0, self._since[1] + 1 if down else 0)
+            after = self._number + 1
+            self._since = (self._since[0] if up else after, self._since[1] if down else after)
             if max(up, down) > LARGEST_SUM:
                 self._begin_anew(self._since[0] if up > down else self._since[1])
                 return True
@@ -116,15 +149,15 @@ class WorkerTrips(Stateful):
         self._square += weight * (value * value - self._square)
         return False
 
-    def _begin_anew(self, kept: int) -> None:
-        """Keep this many of the recent trips, and forget the sums."""
-        while len(self.recent) > max(kept, 1):
-            self._retire(self.recent.pop(0))
+    def _begin_anew(self, first: int) -> None:
+        """Keep the trips from this number on, and forget the sums."""
+        self._forget(sum(each.number < first for each in self.recent))
         values = [log(trip.seconds) for trip in self.recent if trip.seconds > 0 and not trip.censored]
         self._count = len(values)
         self._mean, self._square = (fmean(values), fmean(value * value for value in values)) if values else (0.0, 0.0)
-        self._sums, self._since = (0.0, 0.0), (0, 0)
-        self._absence, self._absent = 0.0, 0
+        after = self._number + 1
+        self._sums, self._since = (0.0, 0.0), (after, after)
+        self._absence, self._absent_since = 0.0, after
 
 
 class TripHistory:
@@ -161,11 +194,15 @@ class TripHistory:
         if all(trip.censored for trip in every):
             return [[1.0] for _ in numbers]
         tail_s = _mean_s(every)
-        pool = sorted(_completed(every, tail_s))
-        old = {worker: self._workers[worker].old if worker in self._workers else () for worker in numbers}
-        completed = {worker: _completed(trips, tail_s) for worker, trips in own.items()}
+        completed = {worker: _completed(own[worker], tail_s, i) for i, worker in enumerate(numbers)}
+        pool = sorted(chain(*completed.values()))
         shrink = _shrinkage(list(completed.values()))
-        return [_mixed(_filled(completed[w], pool, shrink), [trip.seconds for trip in old[w]], w) for w in numbers]
+        table = []
+        for worker in numbers:
+            recent = _filled(completed[worker], pool, shrink)
+            old = self._workers[worker].old if worker in self._workers else ()
+            table.append(_mixed(recent, [_longer(trip, recent) for trip in old], worker))
+        return table
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
         """Return the trips of all workers."""
@@ -181,21 +218,61 @@ class TripHistory:
 
 def _mean_s(trips: Sequence[Trip]) -> float:
     """Return the mean of trips of which some are censored, as if they were exponential, at least one of them not."""
-    return sum(trip.seconds for trip in trips) / sum(not trip.censored for trip in trips)
+    return sum(trip.weight * trip.seconds for trip in trips) / sum(not trip.censored for trip in trips)
 
 
-def _completed(trips: Sequence[Trip], tail_s: float) -> list[float]:
-    """Return the seconds of trips, in their order: of a censored one those of a longer one, or an exponential tail."""
+def _hazard(trips: Sequence[Trip], seconds: float) -> float:
+    """Return the cumulative hazard of round trips at a time, the Nelson-Aalen estimate with one more trip at risk."""
+    hazard, left = 0.0, 1 + sum(trip.weight for trip in trips)
+    at_risk, at_s = left, 0.0
+    for trip in sorted(trips):
+        if trip.seconds > seconds:
+            break
+        if trip.seconds > at_s:
+            at_risk, at_s = left, trip.seconds
+        if not trip.censored:
+            hazard += 1.0 / at_risk
+        left -= trip.weight
+    return hazard
+
+
+def _completed(trips: Sequence[Trip], tail_s: float, number: int) -> list[float]:
+    """Return the seconds of trips, in their order, each as often as its weight says, 64 or a few more in all.
+
+    A censored trip takes the seconds of a longer one. Those that are longer than every completed trip have an
+    exponential tail.
+
+    Args:
+        trips: round trips of a worker.
+        tail_s: mean of that tail, if the worker has few trips.
+        number: number of the worker; workers with the same trips get different tails.
+    """
     if sum(not trip.censored for trip in trips) >= ENOUGH // 2:
         tail_s = _mean_s(trips)
-    seconds = [trip.seconds for trip in trips]
-    longer: list[float] = []  # than the trip in hand, from the longest on
+    longest_s = max((trip.seconds for trip in trips if not trip.censored), default=0.0)
+    step = max(1.0, sum(trip.weight for trip in trips) / (2 * RECENT))
+    ends = [int(end / step) for end in accumulate((trip.weight for trip in trips), initial=0)]
+    seconds: list[list[float]] = [[] for _ in trips]
+    longer: list[float] = []  # from the longest on, with the sums of their weights
+    sums: list[float] = []
+    draws = 2 * RECENT * number
     for i in sorted(range(len(trips)), key=lambda i: (-trips[i].seconds, trips[i].censored)):
-        if trips[i].censored:
-            spread = (i + 1) * GOLDEN % 1.0  # evenly spread in [0, 1), without random draws
-            seconds[i] = longer[int(spread * len(longer))] if longer else seconds[i] - tail_s * log(1.0 - spread)
-        longer.append(seconds[i])
-    return seconds
+        trip = trips[i]
+        copies = ends[i + 1] - ends[i]
+        seconds[i] = [trip.seconds] * max(1, copies)
+        if trip.censored:
+            for copy in range(len(seconds[i])):
+                draws += 1
+                spread = draws * GOLDEN % 1.0  # evenly spread in [0, 1), without random draws
+                if trip.seconds >= longest_s:
+                    seconds[i][copy] -= tail_s * log(1.0 - spread)
+                else:
+                    seconds[i][copy] = longer[bisect(sums, spread * sums[-1])]
+        for value in seconds[i]:
+            longer.append(value)
+            sums.append((sums[-1] if sums else 0.0) + trip.weight / len(seconds[i]))
+        del seconds[i][copies:]
+    return list(chain(*seconds))
 
 
 def _shrinkage(workers: list[list[float]]) -> tuple[float, float, float]:
@@ -226,6 +303,12 @@ def _filled(own: list[float], pool: list[float], shrinkage: tuple[float, float, 
     first = len(own) * GOLDEN % 1.0
     others = [pool[int(((i + 1) * GOLDEN + first) % 1.0 * len(pool))] * speed for i in range(missing)]
     return own + others
+
+
+def _longer(trip: Trip, recent: Sequence[float]) -> float:
+    """Return the seconds of a trip, of a censored one those of a longer recent trip if there is one."""
+    longer = [seconds for seconds in recent if seconds > trip.seconds] if trip.censored else ()
+    return longer[int(trip.number * GOLDEN % 1.0 * len(longer))] if longer else trip.seconds
 
 
 def _mixed(recent: list[float], old: list[float], worker: int) -> list[float]:

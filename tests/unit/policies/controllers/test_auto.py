@@ -9,7 +9,6 @@ from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.auto_candidates import default_candidates
 from paceline.policies.controllers.base import ChangeProtocol, Note, Observation, Work
 from paceline.policies.estimators.critical_batch import NoiseEstimate
-from paceline.policies.estimators.protocol_scores import Scoring
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from tiny_jobs import tiny_job
 
@@ -176,17 +175,6 @@ def test_the_default_candidates_are_those_of_the_catalogue():
             [phase] = parse_plan(candidate.name).phases
             assert phase.protocol == candidate
             candidate.check_workers(n)
-
-
-def test_scores_are_progress_per_second():
-    scoring = Scoring([bsp(), pl.asp()], [[1.0], [4.0]])
-    while not scoring.is_done:
-        scoring.advance(50)
-    waits, free = scoring.scores
-    assert waits.gradients_per_s == pytest.approx(0.5)
-    assert free.gradients_per_s == pytest.approx(1.25, rel=0.02)
-    assert free.price > 1.0
-    assert waits.progress_per_s(phi=2.0) == pytest.approx(0.5 / 4)
 
 
 def test_invalid_arguments_are_refused():

@@ -28,10 +28,3 @@ def test_the_difference_of_two_shares_is_the_rest_of_a_hyperbola():
     losses = [2.0 + 5.0 / i for i in range(1, 10_001)]
     fall = mean_of(losses, 0.5).mean - mean_of(losses, 0.1).mean
     assert fall / (1 / (1 - 0.5) - 1 / (1 - 0.1)) == pytest.approx(5.0 / 10_000, rel=0.01)
-
-
-def test_the_standard_error_covers_the_spread_of_the_means():
-    rng = np.random.default_rng(0)
-    runs = [mean_of(rng.standard_normal(500), 0.1) for _ in range(300)]
-    spread = np.std([run.mean for run in runs])
-    assert np.mean([run.standard_error for run in runs]) == pytest.approx(spread, rel=0.15)

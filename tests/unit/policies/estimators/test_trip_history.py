@@ -34,11 +34,60 @@ def test_cancelled_trips_are_completed_without_bias():
     assert fmean(means) == pytest.approx(1.0, rel=0.15)
 
 
+@pytest.mark.parametrize("rounds", [20, 100, 1500])
+def test_times_are_known_where_most_work_is_cancelled(rounds):
+    random = Random(1)
+    ours = TripHistory()
+    alarms = 0
+    for _ in range(rounds):  # the first of 16 workers interrupts the others
+        times = [random.expovariate(1.0) for _ in range(16)]
+        for worker, seconds in enumerate(times):
+            alarms += ours.add(worker, Trip(min(times), censored=seconds > min(times)))
+    means = [fmean(trips) for trips in ours.table(range(16), {})]
+    assert 0.6 <= fmean(means) <= 1.4  # few trips are long, so that the tail is hardly known
+    assert alarms <= rounds / 100
+
+
 def test_a_cancelled_trip_takes_a_longer_one():
     [trips] = history([(0, 1.0), (0, 5.0), (0, 2.0, True), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)]).table(
         [0], {}
     )
     assert trips[2] == 5.0
+
+
+def test_cancelled_trips_do_not_displace_completed_ones():
+    completed = [(0, 1.0 + i * 11 % 32 / 100) for i in range(32)]
+    ours = history([*completed, *((0, 0.1, True) for _ in range(100))])
+    [trips] = ours.table([0], {})
+    assert len({seconds for _, seconds in completed} & set(trips)) >= 8
+    stored = [Trip(*trip) for trip in ours.state_dict()[0]["recent"]]
+    assert [trip.seconds for trip in stored if not trip.censored] == [seconds for _, seconds in completed]
+    weights = [trip.weight for trip in stored if trip.censored]
+    assert (len(weights), sum(weights)) == (32, 100)
+
+
+def test_trips_that_are_recent_no_more_take_their_cancelled_ones_along():
+    ours = history([*((0, 0.1, True) for _ in range(20)), *((0, 1.0) for _ in range(33))])
+    assert {Trip(*trip).censored for trip in ours.state_dict()[0]["recent"]} == {False}
+
+
+def test_a_worker_whose_work_is_always_cancelled_has_changed():
+    random = Random(4)
+    ours = TripHistory()
+    assert not any(ours.add(0, Trip(random.uniform(0.8, 1.2))) for _ in range(200))
+    changed = [ours.add(0, Trip(random.uniform(1.0, 1.2), censored=True)) for _ in range(20)]
+    assert 4 <= changed.index(True) <= 14
+    assert all(Trip(*trip).censored for trip in ours.state_dict()[0]["recent"])  # those from before are left out
+
+
+def test_a_worker_whose_work_is_often_cancelled_has_not_changed():
+    random = Random(5)
+    ours = TripHistory()
+    alarms = 0
+    for _ in range(5000):  # the median of uniform times cancels half of them
+        seconds = random.uniform(0.8, 1.2)
+        alarms += ours.add(0, Trip(min(seconds, 1.0), censored=seconds > 1.0))
+    assert alarms <= 10
 
 
 def test_work_in_flight_that_takes_longer_than_any_trip_counts():
@@ -87,9 +136,11 @@ def test_a_history_goes_on_from_its_state():
     first, second = TripHistory(), TripHistory()
     for i in range(300):
         first.add(i % 3, Trip(random.expovariate(1.0), censored=i % 7 == 0))
+    for _ in range(4):
+        first.add(2, Trip(2.0, censored=True))  # on the way to a change
     second.load_state_dict(first.state_dict())
     for i in range(60):
-        trip = Trip(random.expovariate(0.2))
+        trip = Trip(random.expovariate(0.2), censored=i % 3 == 2)
         assert first.add(i % 3, trip) == second.add(i % 3, trip)
     assert first.table(range(3), {1: 4.0}) == second.table(range(3), {1: 4.0})
     assert first.state_dict() == second.state_dict()
