@@ -99,7 +99,7 @@ class WorkerTrips(Stateful):
             _, first = min((sum(pair), i) for i, pair in enumerate(pairwise(weights)))
             i, j = cancelled[first], cancelled[first + 1]
             self.recent[j] = self.recent[j]._replace(weight=weights[first] + weights[first + 1])
-            self._retire(self.recent.pop(i))
+            del self.recent[i]
         completed = [i for i, each in enumerate(self.recent) if not each.censored]
         if len(completed) > RECENT:
             self._forget(completed[1])

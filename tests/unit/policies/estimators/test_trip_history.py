@@ -26,7 +26,7 @@ def test_without_trips_every_worker_takes_one_second():
 def test_cancelled_trips_are_completed_without_bias():
     random = Random(0)
     ours = TripHistory()
-    for _ in range(3000):  # of trips of 1 s on average, those longer than 0.7 s are cancelled
+    for _ in range(1000):  # of trips of 1 s on average, those longer than 0.7 s are cancelled
         for worker in range(16):
             seconds = random.expovariate(1.0)
             ours.add(worker, Trip(min(seconds, 0.7), censored=seconds > 0.7))
@@ -71,13 +71,44 @@ def test_trips_that_are_recent_no_more_take_their_cancelled_ones_along():
     assert {Trip(*trip).censored for trip in ours.state_dict()[0]["recent"]} == {False}
 
 
+def test_an_old_cancelled_trip_takes_a_longer_one_too():
+    ours = history([(0, 0.1, True) if i % 2 else (0, 1.0) for i in range(200)])
+    [trips] = ours.table([0], {})
+    assert set(trips) == {1.0}
+
+
+def test_cancelled_trips_keep_their_share_of_the_old_ones():
+    ours = history([(0, 0.1, i % 16 > 0) for i in range(3000)])
+    old = [Trip(*trip) for trip in ours.state_dict()[0]["old"]]
+    assert len(old) == 48
+    assert 0.8 <= fmean(trip.censored for trip in old) <= 0.98
+
+
+def test_trips_longer_than_every_completed_one_have_a_tail():
+    trips = [(worker, *trip) for worker in (0, 1) for trip in [(1.0,)] * 4 + [(2.0, True)] * 4]
+    first, second = history(trips).table([0, 1], {})
+    assert len(set(first[4:] + second[4:])) == 8
+    assert min(first[4:]) > 2.0
+
+
 def test_a_worker_whose_work_is_always_cancelled_has_changed():
-    random = Random(4)
+    after = []
+    for seed in range(20):
+        random = Random(seed)
+        ours = TripHistory()
+        for _ in range(100):
+            ours.add(0, Trip(random.uniform(0.8, 1.2)))
+        changed = [ours.add(0, Trip(random.uniform(1.0, 1.2), censored=True)) for _ in range(20)]
+        after.append(changed.index(True))
+        if sum(changed) == 1:  # those from before are left out
+            assert all(Trip(*trip).censored for trip in ours.state_dict()[0]["recent"])
+    assert 5 <= fmean(after) <= 8
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_times_that_never_vary_do_not_change(seconds):
     ours = TripHistory()
-    assert not any(ours.add(0, Trip(random.uniform(0.8, 1.2))) for _ in range(200))
-    changed = [ours.add(0, Trip(random.uniform(1.0, 1.2), censored=True)) for _ in range(20)]
-    assert 4 <= changed.index(True) <= 14
-    assert all(Trip(*trip).censored for trip in ours.state_dict()[0]["recent"])  # those from before are left out
+    assert not any(ours.add(0, Trip(seconds)) for _ in range(200))
 
 
 def test_a_worker_whose_work_is_often_cancelled_has_not_changed():
