@@ -19,6 +19,7 @@ from paceline.utils.validation import check_range
 FIRST_DECISION = 24  # gradients
 LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
 MOST_UPDATES = 24
+RANKED_EVERY = 16  # gradients after which the scores are compared again, with the phi of then
 LEAST_GAIN = 0.05  # of log S
 WORK = 1000  # of the scoring at each arrival and each opening, in replayed round trips
 SHOWN = 3
@@ -26,15 +27,17 @@ BSP = Protocol("all", 0, "update", name="bsp")
 
 
 class AutoState(Stateful):
-    """State of `Auto`: round trips, the scoring in progress, and when the next one begins."""
+    """State of `Auto`: round trips, the scoring in progress, when the next one begins, and the latest scores."""
 
-    _saved = ("has_begun", "first_at", "due_at", "due_version", "fresh_until")
+    _saved = ("has_begun", "first_at", "due_at", "due_version", "fresh_until", "ranked_at")
     _parts = ("trips",)
 
     def __init__(self) -> None:
         self.trips = TripHistory()
         self.scoring: Scoring | None = None
         self.candidates: tuple[Protocol, ...] = ()  # of the scoring
+        self.scored: dict[Protocol, Score] = {}  # by the latest complete scoring
+        self.ranked_at = 0  # workload at which these were compared
         self.has_begun = False
         self.first_at = self.due_at = FIRST_DECISION  # workload of the first choice, and of the next one
         self.due_version = 0
@@ -47,12 +50,14 @@ class AutoState(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         scoring = self.scoring.state_dict() if self.scoring is not None else None
-        return {**super().state_dict(), "scoring": scoring, "candidates": list(self.candidates)}
+        scored = [(protocol, tuple(score)) for protocol, score in self.scored.items()]
+        return {**super().state_dict(), "scoring": scoring, "candidates": list(self.candidates), "scored": scored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
         super().load_state_dict(state)
         self.candidates = tuple(state["candidates"])
+        self.scored = {protocol: Score(*score) for protocol, score in state["scored"]}
         self.scoring = None
         if state["scoring"] is not None:
             self.scoring = Scoring(self.candidates, state["scoring"]["trips_s"])
@@ -70,9 +75,10 @@ class Auto(StatefulController[AutoState]):
     critical number of gradients of an update (`CriticalBatch`). The learning rate follows by the rule "noise".
 
     The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
-    gradients, or 24 updates; also when the round trips of a worker change. It changes if log S grows by more than 0.05
-    and the gain until the next choice is larger than the price of the switch. The candidates are replayed in small
-    pieces, some at each arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients
+    gradients, or 24 updates; also when the round trips of a worker change. In between the latest scores are compared
+    again with the present phi, every 16 gradients. The protocol changes if log S grows by more than 0.05 and the gain
+    until the next choice is larger than the price of the switch. The candidates are replayed in small pieces, some at
+    each arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients
     are candidates.
 
     The run begins with pull(k=K), K the gradients of an update that the learning rate was tuned for: its rate is the
@@ -116,10 +122,12 @@ class Auto(StatefulController[AutoState]):
         if state.scoring is not None:
             state.scoring.advance(WORK)
         if state.scoring is not None and state.scoring.is_done:
-            return state, self._choose(state, observation)
+            state.scored = dict(zip(state.candidates, state.scoring.scores, strict=True))
+            state.scoring = None
+            return state, self._choose(state, observation, state.scored)
         if state.scoring is None and self._is_due(state, observation):
             self._begin_scoring(state, observation)
-        return state, []
+        return state, self._choose_again(state, observation)
 
     def _begin_run(self, state: AutoState, observation: Observation) -> list[Action]:
         state.has_begun = True
@@ -166,20 +174,30 @@ class Auto(StatefulController[AutoState]):
         fresh = [candidate for candidate in reachable if candidate.max_staleness == 0]
         return tuple((_why_fresh(state, observation) and fresh) or reachable or [BSP])
 
-    def _choose(self, state: AutoState, observation: Observation) -> list[Action]:
-        assert state.scoring is not None
+    def _choose_again(self, state: AutoState, observation: Observation) -> list[Action]:
+        """Return a change of the protocol by the latest scores and the present phi, if any."""
+        if not observation.workers or observation.workload < state.ranked_at + RANKED_EVERY:
+            return []
+        allowed = set(self._allowed(state, observation))
+        scored = {protocol: score for protocol, score in state.scored.items() if protocol in allowed}
+        if observation.protocol not in scored:
+            return []
+        return [each for each in self._choose(state, observation, scored) if isinstance(each, ChangeProtocol)]
+
+    def _choose(
+        self, state: AutoState, observation: Observation, scored: Mapping[Protocol, Score]
+    ) -> list[ChangeProtocol | Note]:
         assert observation.noise is not None
+        state.ranked_at = observation.workload
         scale = observation.learning_rate
         reach = scale.rule.reach if isinstance(scale, NoiseScaling) else 1.0
-        scores, phi = [score.with_momentum(reach) for score in state.scoring.scores], observation.noise.phi
-        prices = [score.price for score in state.scoring.scores]
-        protocols = dict(zip(scores, state.candidates, strict=True))
-        state.scoring = None
-        ranked = sorted(scores, key=lambda score: -score.progress_per_s(phi))
-        now = next((score for score in scores if protocols[score] == observation.protocol), None)
+        phi = observation.noise.phi
+        scores = {protocol: score.with_momentum(reach) for protocol, score in scored.items()}
+        order = sorted(scores, key=lambda protocol: -scores[protocol].progress_per_s(phi))
+        ranked, now = [scores[protocol] for protocol in order], scores.get(observation.protocol)
         best = ranked[0]
         numbers = _numbers(ranked, now, phi)
-        is_fresh = all(protocol.max_staleness == 0 for protocol in protocols.values())
+        is_fresh = all(protocol.max_staleness == 0 for protocol in scores)
         shown = f"{_shown(ranked, phi)}{_why_fresh(state, observation) if is_fresh else ''}"
         if now is None:
             reason = f"{observation.protocol.name} is no candidate now; {shown}"
@@ -188,7 +206,7 @@ class Auto(StatefulController[AutoState]):
             if against := self._against(state, observation, best, gain):
                 return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
             reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
-        return [ChangeProtocol(protocols[best], reason, price=prices[scores.index(best)], numbers=numbers)]
+        return [ChangeProtocol(order[0], reason, price=scored[order[0]].price, numbers=numbers)]
 
     def _against(self, state: AutoState, observation: Observation, best: Score, gain: float) -> str:
         """Return the reason against a change to the best protocol; empty if it pays."""

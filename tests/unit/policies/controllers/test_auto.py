@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 
 import paceline as pl
@@ -79,6 +81,46 @@ def test_noise_calls_for_all_gradients_and_little_noise_for_few_fresh_ones():
         run.work(40, [1.0, 1.0, 1.0, 8.0])
     assert noisy.protocol.refill == "arrival"  # no worker waits
     assert exact.protocol.max_staleness == 0
+
+
+def test_the_latest_scores_are_compared_with_every_phi():
+    run = AutoRun(Auto(candidates=(pl.k_sync(k=2), pl.asp())), phi=0.01)
+    run.work(140, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pl.k_sync(k=2)
+    assert run.state.due_at > run.workload + 24
+    run.phi, ranked_at = 1000.0, run.state.ranked_at
+    run.work(6, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pl.asp()
+    assert ranked_at + 16 <= run.changes[-1][0] < ranked_at + 16 + N
+    run.phi = 0.01
+    run.work(5, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pl.k_sync(k=2)
+
+
+def test_stale_protocols_are_no_choice_either_while_fresh_ones_are_scored():
+    run = AutoRun(Auto(), phi=0.01)
+    run.work(148, [1.0, 2.0, 4.0, 8.0])
+    assert run.protocol.max_staleness == 0
+    run.phi = 1000.0
+    run.work(1, [1.0, 2.0, 4.0, 8.0], has_risen=True)
+    run.work(100, [1.0, 2.0, 4.0, 8.0])
+    assert all(action.protocol.max_staleness == 0 for _, action in run.actions if isinstance(action, ChangeProtocol))
+
+
+@pytest.mark.parametrize("rounds", [60, 61, 62, 63])
+def test_a_run_goes_on_from_its_state(rounds):
+    auto = Auto(candidates=(pl.k_sync(k=2), pl.asp()))
+    first, second = AutoRun(auto, phi=0.01), AutoRun(auto, phi=0.01)
+    first.work(rounds, [1.0, 1.0, 1.0, 8.0])
+    second.state.load_state_dict(deepcopy(first.state.state_dict()))
+    second.protocol, second.workload, second.version = first.protocol, first.workload, first.version
+    for run in (first, second):
+        run.actions.clear()
+        run.phi = 1000.0
+        run.work(60, [1.0, 1.0, 1.0, 8.0])
+    assert first.changes
+    assert second.actions == first.actions
+    assert second.state.state_dict() == first.state.state_dict()
 
 
 def test_a_choice_has_its_numbers_and_the_price_of_staleness():
