@@ -26,7 +26,7 @@ def test_without_trips_every_worker_takes_one_second():
 def test_cancelled_trips_are_completed_without_bias():
     random = Random(0)
     ours = TripHistory()
-    for _ in range(1000):  # of trips of 1 s on average, those longer than 0.7 s are cancelled
+    for _ in range(500):  # of trips of 1 s on average, those longer than 0.7 s are cancelled
         for worker in range(16):
             seconds = random.expovariate(1.0)
             ours.add(worker, Trip(min(seconds, 0.7), censored=seconds > 0.7))
@@ -34,7 +34,7 @@ def test_cancelled_trips_are_completed_without_bias():
     assert fmean(means) == pytest.approx(1.0, rel=0.15)
 
 
-@pytest.mark.parametrize("rounds", [20, 100, 1500])
+@pytest.mark.parametrize("rounds", [20, 100, 800])
 def test_times_are_known_where_most_work_is_cancelled(rounds):
     random = Random(1)
     ours = TripHistory()
@@ -100,8 +100,7 @@ def test_a_worker_whose_work_is_always_cancelled_has_changed():
             ours.add(0, Trip(random.uniform(0.8, 1.2)))
         changed = [ours.add(0, Trip(random.uniform(1.0, 1.2), censored=True)) for _ in range(20)]
         after.append(changed.index(True))
-        if sum(changed) == 1:  # those from before are left out
-            assert all(Trip(*trip).censored for trip in ours.state_dict()[0]["recent"])
+        assert sum(not Trip(*trip).censored for trip in ours.state_dict()[0]["recent"]) <= 4  # of 100 from before
     assert 5 <= fmean(after) <= 8
 
 
