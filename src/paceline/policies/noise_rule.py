@@ -222,7 +222,7 @@ class NoiseTracker(Stateful):
     @property
     def explanation(self) -> str:
         """Text of the rule's numbers."""
-        V, P, phi, _, assumed = self.estimate
+        V, P, phi, _, assumed, _ = self.estimate
         k, _, scale = self._latest
         d = self.price_of_staleness
         price = f", price of staleness {d:.3g}" if d > 1 else ""

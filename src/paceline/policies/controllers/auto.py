@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from paceline.policies.controllers.auto_candidates import default_candidates, named
 from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Observation, StatefulController
+from paceline.policies.estimators.critical_batch import NoiseEstimate
 from paceline.policies.estimators.protocol_scores import Score, Scoring
 from paceline.policies.estimators.trip_history import Trip, TripHistory
 from paceline.policies.noise_rule import NoiseScaling
@@ -72,7 +73,8 @@ class Auto(StatefulController[AutoState]):
 
     with Lambda accepted gradients per second and K gradients per update, from a replay of each candidate over the
     latest round trips of each worker; d the price of staleness of that replay (`largest_stable_step`), and phi the
-    critical number of gradients of an update (`CriticalBatch`). The learning rate follows by the rule "noise".
+    critical number of gradients of an update (`CriticalBatch`). With an adaptive optimizer
+    S = Lambda / sqrt((K d + phi) (K d + B)), see `Score`. The learning rate follows by the rule "noise".
 
     The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
     gradients, or 24 updates; also when the round trips of a worker change. In between the latest scores are compared
@@ -191,18 +193,18 @@ class Auto(StatefulController[AutoState]):
         state.ranked_at = observation.workload
         scale = observation.learning_rate
         reach = scale.rule.reach if isinstance(scale, NoiseScaling) else 1.0
-        phi = observation.noise.phi
+        noise = observation.noise
         scores = {protocol: score.with_momentum(reach) for protocol, score in scored.items()}
-        order = sorted(scores, key=lambda protocol: -scores[protocol].progress_per_s(phi))
+        order = sorted(scores, key=lambda protocol: -_progress_per_s(scores[protocol], noise))
         ranked, now = [scores[protocol] for protocol in order], scores.get(observation.protocol)
         best = ranked[0]
-        numbers = _numbers(ranked, now, phi)
+        numbers = _numbers(ranked, now, noise)
         is_fresh = all(protocol.max_staleness == 0 for protocol in scores)
-        shown = f"{_shown(ranked, phi)}{_why_fresh(state, observation) if is_fresh else ''}"
+        shown = f"{_shown(ranked, noise)}{_why_fresh(state, observation) if is_fresh else ''}"
         if now is None:
             reason = f"{observation.protocol.name} is no candidate now; {shown}"
         else:
-            gain = log(best.progress_per_s(phi) / now.progress_per_s(phi))
+            gain = log(_progress_per_s(best, noise) / _progress_per_s(now, noise))
             if against := self._against(state, observation, best, gain):
                 return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
             reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
@@ -227,16 +229,22 @@ def _why_fresh(state: AutoState, observation: Observation) -> str:
     return ""
 
 
-def _numbers(ranked: Sequence[Score], now: Score | None, phi: float) -> dict[str, float]:
-    """Return S of the best protocols and of the one in force, and phi."""
+def _progress_per_s(score: Score, noise: NoiseEstimate) -> float:
+    return score.progress_per_s(noise.phi, noise.noise_scale)
+
+
+def _numbers(ranked: Sequence[Score], now: Score | None, noise: NoiseEstimate) -> dict[str, float]:
+    """Return S of the best protocols and of the one in force, phi, and B if it is known."""
     shown = [*ranked[:SHOWN], *([now] if now is not None and now not in ranked[:SHOWN] else [])]
-    return {**{score.protocol: score.progress_per_s(phi) for score in shown}, "phi": phi}
+    known = {"phi": noise.phi} if noise.noise_scale is None else {"phi": noise.phi, "B": noise.noise_scale}
+    return {**{score.protocol: _progress_per_s(score, noise) for score in shown}, **known}
 
 
-def _shown(ranked: Sequence[Score], phi: float) -> str:
+def _shown(ranked: Sequence[Score], noise: NoiseEstimate) -> str:
     best = [
-        f"{each.protocol} {each.progress_per_s(phi):.3g}/s "
+        f"{each.protocol} {_progress_per_s(each, noise):.3g}/s "
         f"({each.gradients_per_s:.3g} gradients/s, K d = {each.k * each.price:.3g})"
         for each in ranked[:SHOWN]
     ]
-    return f"phi {phi:.3g}; {'; '.join(best)}"
+    scale = "" if noise.noise_scale is None else f", B {noise.noise_scale:.3g}"
+    return f"phi {noise.phi:.3g}{scale}; {'; '.join(best)}"

@@ -24,6 +24,7 @@ class NoiseEstimate(NamedTuple):
         phi: critical number of gradients of an update, > 0.
         has_fallen: whether the loss has fallen significantly since the run began.
         assumed: what is assumed for lack of data; empty for nothing.
+        noise_scale: B = V / N, the gradients whose mean is half noise, of an adaptive optimizer; None for others.
     """
 
     variance: float
@@ -31,6 +32,7 @@ class NoiseEstimate(NamedTuple):
     phi: float
     has_fallen: bool = True
     assumed: str = ""
+    noise_scale: float | None = None
 
 
 class UpdateStats(NamedTuple):
@@ -66,7 +68,8 @@ class CriticalBatch(Stateful):
     is left out of P.
 
     With momentum mu the rate is that of a whole movement, eta / (1 - mu). With an adaptive optimizer it is measured:
-    with g the mean gradient and s the step, E[g.s] = e (N + (1 - mu) V / k), where N = max(||g||^2 - V / k, 0).
+    with g the mean gradient and s the step, E[g.s] = e (N + (1 - mu) V / k), where N = max(||g||^2 - V / k, 0). Its
+    steps shrink by the noise, too: V / N is at most 64 K here.
 
     Args:
         K: gradients of an update of the reference, >= 1.
@@ -82,7 +85,7 @@ class CriticalBatch(Stateful):
     """
 
     _saved = ("steps", "_rate")
-    _parts = ("_to_go", "_within", "_between", "_squares", "_along", "_norms")
+    _parts = ("_to_go", "_within", "_between", "_squares", "_along", "_norms", "_signal")
 
     def __init__(self, K: int, learning_rate: float, momentum: float = 0.0, adaptive: bool = False) -> None:
         self.steps = 0
@@ -93,6 +96,7 @@ class CriticalBatch(Stateful):
         self._to_go = LossToGo()
         self._within, self._between, self._squares = RecentMean(0.3), RecentMean(0.3), RecentMean(0.3)
         self._along, self._norms = RecentMean(0.3), RecentMean(0.3)  # of g.s, and of what e multiplies in it
+        self._signal = RecentMean(0.3)  # of ||g||^2 - V / k
 
     def accept(self, loss: float, variance: float, squared_norm: float) -> None:
         """Add an accepted gradient: its loss, its variance from microbatches or nan, and its squared norm."""
@@ -117,7 +121,10 @@ class CriticalBatch(Stateful):
     def _measure_rate(self, update: UpdateStats) -> None:
         """Add the progress of a step along its gradient, and the squared norm that it would have at rate 1."""
         V, _ = self._variance()
-        N = max(update.step.squared_norm - V / update.k, 0.0)
+        signal = update.step.squared_norm - V / update.k
+        if isfinite(signal):
+            self._signal.add(signal)
+        N = max(signal, 0.0)
         size, size_of_reference = N + V / update.k, N + V / self._K  # squares, by which the optimizer divides
         if size_of_reference > 0:
             self._along.add(update.step.progress / update.lr_scale * sqrt(size / size_of_reference))
@@ -143,7 +150,11 @@ class CriticalBatch(Stateful):
         if not r >= 0:
             return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, "the size of the optimizer's steps is unknown")
         r = min(LARGEST_NOISE_SHARE, r)
-        return NoiseEstimate(V, P, max(K * LEAST_PHI, K * r / (1 - r)), has_fallen, assumed)
+        phi = max(K * LEAST_PHI, K * r / (1 - r))
+        return NoiseEstimate(V, P, phi, has_fallen, assumed, self._noise_scale(V) if self._adaptive else None)
+
+    def _noise_scale(self, V: float) -> float:
+        return V / max(self._signal.mean, LEAST_PHI * V / self._K, 1e-300)
 
     def _variance(self) -> tuple[float, str]:
         """Return V, and what is assumed."""

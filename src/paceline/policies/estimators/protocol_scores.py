@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Any, NamedTuple
 
 from paceline.policies.estimators.protocol_replay import ProtocolReplay
@@ -35,13 +36,23 @@ class Score(NamedTuple):
         """Return the score with the price of staleness of a reference with momentum, see `NoiseRule`."""
         return self._replace(price=self.price * reach) if self.price > 1 else self
 
-    def progress_per_s(self, phi: float) -> float:
-        """Return S = Lambda / (K d + phi), the progress per second.
+    def progress_per_s(self, phi: float, noise_scale: float | None = None) -> float:
+        """Return the progress per second.
+
+            S = Lambda / sqrt((K d + phi) (K d + B))
+
+        The first factor is that of the rate. The second one is that of the gradient, which an adaptive optimizer
+        divides by its size: a share K / (K + B) of its square is signal.
+
+        Args:
+            phi: critical number of gradients of an update, > 0.
+            noise_scale: B of an adaptive optimizer; phi, of any other.
 
         >>> Score("bsp", gradients_per_s=8.0, k=4, price=1.0).progress_per_s(phi=4.0)
         1.0
         """
-        return self.gradients_per_s / (self.k * self.price + phi)
+        size = self.k * self.price
+        return self.gradients_per_s / sqrt((size + phi) * (size + (phi if noise_scale is None else noise_scale)))
 
 
 class Scoring:
