@@ -23,7 +23,7 @@ def applied(ours, k, mean_square, squared_norm, progress=0.0, lr_scale=1.0, rate
 
 
 def test_phi_follows_from_variance_and_loss_to_go():
-    V, P, phi, has_fallen, assumed = estimator(1000).estimate()
+    V, P, phi, has_fallen, assumed, _ = estimator(1000).estimate()
     assert (V, has_fallen, assumed) == (2.0, True, "")
     assert pytest.approx(10 / 1000, rel=0.02) == P
     r = 0.1 * V / (2 * 16 * P)
@@ -59,7 +59,7 @@ def test_the_variance_comes_from_the_gradients_of_an_update():
 
 
 def test_without_microbatches_and_with_single_gradients_the_variance_is_assumed():
-    V, *_, assumed = estimator(variance=NAN).estimate()
+    V, *_, assumed, _ = estimator(variance=NAN).estimate()
     assert V == 1.0  # the mean squared norm
     assert assumed == "the variance of a gradient is its mean squared norm"
 
@@ -116,15 +116,17 @@ def test_the_rate_of_an_adaptive_optimizer_is_measured(N, V):
     P = ours.estimate().to_go
     r = min(0.95, 0.1 / (N + V / K) ** 0.5 * V / (2 * K * P))
     assert ours.estimate().phi == pytest.approx(max(K / 64, K * r / (1 - r)))
+    assert ours.estimate().noise_scale == pytest.approx(V / max(N, V / 256, 1e-300))
 
 
 def test_an_adaptive_optimizer_without_measured_steps_is_assumed():
     assert estimator(adaptive=True).estimate().assumed == "the size of the optimizer's steps is unknown"
 
 
-def test_an_estimator_goes_on_from_its_state():
-    first, second = estimator(300), CriticalBatch(16, 0.1)
-    applied(first, 4, 3.0, 1.0)
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_an_estimator_goes_on_from_its_state(adaptive):
+    first, second = estimator(300, adaptive=adaptive), CriticalBatch(16, 0.1, adaptive=adaptive)
+    applied(first, 4, 3.0, 1.0, progress=0.3)
     second.load_state_dict(first.state_dict())
     for ours in (first, second):
         ours.accept(0.9, 2.0, 1.0)

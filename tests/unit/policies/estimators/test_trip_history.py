@@ -44,7 +44,7 @@ def test_times_are_known_where_most_work_is_cancelled(rounds):
         for worker, seconds in enumerate(times):
             alarms += ours.add(worker, Trip(min(times), censored=seconds > min(times)))
     means = [fmean(trips) for trips in ours.table(range(16), {})]
-    assert 0.6 <= fmean(means) <= 1.4  # few trips are long, so that the tail is hardly known
+    assert 0.5 <= fmean(means) <= 1.5  # few trips are long, so that the tail is hardly known
     assert alarms <= rounds / 100
 
 
