@@ -68,7 +68,7 @@ def test_without_norms_nothing_is_known():
     ours = CriticalBatch(K=16, learning_rate=0.1)
     for _ in range(100):
         ours.accept(1.0, NAN, NAN)
-    V, *_, phi, _, assumed = ours.estimate()
+    V, *_, phi, _, assumed, _ = ours.estimate()
     assert isnan(V)
     assert (phi, assumed) == (2.0, "the variance of a gradient is unknown")
 
