@@ -130,6 +130,7 @@ def test_an_estimator_goes_on_from_its_state(adaptive):
     second.load_state_dict(first.state_dict())
     for ours in (first, second):
         ours.accept(0.9, 2.0, 1.0)
-        applied(ours, 4, 3.0, 2.0, rate=0.05)
+        for squared_norm in (2.0, 4.0, 3.0, 5.0):
+            applied(ours, 4, 6.0, squared_norm, rate=0.05)
     assert second.estimate() == first.estimate()
     assert second.state_dict() == first.state_dict()
