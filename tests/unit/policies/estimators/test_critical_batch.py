@@ -131,6 +131,7 @@ def test_an_estimator_goes_on_from_its_state(adaptive):
     for ours in (first, second):
         ours.accept(0.9, 2.0, 1.0)
         for squared_norm in (2.0, 4.0, 3.0, 5.0):
-            applied(ours, 4, 6.0, squared_norm, rate=0.05)
+            applied(ours, 4, 6.0, squared_norm, progress=0.3, rate=0.05)
     assert second.estimate() == first.estimate()
+    assert (first.estimate().noise_scale is not None) == adaptive
     assert second.state_dict() == first.state_dict()
