@@ -123,15 +123,15 @@ def test_an_adaptive_optimizer_without_measured_steps_is_assumed():
     assert estimator(adaptive=True).estimate().assumed == "the size of the optimizer's steps is unknown"
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_an_estimator_goes_on_from_its_state(adaptive):
+@pytest.mark.parametrize(("adaptive", "rate"), [(False, 0.05), (True, 0.1)])
+def test_an_estimator_goes_on_from_its_state(adaptive, rate):
     first, second = estimator(300, adaptive=adaptive), CriticalBatch(16, 0.1, adaptive=adaptive)
     applied(first, 4, 3.0, 1.0, progress=0.3)
     second.load_state_dict(first.state_dict())
     for ours in (first, second):
         ours.accept(0.9, 2.0, 1.0)
         for squared_norm in (2.0, 4.0, 3.0, 5.0):
-            applied(ours, 4, 6.0, squared_norm, progress=0.3, rate=0.05)
+            applied(ours, 4, 6.0, squared_norm, progress=0.3, rate=rate)
     assert second.estimate() == first.estimate()
     assert (first.estimate().noise_scale is not None) == adaptive
     assert second.state_dict() == first.state_dict()
