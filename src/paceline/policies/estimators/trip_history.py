@@ -113,7 +113,7 @@ class WorkerTrips(Stateful):
     def _detect_absence(self, trip: Trip) -> bool:
         before = [each for each in self.recent if each.number < self._absent_since]
         if sum(not each.censored for each in before) < ENOUGH:
-            self._absent_since = self._number + 1
+            self._absence, self._absent_since = 0.0, self._number + 1
             return False
         surprise = _hazard(before, trip.seconds) * 3 / 4 - (0.0 if trip.censored else log(4))
         self._absence = max(0.0, self._absence + surprise)
