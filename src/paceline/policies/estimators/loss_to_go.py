@@ -44,6 +44,8 @@ class LossToGo(Stateful):
         "_lowest",
         "_due_at",
         "_least",
+        "_least_before",
+        "_halved_at",
         "_dropped_at",
         "_before",
     )
