@@ -62,6 +62,11 @@ def usual(**slow: object) -> pl.Cluster:
     return pl.Cluster(8, pl.Gamma(16, 1.0), **slow)  # type: ignore[arg-type]  # values of different types
 
 
+def gpt(cluster: pl.Cluster, protocols: Sequence[str]) -> Case:
+    """Return a case of the character-level GPT."""
+    return Case("gpt", 8, cluster, 2.3, 2e-3, protocols, 40, 6_000, seeds=3, tuning_seeds=1)
+
+
 CASES: Mapping[str, Case] = {
     "digits, B=16": Case("digits", 16, exponential(16, 0.7), 0.2, 2.0, six(16), 16, 5_000),
     "digits, B=500": Case("digits", 500, exponential(16, 0.7), 0.2, 2.0, six(16), 16, 5_000),
@@ -72,14 +77,9 @@ CASES: Mapping[str, Case] = {
     "mnist, B=500, alpha=0.2": Case(
         "mnist", 500, exponential(16, 0.2), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, searches=False
     ),
-    "gpt, one slow": Case(
-        "gpt", 8, usual(speed=[0.25] + [1.0] * 7), 2.3, 2e-3, ("k_sync(k=7)", "asp"), 40, 6_000, 3, 1
+    "gpt, one slow": gpt(usual(speed=[0.25] + [1.0] * 7), ("k_sync(k=7)", *six(8))),
+    "gpt, transient": gpt(
+        usual(transient=pl.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)), ("k_sync(k=6)", "asp")
     ),
-    "gpt, transient": Case(
-        *("gpt", 8, usual(transient=pl.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)), 2.3, 2e-3),
-        *(("k_sync(k=6)", "asp"), 40, 6_000, 3, 1),
-    ),
-    "gpt, ladder": Case(
-        *("gpt", 8, usual(speed=[1 / 8 + i / 8 for i in range(8)]), 2.3, 2e-3, ("k_sync(k=4)", "asp"), 40, 6_000, 3, 1)
-    ),
+    "gpt, ladder": gpt(usual(speed=[1 / 8 + i / 8 for i in range(8)]), ("k_sync(k=4)", "k_async(k=4)", "asp")),
 }

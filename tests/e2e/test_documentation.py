@@ -39,6 +39,16 @@ def test_the_job_of_a_tutorial_trains_from_the_command_line(tmp_path):
     assert "reached the target 0.2" in done.stdout
 
 
+def test_the_readme_trains_with_auto_on_worker_processes(tmp_path, monkeypatch):
+    page = (ROOT / "README.md").read_text()
+    [block] = [each.groupdict() for each in BLOCK.finditer(page) if (each["mark"] or "").startswith("run by")]
+    [(command, shown)] = commands_of(block)
+    monkeypatch.chdir(tmp_path)
+    choice = re.compile(r"^chosen +\S+ since \S+ s.*: .* of the given rate for k=\d: .*, phi \S+$")
+    assert choice.match(shown.splitlines()[-1])
+    assert choice.match(run_command(command).splitlines()[-1])
+
+
 @pytest.mark.slow
 def test_the_script_of_a_tutorial_runs_under_torchrun_and_by_hand(tmp_path, monkeypatch):
     page = (ROOT / "docs/tutorials/many-machines.md").read_text()

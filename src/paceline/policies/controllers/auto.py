@@ -74,7 +74,7 @@ class Auto(StatefulController[AutoState]):
     with Lambda accepted gradients per second and K gradients per update, from a replay of each candidate over the
     latest round trips of each worker; d the price of staleness of that replay (`largest_stable_step`), and phi the
     critical number of gradients of an update (`CriticalBatch`). With an adaptive optimizer
-    S = Lambda / sqrt((K d + phi) (K d + B)), see ``Score.progress_per_s``. The learning rate follows by the rule "noise".
+    S = Lambda / sqrt((K d + phi) (K d + B)), see ``Score.progress_per_s``. The rule "noise" sets the learning rate.
 
     The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
     gradients, or 24 updates; also when the round trips of a worker change. In between the latest scores are compared
