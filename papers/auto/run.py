@@ -7,23 +7,28 @@ python -m papers.auto.run --folder data --figure ruled --only "digits.*/auto"
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
-from papers.auto.settings import CASES, RESULTS
-from papers.auto.training import Ruled, Tuned, mean_s
+from papers.auto.settings import CASES, FINAL_GRADIENTS, RESULTS
+from papers.auto.training import Final, Ruled, Tuned, mean_s
 from papers.command import Paper
 from papers.store import Line, Store
 from papers.tasks import Task
 
-FIGURES = ("tuned", "ruled")
+FIGURES = ("tuned", "ruled", "final")
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
-    """Return the tasks of a figure; those under the rule need the tuned rate of BSP."""
-    chosen = tuned() if figure == "tuned" else ruled(store("tuned", RESULTS).lines())
-    return [task for task in chosen if re.search(only, f"{task.case}/{task.protocol}")]
+    """Return the tasks of a figure; all but the first one need the tuned rate of BSP."""
+    lines = store("tuned", RESULTS).lines()
+    tasks_of: Mapping[str, Iterator[Tuned | Ruled | Final]] = {
+        "tuned": tuned(),
+        "ruled": ruled(lines),
+        "final": final(lines),
+    }
+    return [task for task in tasks_of[figure] if re.search(only, f"{task.case}/{task.protocol}")]
 
 
 def tuned() -> Iterator[Tuned]:
@@ -40,6 +45,14 @@ def ruled(lines: Sequence[Line]) -> Iterator[Ruled]:
         if name in bsp or not case.searches:
             lr, bsp_s = (bsp[name]["lr"], mean_s(bsp[name]["runs"])) if case.searches else (case.lr, inf)
             yield from (Ruled(name, protocol, lr, bsp_s) for protocol in ("auto", *case.protocols))
+
+
+def final(lines: Sequence[Line]) -> Iterator[Final]:
+    """Yield the runs to equal samples."""
+    rates = {line["asked"]["case"]: line["lr"] for line in lines if line["asked"]["series"].startswith("bsp,")}
+    for name in FINAL_GRADIENTS:
+        if name in rates:
+            yield from (Final(name, protocol, rates[name]) for protocol in ("bsp", "auto", *CASES[name].protocols))
 
 
 def store(figure: str, folder: Path) -> Store:

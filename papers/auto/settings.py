@@ -12,6 +12,7 @@ import paceline as pl
 RESULTS = Path(__file__).parent / "results"
 SEEDS = 5
 LONGEST = 1.5  # times of the best time so far, after which a run of the search ends
+FINAL_GRADIENTS = {"mnist, B=64": 1_440, "gpt, one slow": 800}  # after which the losses on unseen data are compared
 LONGEST_RULED = 3.0  # times of BSP's time, after which a run under the rule ends
 
 

@@ -1,15 +1,15 @@
-"""Write results/tables.md: seconds to the target of each protocol at its own rate and under the rule "noise"."""
+"""Write results/tables.md: seconds to the target at the own rate and under the rule "noise", and final losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
 from paceline.utils.confidence_intervals import interval_of_mean
 from papers.auto.run import store
-from papers.auto.settings import CASES, RESULTS
+from papers.auto.settings import CASES, FINAL_GRADIENTS, RESULTS, SEEDS
 from papers.auto.training import mean_s
 from papers.series import SPREAD, spread
 from papers.store import Line
@@ -34,6 +34,14 @@ def tables(folder: Path) -> Iterator[str]:
             seeds = f"{about.seeds} seeds, virtual seconds to loss {about.target:g}"
             yield from [f"## {case}", "", f"{seeds}: {SPREAD}. A ratio is that of paired times.", ""]
             yield from [*table(rows), ""]
+    for case in FINAL_GRADIENTS:
+        ends = {
+            line["asked"]["series"].rsplit(", ", 1)[0]: line["runs"]
+            for line in store("final", folder).lines()
+            if line["asked"]["case"] == case
+        }
+        if "bsp" in ends:
+            yield from [*finals(case, ends), ""]
 
 
 def table(rows: Mapping[tuple[str, str], Line]) -> Iterator[str]:
@@ -53,6 +61,24 @@ def table(rows: Mapping[tuple[str, str], Line]) -> Iterator[str]:
     if len(ratios) > 1:
         mean = exp(fmean(map(log, ratios)))
         yield from ["", f"Geometric mean of the ratios of mean times: {mean:.2f}; worst {max(ratios):.2f}."]
+
+
+def finals(case: str, ends: Mapping[str, Sequence[Line]]) -> Iterator[str]:
+    """Yield a table of the losses on unseen data after equal samples, under the rule at the rate of `bsp`."""
+    names = list(ends["bsp"][0])
+    yield f"## {case}: unseen data after {FINAL_GRADIENTS[case]:,} gradients"
+    yield from ["", f"{SEEDS} seeds: {SPREAD}. A difference is that of paired values.", ""]
+    yield f"| protocol | {' | '.join(f'{name} | difference to bsp' for name in names)} |"
+    yield f"| --- |{' --- | --- |' * len(names)}"
+    for protocol, runs in ends.items():
+        columns = []
+        for name in names:
+            values, own = ([run[name] for run in each] for each in (runs, ends["bsp"]))
+            interval = interval_of_mean([one - two for one, two in zip(values, own, strict=True)])
+            assert interval is not None
+            margin = interval.high - interval.estimate
+            columns += [spread(values, 3), f"{interval.estimate:+.4f} +- {margin:.4f}" if protocol != "bsp" else "-"]
+        yield f"| {protocol} | {' | '.join(columns)} |"
 
 
 def _times(line: Line) -> str:

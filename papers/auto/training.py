@@ -9,9 +9,9 @@ from statistics import fmean
 
 import paceline as pl
 from paceline.core.events import Outcome
-from paceline.core.records import DecisionMade
+from paceline.core.records import DecisionMade, VersionEvaluated
 from papers.auto.jobs import make_job
-from papers.auto.settings import CASES, LONGEST, LONGEST_RULED, Case
+from papers.auto.settings import CASES, FINAL_GRADIENTS, LONGEST, LONGEST_RULED, SEEDS, Case
 from papers.store import Line
 from papers.tasks import Where, unbroken
 
@@ -60,6 +60,41 @@ class Ruled:
         return {
             "runs": [trained(case, self.protocol, self.lr, "noise", seed, most_s, where) for seed in range(case.seeds)]
         }
+
+
+@dataclass(frozen=True)
+class Final:
+    """Task: the loss on unseen data after equal samples, at the tuned rate of BSP."""
+
+    case: str
+    protocol: str
+    lr: float
+
+    def asked(self) -> Line:
+        """Return all settings that the result depends on."""
+        settings = asked(self.case, self.protocol, "own rate" if self.protocol == "bsp" else "noise")
+        gradients = FINAL_GRADIENTS[self.case]
+        return {**settings, "seeds": SEEDS, "evaluate_every": gradients, "lr": self.lr}
+
+    def carry_out(self, where: Where) -> Line:
+        """Run all seeds."""
+        return {"runs": [self._metrics(seed, where) for seed in range(SEEDS)]}
+
+    def _metrics(self, seed: int, where: Where) -> Line:
+        case, gradients = CASES[self.case], FINAL_GRADIENTS[self.case]
+        rule = "constant" if self.protocol == "bsp" else "noise"
+        result = unbroken(
+            pl.train(
+                make_job(case, self.lr, rule, where.folder, has_unseen=True),
+                protocol=self.protocol,
+                cluster=replace(case.cluster, device=where.device),
+                stop=pl.Stop(gradients=gradients, updates=where.updates),
+                evaluate_every=pl.Duration("gradients", gradients),
+                seed=seed,
+            )
+        )
+        last = result.history.of(VersionEvaluated)[-1]
+        return {name: round(value, 5) for name, value in last.metrics.items()}
 
 
 def asked(case: str, protocol: str, rule: str) -> Line:

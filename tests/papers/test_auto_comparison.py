@@ -50,6 +50,7 @@ def digits():
 def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
     tiny = Case("digits", 32, pl.Cluster(2, pl.Uniform(0.9, 1.1)), 2.1, 1.0, ("asp",), 4, 400, seeds=2, searches=False)
     monkeypatch.setitem(CASES, "tiny", tiny)
+    monkeypatch.setitem(settings.FINAL_GRADIENTS, "tiny", 8)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     for figure in ("tuned", "ruled"):
         run.main(["--figure", figure, "--only", "tiny", "--out", str(tmp_path)])
@@ -58,8 +59,16 @@ def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
     assert [line["asked"]["series"] for line in ruled] == ["auto, noise", "asp, noise"]
     assert all(each["seconds"] is not None for line in (*tuned, *ruled) for each in line["runs"])
     assert ruled[0]["asked"]["lr"] == tuned[0]["lr"] == 1.0
-    table.main(tmp_path)
-    assert "auto, against" in (tmp_path / "tables.md").read_text()
+    lines = [{"asked": {"case": "tiny", "series": "bsp, own rate"}, "lr": 1.0, "runs": []}]
+    for task in run.final(lines):
+        run.store("final", tmp_path).add({"asked": task.asked(), **task.carry_out(Where(tmp_path))})
+    written = table.tables(tmp_path)
+    assert any(line.startswith("| auto, against") for line in written)
+    ends = [line for line in written if "+-" in line]
+    assert [line.split(" | ")[0] for line in ends[1:]] == ["| bsp", "| auto", "| asp"]
+    losses = run.store("final", tmp_path).lines()
+    assert all(0.5 < each["loss"] < 2.5 for line in losses for each in line["runs"])
+    assert len({each["loss"] for line in losses for each in line["runs"]}) == 15
 
 
 def test_every_case_names_protocols_that_its_cluster_can_run():

@@ -11,7 +11,7 @@ from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Obs
 from paceline.policies.estimators.critical_batch import NoiseEstimate
 from paceline.policies.estimators.protocol_scores import Score, Scoring
 from paceline.policies.estimators.trip_history import Trip, TripHistory
-from paceline.policies.noise_rule import NoiseScaling
+from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from paceline.protocols.protocol import Protocol
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
@@ -74,7 +74,8 @@ class Auto(StatefulController[AutoState]):
     with Lambda accepted gradients per second and K gradients per update, from a replay of each candidate over the
     latest round trips of each worker; d the price of staleness of that replay (`largest_stable_step`), and phi the
     critical number of gradients of an update (`CriticalBatch`). With an adaptive optimizer
-    S = Lambda / sqrt((K d + phi) (K d + B)), see ``Score.progress_per_s``. The rule "noise" sets the learning rate.
+    S = Lambda / sqrt((K d + phi) (K d + B)), see ``Score.progress_per_s``, and d is that of updates with its momentum.
+    The rule "noise" sets the learning rate.
 
     The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
     gradients, or 24 updates; also when the round trips of a worker change. In between the latest scores are compared
@@ -157,7 +158,8 @@ class Auto(StatefulController[AutoState]):
         elapsed_s = {work.worker: work.elapsed_s for work in observation.in_flight}
         state.candidates = self._allowed(state, observation)
         table = state.trips.table(sorted(observation.workers), elapsed_s)
-        state.scoring = Scoring(state.candidates, table)
+        rule = _adaptive_rule(observation)
+        state.scoring = Scoring(state.candidates, table, rule.momentum if rule is not None else 0.0)
         interval = min(max(LEAST_GRADIENTS, observation.workload // 2), MOST_GRADIENTS)
         state.due_at = observation.workload + interval
         state.due_version = observation.version + MOST_UPDATES
@@ -192,7 +194,8 @@ class Auto(StatefulController[AutoState]):
         assert observation.noise is not None
         state.ranked_at = observation.workload
         scale = observation.learning_rate
-        reach = scale.rule.reach if isinstance(scale, NoiseScaling) else 1.0
+        is_adaptive = _adaptive_rule(observation) is not None
+        reach = scale.rule.reach if isinstance(scale, NoiseScaling) and not is_adaptive else 1.0
         noise = observation.noise
         scores = {protocol: score.with_momentum(reach) for protocol, score in scored.items()}
         order = sorted(scores, key=lambda protocol: -_progress_per_s(scores[protocol], noise))
@@ -208,7 +211,8 @@ class Auto(StatefulController[AutoState]):
             if against := self._against(state, observation, best, gain):
                 return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
             reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
-        return [ChangeProtocol(order[0], reason, price=scored[order[0]].price, numbers=numbers)]
+        price = None if is_adaptive else scored[order[0]].price
+        return [ChangeProtocol(order[0], reason, price=price, numbers=numbers)]
 
     def _against(self, state: AutoState, observation: Observation, best: Score, gain: float) -> str:
         """Return the reason against a change to the best protocol; empty if it pays."""
@@ -218,6 +222,12 @@ class Auto(StatefulController[AutoState]):
         if won_s < self.price_of_switch_s:
             return f"{best.protocol} would win {won_s:.3g} s until the next choice, less than the price of the switch"
         return ""
+
+
+def _adaptive_rule(observation: Observation) -> NoiseRule | None:
+    """Return the rule of the learning rate of an adaptive optimizer, None for another one."""
+    scale = observation.learning_rate
+    return scale.rule if isinstance(scale, NoiseScaling) and scale.rule.adaptive else None
 
 
 def _why_fresh(state: AutoState, observation: Observation) -> str:

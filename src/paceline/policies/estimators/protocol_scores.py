@@ -61,14 +61,18 @@ class Scoring:
     Args:
         protocols: protocols to score, one or more.
         trips_s: round trips of each worker, in seconds.
+        momentum: momentum with which the price of staleness is that of `StabilityScan`.
 
     Attributes:
         scores: scores so far, in the order of the protocols.
     """
 
-    def __init__(self, protocols: Sequence[Protocol], trips_s: Sequence[Sequence[float]]) -> None:
+    def __init__(
+        self, protocols: Sequence[Protocol], trips_s: Sequence[Sequence[float]], momentum: float = 0.0
+    ) -> None:
         self._protocols = list(protocols)
         self._trips_s = [list(trips) for trips in trips_s]
+        self._momentum = momentum
         self.scores: list[Score] = []
         self._replay: ProtocolReplay | None = None
         self._scan: StabilityScan | None = None
@@ -95,7 +99,7 @@ class Scoring:
             self._replay.advance(PIECE, enough)
             return PIECE + self._replay.assigned - before
         if self._scan is None:
-            self._scan = StabilityScan(steady(self._replay))
+            self._scan = StabilityScan(steady(self._replay), self._momentum)
         if not self._scan.is_done:
             self._scan.advance(PIECE)
             return PIECE * WORK_OF_UPDATE
@@ -107,6 +111,7 @@ class Scoring:
         """Return the state, without the protocols."""
         return {
             "trips_s": self._trips_s,
+            "momentum": self._momentum,
             "scores": [tuple(score) for score in self.scores],
             "replay": self._replay.state_dict() if self._replay is not None else None,
             "scanned": self._scan.updates if self._scan is not None else None,
@@ -115,6 +120,7 @@ class Scoring:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same protocols."""
         self._trips_s = [list(trips) for trips in state["trips_s"]]
+        self._momentum = state["momentum"]
         self.scores = [Score(*score) for score in state["scores"]]
         self._replay = None
         if state["replay"] is not None:
@@ -122,7 +128,7 @@ class Scoring:
             self._replay.load_state_dict(state["replay"])
         self._scan = None
         if self._replay is not None and state["scanned"] is not None:
-            self._scan = StabilityScan(steady(self._replay))
+            self._scan = StabilityScan(steady(self._replay), self._momentum)
             self._scan.advance(state["scanned"])
 
 

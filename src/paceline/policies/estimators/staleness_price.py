@@ -21,6 +21,7 @@ MARGIN = 1.15
 GRID = FRESH * 2.0 ** (np.arange(-14 * 16, 1) / 16)
 LEAST_UPDATES = 200
 LEAST_TURNS = 24  # updates of a run, per version of the mean staleness
+LEAST_MEMORIES = 20  # updates of a run, per update of the memory 1 / (1 - momentum)
 
 
 class StabilityScan:
@@ -28,13 +29,14 @@ class StabilityScan:
 
     The update of version i, of gradients with stalenesses t_1 ... t_k, is
 
-        x_{i+1} = x_i - a mean_j x_{i - t_j},
+        m_{i+1} = mu m_i + (1 - mu) mean_j x_{i - t_j},    x_{i+1} = x_i - a m_{i+1},
 
     repeated until the largest deviation of the last quarter can be compared with that of the quarter before, for many
     steps side by side.
 
     Args:
         schedule: stalenesses of the gradients of each update, one or more updates of one or more gradients.
+        momentum: mu in [0, 1).
 
     Attributes:
         updates: number of updates so far.
@@ -43,17 +45,19 @@ class StabilityScan:
         UsageError: the schedule, or one of its updates, is empty.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, momentum: float = 0.0) -> None:
         if not schedule or not all(schedule):
             raise UsageError(f"schedule={schedule!r} has no update, or an update without gradients")
         self.updates = 0
         self._schedule = schedule
+        self._momentum = momentum
         stalenesses = [staleness for update in schedule for staleness in update]
         self._depth = max(stalenesses) + 1
-        least = max(LEAST_UPDATES, LEAST_TURNS * sum(stalenesses) / len(stalenesses))
+        mean_staleness = sum(stalenesses) / len(stalenesses)
+        least = max(LEAST_UPDATES, LEAST_TURNS * mean_staleness, LEAST_MEMORIES / (1 - momentum))
         self._count = len(schedule) * ceil(least / len(schedule)) if any(stalenesses) else 0
         self._versions = np.ones((self._depth, len(GRID)))
-        self._x = np.ones(len(GRID))
+        self._x, self._velocity = np.ones(len(GRID)), np.zeros(len(GRID))
         self._before, self._last = np.zeros(len(GRID)), np.zeros(len(GRID))
 
     @property
@@ -76,15 +80,17 @@ class StabilityScan:
         """Run at most this many updates."""
         half, quarter = self._count // 2, 3 * self._count // 4
         versions, depth, x = self._versions, self._depth, self._x
-        move, size = np.empty_like(x), np.empty_like(x)
+        velocity, move, size = self._velocity, np.empty_like(x), np.empty_like(x)
         with np.errstate(over="ignore", invalid="ignore"):
             for i in range(self.updates, min(self.updates + updates, self._count)):
                 stalenesses = self._schedule[i % len(self._schedule)]
                 versions[i % depth] = x
                 rows = [(i - staleness) % depth for staleness in stalenesses]
                 np.add.reduce(versions[rows], axis=0, out=move) if len(rows) > 1 else np.copyto(move, versions[rows[0]])
-                move *= GRID
-                move /= len(rows)
+                move *= (1 - self._momentum) / len(rows)
+                velocity *= self._momentum
+                velocity += move
+                np.multiply(GRID, velocity, out=move)
                 x -= move
                 if i >= half:
                     peaks = self._last if i >= quarter else self._before

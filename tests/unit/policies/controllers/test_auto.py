@@ -20,14 +20,14 @@ N = 4
 class AutoRun:
     """Auto on N workers whose round trips are given; every four arrivals are an update."""
 
-    def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0):
-        self.controller, self.phi, self.has_fallen, self.momentum = controller, phi, has_fallen, momentum
+    def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0, adaptive=False):
+        self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
+        self.rule = NoiseRule(N, 0.1, momentum, adaptive)
         self.state = controller.begin(N)
         self.protocol, self.workload, self.version, self.actions = bsp(), 0, 0, []
         self.ask("open")
 
     def ask(self, trigger, **more):
-        rule = NoiseRule(N, 0.1, self.momentum)
         observation = Observation(
             trigger=trigger,
             now=float(self.workload),
@@ -38,7 +38,7 @@ class AutoRun:
             quorum=1,
             protocol=self.protocol,
             workload=self.workload,
-            learning_rate=NoiseScaling(rule, self.phi),
+            learning_rate=NoiseScaling(self.rule, self.phi),
             workers=range(N) if trigger == "open" else (),
             noise=NoiseEstimate(1.0, 1.0, self.phi, self.has_fallen),
             **more,
@@ -178,6 +178,19 @@ def test_momentum_makes_stale_candidates_dearer():
         chosen[momentum] = next(action.numbers for _, action in run.actions if getattr(action, "numbers", None))
     assert chosen[0.9]["k_sync(k=3)"] == chosen[0.0]["k_sync(k=3)"]
     assert chosen[0.9]["asp"] < 0.5 * chosen[0.0]["asp"]
+
+
+def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_momentum():
+    """The rate has another price of staleness, see `NoiseRule.reach`, which is not that of the score."""
+    prices = {}
+    for momentum in (0.0, 0.9):
+        run = AutoRun(Auto(candidates=(pl.k_async(k=2), pl.asp())), phi=1.0, momentum=momentum, adaptive=True)
+        run.work(40, [1.0, 1.05, 0.95, 8.0])
+        prices[momentum] = {protocol.name: score.price for protocol, score in run.state.scored.items()}
+        changes = [action for _, action in run.actions if isinstance(action, ChangeProtocol)]
+        assert [change.price for change in changes] == [None] * len(changes)
+    for protocol in ("k_async(k=2)", "asp"):
+        assert prices[0.0][protocol] < prices[0.9][protocol] < 1.5 * prices[0.0][protocol]
 
 
 @pytest.mark.parametrize("lost", [2, 3])

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.policies.estimators.staleness_price import StalenessPrice, even_schedule, largest_stable_step, price_of
+from paceline.policies.estimators.staleness_price import (
+    StabilityScan,
+    StalenessPrice,
+    even_schedule,
+    largest_stable_step,
+    price_of,
+)
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 3, 7, 15, 31, 63])
@@ -42,6 +48,29 @@ def test_every_step_below_the_limit_is_stable_and_the_next_ones_are_not(schedule
     assert all(spectral_radius(schedule, share * a) < 1.0001 for share in np.linspace(0.05, 0.97, 24))
     beyond = [share * a for share in np.linspace(1.0, 1.25, 26)]
     assert a == 2.0 or max(spectral_radius(schedule, each) for each in beyond) > 0.99
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("staleness", [1, 3, 7])
+def test_the_limit_with_momentum_is_that_of_the_roots(staleness, momentum):
+    """x_{i+1} - x_i = mu (x_i - x_{i-1}) - (1 - mu) a x_{i-t} has the roots of a polynomial."""
+    scan = StabilityScan([(staleness,)], momentum)
+    scan.advance(100_000)
+
+    def largest_root(a):
+        polynomial = np.zeros(staleness + 2)
+        polynomial[:3] = 1, -(1 + momentum), momentum
+        polynomial[-1] += (1 - momentum) * a
+        return max(abs(np.roots(polynomial)))
+
+    assert largest_root(scan.step) < 1.0002
+    assert largest_root(1.1 * scan.step) > 1.0
+
+
+def test_fresh_gradients_are_stable_with_any_momentum():
+    scan = StabilityScan([(0, 0)], 0.9)
+    assert scan.is_done
+    assert scan.step == 2.0
 
 
 def test_more_workers_make_asp_dearer():
