@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT
@@ -98,6 +99,18 @@ def test_a_protocol_that_interrupts_a_slow_rank_ends_with_equal_models(framework
     totals = SavedRun(tmp_path / "run").history.totals
     assert totals.interrupted > 0
     assert totals.samples_used == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_auto_chooses_protocol_and_rate(framework, tmp_path):
+    ranks = answers(framework, protocol="auto", slow_rank=1, out=str(tmp_path / "run"))
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+    saved = SavedRun(tmp_path / "run")
+    assert saved.history.totals.samples_used == EPOCHS * SAMPLES
+    chosen = [each for each in saved.history.of(DecisionMade) if each.kind == "protocol" and each.numbers]
+    assert chosen
+    assert all(each.numbers["phi"] > 0 for each in chosen)
+    assert saved.configuration["rules"]["learning_rate"]["rule"] == "noise"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
