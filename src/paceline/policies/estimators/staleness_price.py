@@ -21,7 +21,7 @@ MARGIN = 1.15
 GRID = FRESH * 2.0 ** (np.arange(-14 * 16, 1) / 16)
 LEAST_UPDATES = 200
 LEAST_TURNS = 24  # updates of a run, per version of the mean staleness
-LEAST_MEMORIES = 20  # updates of a run, per update of the memory 1 / (1 - momentum)
+LEAST_MEMORIES = 16  # updates of a run, per update of the memory 1 / (1 - momentum)
 
 
 class StabilityScan:
@@ -52,13 +52,13 @@ class StabilityScan:
         self._schedule = schedule
         self._momentum = momentum
         stalenesses = [staleness for update in schedule for staleness in update]
-        self._depth = max(stalenesses) + 1
+        self._first = max(stalenesses)  # row of version 0, after those that stale gradients read at the start
         mean_staleness = sum(stalenesses) / len(stalenesses)
         least = max(LEAST_UPDATES, LEAST_TURNS * mean_staleness, LEAST_MEMORIES / (1 - momentum))
         self._count = len(schedule) * ceil(least / len(schedule)) if any(stalenesses) else 0
-        self._versions = np.ones((self._depth, len(GRID)))
-        self._x, self._velocity = np.ones(len(GRID)), np.zeros(len(GRID))
-        self._before, self._last = np.zeros(len(GRID)), np.zeros(len(GRID))
+        self._versions = np.empty((self._first + self._count + 1, len(GRID)))  # x of each version, for each step
+        self._versions[: self._first + 1] = 1.0
+        self._velocity = np.zeros(len(GRID))
 
     @property
     def is_done(self) -> bool:
@@ -67,34 +67,36 @@ class StabilityScan:
 
     @property
     def step(self) -> float:
-        """Largest stable step, in (0, 2]; 2 for fresh gradients.
+        """Largest stable step, in (0, 2]; 2 for fresh gradients. All updates must be run.
 
         The steps are searched from below: at a = 1 a single fresh gradient makes x = 0, which looks stable however
         stale the others are.
         """
-        stable = self._last <= self._before  # false for nan
+        if not self._count:
+            return FRESH
+        made = np.abs(self._versions[self._first + 1 :])
+        half, quarter = self._count // 2, 3 * self._count // 4
+        stable = made[quarter:].max(axis=0) <= made[half:quarter].max(axis=0)  # false for nan
         below = len(GRID) if stable.all() else int(np.argmin(stable))
         return float(GRID[max(below - 1, 0)])
 
     def advance(self, updates: int) -> None:
         """Run at most this many updates."""
-        half, quarter = self._count // 2, 3 * self._count // 4
-        versions, depth, x = self._versions, self._depth, self._x
-        velocity, move, size = self._velocity, np.empty_like(x), np.empty_like(x)
+        versions, velocity, move = self._versions, self._velocity, np.empty(len(GRID))
         with np.errstate(over="ignore", invalid="ignore"):
             for i in range(self.updates, min(self.updates + updates, self._count)):
-                stalenesses = self._schedule[i % len(self._schedule)]
-                versions[i % depth] = x
-                rows = [(i - staleness) % depth for staleness in stalenesses]
-                np.add.reduce(versions[rows], axis=0, out=move) if len(rows) > 1 else np.copyto(move, versions[rows[0]])
-                move *= (1 - self._momentum) / len(rows)
-                velocity *= self._momentum
-                velocity += move
-                np.multiply(GRID, velocity, out=move)
-                x -= move
-                if i >= half:
-                    peaks = self._last if i >= quarter else self._before
-                    np.maximum(peaks, np.abs(x, out=size), out=peaks)
+                stalenesses, now = self._schedule[i % len(self._schedule)], self._first + i
+                total = versions[now - stalenesses[0]]
+                for staleness in stalenesses[1:]:
+                    total = np.add(total, versions[now - staleness], out=move)
+                if self._momentum:
+                    velocity *= self._momentum
+                    velocity += np.multiply(total, (1 - self._momentum) / len(stalenesses), out=move)
+                    np.multiply(GRID, velocity, out=move)
+                else:
+                    np.multiply(GRID, total, out=move)
+                    move /= len(stalenesses)
+                np.subtract(versions[now], move, out=versions[now + 1])
         self.updates = min(self.updates + updates, self._count)
 
 
