@@ -110,7 +110,7 @@ def test_auto_chooses_protocol_and_rate(framework, tmp_path):
     chosen = [each for each in saved.history.of(DecisionMade) if each.kind == "protocol" and each.numbers]
     assert chosen
     assert all(each.numbers["phi"] > 0 for each in chosen)
-    assert saved.configuration["rules"]["learning_rate"]["rule"] == "noise"
+    assert saved.configuration["rules"]["noise"]["K"] == RANKS
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

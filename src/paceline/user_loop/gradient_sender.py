@@ -62,13 +62,13 @@ class GradientSender:
         """Send the gradient of a task, and return the arguments of the step; a closure is called first.
 
         Raises:
-            RunError: the loss is needed, but `backward` was not seen.
+            RunError: the loss is needed, but `backward` was not seen, and the task is not interrupted.
         """
         check_scaler_skips(self._optimizer)
         arguments = call_closure(args, kwargs)
         if self._changes is not None:
             self._changes.on_step(self._parameters)
-        loss = self._take_loss()
+        loss = self._take_loss(is_needed=not task.is_interrupted)
         hand_in(task, self._parameters, self._buffers)
         self._answer(loss)
         return arguments
@@ -109,9 +109,9 @@ class GradientSender:
         message = answer(loss, self._optimizer, with_rates=with_rates)
         self._exchange.to_worker.put(message._replace(skipped=skipped))
 
-    def _take_loss(self) -> float | None:
+    def _take_loss(self, *, is_needed: bool) -> float | None:
         loss, scale = self._losses.take(), self._scalers.take_scale()
-        if loss is None and self._needs_loss:
+        if loss is None and is_needed and self._needs_loss:
             raise RunError(
                 f"{self._needs_loss} needs the loss, but backward() was not called on a scalar in this thread: call "
                 "run.backward(loss) in place of loss.backward()"

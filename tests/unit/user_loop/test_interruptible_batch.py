@@ -64,6 +64,30 @@ def test_an_interrupted_rank_leaves_the_block_before_the_next_layer(accumulate):
     assert "interrupted" in fates
 
 
+def test_a_step_after_an_interrupted_block_needs_no_loss():
+    """The Trainer of transformers steps after each batch, also if its block was left before the loss was known."""
+
+    def loop(run, model, optimizer):
+        is_slow = model is ranks.parts[1][0]
+        forward = WaitOnce(model, lambda: run._task.is_interrupted) if is_slow else model
+        left = 0
+        for _ in run.epochs(EPOCHS):
+            for x, y in run.loader:
+                left += 1
+                with run.minibatch():
+                    loss_of(forward, x, y).backward()
+                    left -= 1
+                optimizer.step()
+                optimizer.zero_grad()
+        return left
+
+    parts = make_parts(make_network(), numbered_data(), sgd, batch_size=BATCH)
+    ranks = AttachedThreads(2, parts, "k_sync(k=1)", stop=f"loss=1e-9,epochs={EPOCHS}")
+    _, left = ranks.run(loop)
+    assert left > 0
+    assert ranks.server.result.history.totals.applied == EPOCHS * SAMPLES // BATCH
+
+
 def test_an_error_in_the_block_is_raised():
     def loop(run, model, optimizer):
         for _ in run.epochs(1):
