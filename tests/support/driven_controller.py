@@ -9,8 +9,9 @@ from paceline.policies.learning_rate import LRScaling
 class Driven:
     """Driver of a controller: gradients of each update arrive after given times."""
 
-    def __init__(self, controller, n, protocol=None):
+    def __init__(self, controller, n, protocol=None, learning_rate=None):
         self.controller, self.n = controller, n
+        self.learning_rate = learning_rate or LRScaling()
         self.protocol = protocol or pl.backup(k=1)
         self.state = controller.begin(n)
         self.version, self.now, self.opened_s, self.update_size = 0, 0.0, 0.0, 0
@@ -30,7 +31,7 @@ class Driven:
             quorum=1,
             protocol=self.protocol,
             workload=0,
-            learning_rate=LRScaling(),
+            learning_rate=self.learning_rate,
             schedule_scale=self.schedule_scale,
             update_size=self.update_size,
             step=step,

@@ -13,6 +13,8 @@ from paceline.core.events import Arrival, Step
 from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
 from paceline.errors import PacelineWarning
 from paceline.policies.controllers.update_times import fastest
+from paceline.policies.learning_rate import LRScaling
+from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from tiny_jobs import sgd, small_net, tiny_job
 
 N = 5
@@ -117,6 +119,22 @@ def test_the_rate_of_the_next_update_may_depend_on_k():
         tiny_job(optimizer=sgd(0.05)), protocol="dbw", cluster=pl.Cluster(4, pl.Exponential(1.0)), stop="updates=30"
     )
     assert min(chosen(result)) == 1
+
+
+def test_the_rate_of_the_next_update_may_depend_on_the_noise():
+    """The rule "noise" is "constant" as phi goes to 0, and "proportional" as it goes to infinity."""
+    actions = {}
+    for scaling in (
+        LRScaling(),
+        LRScaling("proportional"),
+        *(NoiseScaling(NoiseRule(4, 0.1), phi) for phi in (1e-9, 1e9)),
+    ):
+        driven = Driven(pl.DBW(), 4, learning_rate=scaling)
+        for loss in (1.0, 0.93, 0.86):
+            driven.update(loss, times=[1.0, 1.3, 1.6, 1.9])
+        actions[scaling] = driven.actions
+    constant, proportional, little, much = actions.values()
+    assert little[0].k == constant[0].k < proportional[0].k == much[0].k
 
 
 def test_a_schedule_scales_the_rate_of_the_expected_gain():
