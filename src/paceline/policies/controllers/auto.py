@@ -19,10 +19,9 @@ from paceline.utils.validation import check_range
 
 FIRST_DECISION = 24  # gradients
 LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
-MOST_UPDATES = 24
 RANKED_EVERY = 16  # gradients after which the scores are compared again, with the phi of then
 LEAST_GAIN = 0.05  # of log S
-WORK = 1000  # of the scoring at each arrival and each opening, in replayed round trips
+WORK = 500  # of the scoring at each arrival and each opening, in replayed round trips
 SHOWN = 3
 BSP = Protocol("all", 0, "update", name="bsp")
 
@@ -30,7 +29,7 @@ BSP = Protocol("all", 0, "update", name="bsp")
 class AutoState(Stateful):
     """State of `Auto`: round trips, the scoring in progress, when the next one begins, and the latest scores."""
 
-    _saved = ("has_begun", "first_at", "due_at", "due_version", "fresh_until", "ranked_at")
+    _saved = ("has_begun", "first_at", "due_at", "fresh_until", "ranked_at")
     _parts = ("trips",)
 
     def __init__(self) -> None:
@@ -41,7 +40,6 @@ class AutoState(Stateful):
         self.ranked_at = 0  # workload at which these were compared
         self.has_begun = False
         self.first_at = self.due_at = FIRST_DECISION  # workload of the first choice, and of the next one
-        self.due_version = 0
         self.fresh_until = 0  # workload up to which stale protocols are left out, because the loss had risen
 
     def hasten(self, workload: int) -> None:
@@ -78,8 +76,8 @@ class Auto(StatefulController[AutoState]):
     The rule "noise" sets the learning rate.
 
     The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
-    gradients, or 24 updates; also when the round trips of a worker change. In between the latest scores are compared
-    again with the present phi, every 16 gradients. The protocol changes if log S grows by more than 0.05 and the gain
+    gradients. It is also chosen when the round trips of a worker change, and when a protocol without a score may be
+    chosen. In between the latest scores are compared again with the present phi, every 16 gradients. The protocol changes if log S grows by more than 0.05 and the gain
     until the next choice is larger than the price of the switch. The candidates are replayed in small pieces, some at
     each arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients
     are candidates.
@@ -152,7 +150,7 @@ class Auto(StatefulController[AutoState]):
     def _is_due(self, state: AutoState, observation: Observation) -> bool:
         if observation.noise is None or not observation.workers:
             return False
-        return observation.workload >= state.due_at or observation.version >= state.due_version > 0
+        return observation.workload >= state.due_at
 
     def _begin_scoring(self, state: AutoState, observation: Observation) -> None:
         elapsed_s = {work.worker: work.elapsed_s for work in observation.in_flight}
@@ -162,7 +160,6 @@ class Auto(StatefulController[AutoState]):
         state.scoring = Scoring(state.candidates, table, rule.momentum if rule is not None else 0.0)
         interval = min(max(LEAST_GRADIENTS, observation.workload // 2), MOST_GRADIENTS)
         state.due_at = observation.workload + interval
-        state.due_version = observation.version + MOST_UPDATES
 
     def _allowed(self, state: AutoState, observation: Observation) -> tuple[Protocol, ...]:
         """Return the candidates that may be chosen now: those in reach of the live workers, bsp if there is none.
@@ -183,6 +180,8 @@ class Auto(StatefulController[AutoState]):
         if not observation.workers or observation.workload < state.ranked_at + RANKED_EVERY:
             return []
         allowed = set(self._allowed(state, observation))
+        if state.scoring is None and state.scored and not allowed <= state.scored.keys():
+            state.hasten(observation.workload)
         scored = {protocol: score for protocol, score in state.scored.items() if protocol in allowed}
         if observation.protocol not in scored:
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@cache
 def default_candidates(n: int) -> tuple[Protocol, ...]:
     """Return the default candidates for n workers: bsp, asp, and five families with some quorums.
 

@@ -58,7 +58,9 @@ class StabilityScan:
         self._count = len(schedule) * ceil(least / len(schedule)) if any(stalenesses) else 0
         self._versions = np.empty((self._first + self._count + 1, len(GRID)))  # x of each version, for each step
         self._versions[: self._first + 1] = 1.0
+        self._rows = list(self._versions)
         self._velocity = np.zeros(len(GRID))
+        self._steps = {k: GRID / k for k in set(map(len, schedule))}  # of a sum of k gradients
 
     @property
     def is_done(self) -> bool:
@@ -82,21 +84,20 @@ class StabilityScan:
 
     def advance(self, updates: int) -> None:
         """Run at most this many updates."""
-        versions, velocity, move = self._versions, self._velocity, np.empty(len(GRID))
+        rows, velocity, move = self._rows, self._velocity, np.empty(len(GRID))
         with np.errstate(over="ignore", invalid="ignore"):
             for i in range(self.updates, min(self.updates + updates, self._count)):
                 stalenesses, now = self._schedule[i % len(self._schedule)], self._first + i
-                total = versions[now - stalenesses[0]]
+                total = rows[now - stalenesses[0]]
                 for staleness in stalenesses[1:]:
-                    total = np.add(total, versions[now - staleness], out=move)
+                    total = np.add(total, rows[now - staleness], move)
                 if self._momentum:
                     velocity *= self._momentum
-                    velocity += np.multiply(total, (1 - self._momentum) / len(stalenesses), out=move)
-                    np.multiply(GRID, velocity, out=move)
+                    velocity += np.multiply(total, (1 - self._momentum) / len(stalenesses), move)
+                    np.multiply(GRID, velocity, move)
                 else:
-                    np.multiply(GRID, total, out=move)
-                    move /= len(stalenesses)
-                np.subtract(versions[now], move, out=versions[now + 1])
+                    np.multiply(self._steps[len(stalenesses)], total, move)
+                np.subtract(rows[now], move, rows[now + 1])
         self.updates = min(self.updates + updates, self._count)
 
 

@@ -152,6 +152,16 @@ def test_a_loss_that_does_not_fall_keeps_protocols_fresh():
     assert run.actions[-1][1].reason.endswith("; fresh gradients only, because the loss has not fallen yet")
 
 
+def test_stale_protocols_are_scored_as_soon_as_the_loss_has_fallen():
+    run = AutoRun(Auto(), phi=1000.0, has_fallen=False)
+    while run.state.scoring is not None or run.state.due_at < run.workload + 80:
+        run.work(1, [1.0, 1.0, 1.0, 3.0])
+    fell_at, run.has_fallen = run.workload, True
+    run.work(20, [1.0, 1.0, 1.0, 3.0])
+    assert run.protocol.max_staleness > 0
+    assert fell_at < run.changes[-1][0] <= fell_at + 60
+
+
 def test_stale_candidates_alone_are_kept_even_then():
     run = AutoRun(Auto(candidates=(pl.asp(), pl.k_async(k=2))), phi=1000.0, has_fallen=False)
     run.work(60, [1.0, 1.0, 1.0, 8.0])
