@@ -77,10 +77,10 @@ class Auto(StatefulController[AutoState]):
 
     The protocol is chosen after 24 gradients, then after another half of the workload, at least 64 and at most 800
     gradients. It is also chosen when the round trips of a worker change, and when a protocol without a score may be
-    chosen. In between the latest scores are compared again with the present phi, every 16 gradients. The protocol changes if log S grows by more than 0.05 and the gain
-    until the next choice is larger than the price of the switch. The candidates are replayed in small pieces, some at
-    each arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients
-    are candidates.
+    chosen. In between the latest scores are compared again with the present phi, every 16 gradients. The protocol
+    changes if log S grows by more than 0.05 and the gain until the next choice is larger than the price of the switch.
+    The candidates are replayed in small pieces, some at each arrival. When the loss has risen, or has not fallen yet,
+    only protocols without stale gradients are candidates.
 
     The run begins with pull(k=K), K the gradients of an update that the learning rate was tuned for: its rate is the
     given one, it never waits for the slowest worker, and every round trip is seen to its end.
