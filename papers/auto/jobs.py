@@ -30,7 +30,12 @@ def make_job(case: Case, lr: float, lr_rule: str, folder: Path, *, has_unseen: b
     optimizer = partial(torch.optim.AdamW if case.job == "gpt" else torch.optim.SGD, lr=lr)
     if has_unseen and case.job == "mnist":
         job = replace(job, eval_data=_unseen_digits(folder))
-    changes = {"batch_size": case.batch_size, "lr_rule": lr_rule, "optimizer": optimizer}
+    changes = {
+        "batch_size": case.batch_size,
+        "microbatches": case.microbatches,
+        "lr_rule": lr_rule,
+        "optimizer": optimizer,
+    }
     return replace(job, **changes)  # type: ignore[arg-type]  # values of different types
 
 

@@ -48,11 +48,14 @@ def ruled(lines: Sequence[Line]) -> Iterator[Ruled]:
 
 
 def final(lines: Sequence[Line]) -> Iterator[Final]:
-    """Yield the runs to equal samples."""
-    rates = {line["asked"]["case"]: line["lr"] for line in lines if line["asked"]["series"].startswith("bsp,")}
+    """Yield the runs to equal samples: of every protocol under the rule, and of bsp and asp at their own rates."""
+    rates = {(line["asked"]["case"], line["asked"]["series"].removesuffix(", own rate")): line["lr"] for line in lines}
     for name in FINAL_GRADIENTS:
-        if name in rates:
-            yield from (Final(name, protocol, rates[name]) for protocol in ("bsp", "auto", *CASES[name].protocols))
+        if (name, "bsp") in rates:
+            own = [protocol for protocol in ("bsp", "asp") if (name, protocol) in rates]
+            yield from (Final(name, protocol, rates[name, protocol], "constant") for protocol in own)
+            ruled = ("auto", *CASES[name].protocols)
+            yield from (Final(name, protocol, rates[name, "bsp"], "noise") for protocol in ruled)
 
 
 def store(figure: str, folder: Path) -> Store:

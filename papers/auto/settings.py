@@ -32,6 +32,7 @@ class Case:
         seeds: number of paired seeds.
         tuning_seeds: number of those that the search for a rate uses.
         searches: whether rates are searched; else every protocol has the rate `lr`.
+        microbatches: microbatches of a minibatch; two or more measure the variance of a gradient.
     """
 
     job: Literal["digits", "mnist", "gpt"]
@@ -45,6 +46,7 @@ class Case:
     seeds: int = SEEDS
     tuning_seeds: int = 2
     searches: bool = True
+    microbatches: int = 1
 
 
 def six(n: int) -> tuple[str, ...]:
@@ -72,6 +74,9 @@ CASES: Mapping[str, Case] = {
     "digits, B=16": Case("digits", 16, exponential(16, 0.7), 0.2, 2.0, six(16), 16, 5_000),
     "digits, B=500": Case("digits", 500, exponential(16, 0.7), 0.2, 2.0, six(16), 16, 5_000),
     "mnist, B=64": Case("mnist", 64, exponential(16, 0.7), 0.2, 0.16, six(16), 32, 4_000),
+    "mnist, B=64, two microbatches": Case(
+        "mnist", 64, exponential(16, 0.7), 0.2, 0.16, ("pull(k=1)",), 32, 4_000, microbatches=2
+    ),
     "mnist, B=500, alpha=1": Case(
         "mnist", 500, exponential(16, 1.0), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, searches=False
     ),

@@ -15,6 +15,7 @@ from papers.series import SPREAD, spread
 from papers.store import Line
 
 OWN, RULE = "own rate", "noise"
+BSP = f"bsp, {OWN}"
 
 
 def main(folder: Path = RESULTS) -> None:
@@ -36,11 +37,11 @@ def tables(folder: Path) -> Iterator[str]:
             yield from [*table(rows), ""]
     for case in FINAL_GRADIENTS:
         ends = {
-            line["asked"]["series"].rsplit(", ", 1)[0]: line["runs"]
+            line["asked"]["series"]: line["runs"]
             for line in store("final", folder).lines()
             if line["asked"]["case"] == case
         }
-        if "bsp" in ends:
+        if BSP in ends:
             yield from [*finals(case, ends), ""]
 
 
@@ -64,20 +65,20 @@ def table(rows: Mapping[tuple[str, str], Line]) -> Iterator[str]:
 
 
 def finals(case: str, ends: Mapping[str, Sequence[Line]]) -> Iterator[str]:
-    """Yield a table of the losses on unseen data after equal samples, under the rule at the rate of `bsp`."""
-    names = list(ends["bsp"][0])
+    """Yield a table of the losses on unseen data after equal samples, by protocol and rule."""
+    names = list(ends[BSP][0])
     yield f"## {case}: unseen data after {FINAL_GRADIENTS[case]:,} gradients"
     yield from ["", f"{SEEDS} seeds: {SPREAD}. A difference is that of paired values.", ""]
     yield f"| protocol | {' | '.join(f'{name} | difference to bsp' for name in names)} |"
     yield f"| --- |{' --- | --- |' * len(names)}"
-    for protocol, runs in ends.items():
+    for protocol, runs in sorted(ends.items(), key=lambda end: end[0] != BSP):
         columns = []
         for name in names:
-            values, own = ([run[name] for run in each] for each in (runs, ends["bsp"]))
+            values, own = ([run[name] for run in each] for each in (runs, ends[BSP]))
             interval = interval_of_mean([one - two for one, two in zip(values, own, strict=True)])
             assert interval is not None
             margin = interval.high - interval.estimate
-            columns += [spread(values, 3), f"{interval.estimate:+.4f} +- {margin:.4f}" if protocol != "bsp" else "-"]
+            columns += [spread(values, 3), f"{interval.estimate:+.4f} +- {margin:.4f}" if protocol != BSP else "-"]
         yield f"| {protocol} | {' | '.join(columns)} |"
 
 

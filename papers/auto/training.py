@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import fmean
+from typing import Literal
 
 import paceline as pl
 from paceline.core.events import Outcome
@@ -64,15 +65,16 @@ class Ruled:
 
 @dataclass(frozen=True)
 class Final:
-    """Task: the loss on unseen data after equal samples, at the tuned rate of BSP."""
+    """Task: the loss on unseen data after equal samples, at the own rate or under the rule at that of BSP."""
 
     case: str
     protocol: str
     lr: float
+    rule: Literal["constant", "noise"]
 
     def asked(self) -> Line:
         """Return all settings that the result depends on."""
-        settings = asked(self.case, self.protocol, "own rate" if self.protocol == "bsp" else "noise")
+        settings = asked(self.case, self.protocol, "noise" if self.rule == "noise" else "own rate")
         gradients = FINAL_GRADIENTS[self.case]
         return {**settings, "seeds": SEEDS, "evaluate_every": gradients, "lr": self.lr}
 
@@ -82,10 +84,9 @@ class Final:
 
     def _metrics(self, seed: int, where: Where) -> Line:
         case, gradients = CASES[self.case], FINAL_GRADIENTS[self.case]
-        rule = "constant" if self.protocol == "bsp" else "noise"
         result = unbroken(
             pl.train(
-                make_job(case, self.lr, rule, where.folder, has_unseen=True),
+                make_job(case, self.lr, self.rule, where.folder, has_unseen=True),
                 protocol=self.protocol,
                 cluster=replace(case.cluster, device=where.device),
                 stop=pl.Stop(gradients=gradients, updates=where.updates),

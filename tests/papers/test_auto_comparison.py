@@ -59,16 +59,24 @@ def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
     assert [line["asked"]["series"] for line in ruled] == ["auto, noise", "asp, noise"]
     assert all(each["seconds"] is not None for line in (*tuned, *ruled) for each in line["runs"])
     assert ruled[0]["asked"]["lr"] == tuned[0]["lr"] == 1.0
-    lines = [{"asked": {"case": "tiny", "series": "bsp, own rate"}, "lr": 1.0, "runs": []}]
+    lines = [
+        {"asked": {"case": "tiny", "series": f"{protocol}, own rate"}, "lr": lr, "runs": []}
+        for protocol, lr in (("asp", 0.5), ("bsp", 1.0))
+    ]
     for task in run.final(lines):
         run.store("final", tmp_path).add({"asked": task.asked(), **task.carry_out(Where(tmp_path))})
     written = table.tables(tmp_path)
     assert any(line.startswith("| auto, against") for line in written)
     ends = [line for line in written if "+-" in line]
-    assert [line.split(" | ")[0] for line in ends[1:]] == ["| bsp", "| auto", "| asp"]
+    assert [line.split(" | ")[0] for line in ends[1:]] == [
+        "| bsp, own rate",
+        "| asp, own rate",
+        "| auto, noise",
+        "| asp, noise",
+    ]
     losses = run.store("final", tmp_path).lines()
     assert all(0.5 < each["loss"] < 2.5 for line in losses for each in line["runs"])
-    assert len({each["loss"] for line in losses for each in line["runs"]}) == 15
+    assert len({each["loss"] for line in losses for each in line["runs"]}) == 20
 
 
 def test_every_case_names_protocols_that_its_cluster_can_run():
