@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.jobs.datasets.images import ImageDataset
-from papers.auto.gpt import gpt
+from papers.gpt import gpt
 from papers.auto.settings import Case
 from papers.probe import One, probe
 

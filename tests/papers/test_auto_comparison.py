@@ -7,7 +7,7 @@ import pytest
 
 import paceline as pl
 from papers.auto import run, settings, table, training
-from papers.auto.gpt import GPT, gpt
+from papers.gpt import GPT, gpt
 from papers.auto.settings import CASES, Case
 from papers.auto.training import Tuned, mean_s
 from papers.tasks import Where

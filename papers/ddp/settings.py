@@ -1,0 +1,142 @@
+"""Jobs, contenders and comparisons, written down before they were run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import paceline as pl
+from papers.ddp.patterns import PATTERNS
+
+RESULTS = Path(__file__).parent / "results"
+SEEDS = 5
+TUNING_SEEDS = (100, 101)  # of the search for DDP's rate; no comparison uses them
+EVALUATIONS = 40  # of a run
+MARGIN = 0.02  # nats above DDP's final validation loss: the target
+
+# Measured on this project's machine, see benchmarks/results: transport_round_trip, transport_processor, server_time.
+LINES = pl.Network(latency_s=1.6e-4, up_bytes_per_s=0.75e9, down_bytes_per_s=0.75e9)  # TLS between server and worker
+SUMS = pl.Network(latency_s=2.7e-4, up_bytes_per_s=1.65e9, down_bytes_per_s=1.65e9)  # gloo, not encrypted
+GRADIENT_S_PER_BYTE, UPDATE_S_PER_BYTE = 7.2e-11, 1.34e-10  # of the server's processor
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Job of the comparison.
+
+    Args:
+        title: name in tables.
+        gradients: minibatches of a run, the same for every contender, by the number of workers.
+        batch_size: samples of a minibatch.
+        rates: learning rates of DDP that are tried.
+        lr: the best of them, the rate of every contender, by the number of workers.
+        optimizer: "sgd" or "adamw"; with AdamW the rate falls by a cosine over the run.
+        payload_bytes: bytes of the trained parameters.
+    """
+
+    title: str
+    gradients: Mapping[int, int]
+    batch_size: int
+    rates: Sequence[float]
+    lr: Mapping[int, float]
+    optimizer: Literal["sgd", "adamw"]
+    payload_bytes: int
+
+
+JOBS: Mapping[str, JobSettings] = {
+    "mnist": JobSettings(
+        title="MNIST CNN",
+        gradients={8: 1_920, 32: 3_840},
+        batch_size=64,
+        rates=(0.02, 0.04, 0.08, 0.16, 0.32),
+        lr={8: 0.16, 32: 0.16},
+        optimizer="sgd",
+        payload_bytes=87_360,
+    ),
+    "gpt": JobSettings(
+        title="char-GPT, 1 M parameters",
+        gradients={8: 1_600},
+        batch_size=8,
+        rates=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
+        lr={8: 2e-3},
+        optimizer="adamw",
+        payload_bytes=4_168_348,
+    ),
+}
+
+Kind = Literal["torch", "lockstep", "timed"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Way to train.
+
+    Args:
+        kind: "torch" for a peer, whose parameters do not depend on times and which restarts when a worker dies;
+            "lockstep" for a protocol of paceline whose parameters do not depend on times unless a worker dies; "timed"
+            for every other one.
+        protocol: protocol of paceline that makes the same updates; {n} is the number of workers, {rest} one less.
+        rule: learning-rate rule.
+        without_slow: whether the slow worker is removed.
+        averages_after: share of the workload after which the local steps of `protocol` begin, after all_reduce.
+    """
+
+    kind: Kind
+    protocol: str
+    rule: Literal["constant", "proportional", "noise"] = "constant"
+    without_slow: bool = False
+    averages_after: float = 0.0
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a parameter server makes the updates."""
+        return not self.protocol.startswith(("all_reduce", "local_sgd", "dc_s3gd"))
+
+    def is_timed(self, dies: bool) -> bool:
+        """Return whether its parameters depend on times, where a worker dies or not."""
+        return self.kind == "timed" or (self.kind == "lockstep" and dies)
+
+    def plan(self, n: int) -> str:
+        """Return the protocol of n workers."""
+        return self.protocol.format(n=n, rest=n - 1)
+
+
+DDP, WITHOUT_SLOW, AUTO = "DDP", "DDP without the slow worker", "auto"
+
+CONTENDERS: Mapping[str, Contender] = {
+    DDP: Contender("torch", "all_reduce"),
+    WITHOUT_SLOW: Contender("torch", "all_reduce", without_slow=True),
+    "local SGD (H=4)": Contender("torch", "local_sgd(H=4)"),
+    "post-local SGD (H=4)": Contender("torch", "local_sgd(H=4)", averages_after=0.5),
+    "bsp": Contender("lockstep", "bsp"),
+    "k_sync(k=n-1)": Contender("timed", "k_sync(k={rest})"),
+    "k_sync(k=n-1), noise": Contender("timed", "k_sync(k={rest})", "noise"),
+    "k_batch_async(k=n)": Contender("timed", "k_batch_async(k={n})"),
+    "k_batch_async(k=n), noise": Contender("timed", "k_batch_async(k={n})", "noise"),
+    "dbw": Contender("timed", "dbw"),
+    "sync_switch": Contender("timed", "sync_switch(fraction=0.25)", "proportional"),
+    "dc_s3gd": Contender("lockstep", "dc_s3gd"),
+    AUTO: Contender("timed", "auto", "noise"),
+}
+
+
+class Comparison(NamedTuple):
+    """Part of the grid: some contenders on a job, a number of workers and a pattern, with several seeds."""
+
+    job: str
+    n: int
+    pattern: str
+    contenders: Sequence[str]
+    seeds: int
+
+
+SIX = (DDP, WITHOUT_SLOW, "local SGD (H=4)", "k_sync(k=n-1)", "k_batch_async(k=n), noise", AUTO)
+FOUR = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
+
+GRID: Sequence[Comparison] = (
+    *(Comparison("mnist", 8, pattern, tuple(CONTENDERS), SEEDS) for pattern in PATTERNS),
+    *(Comparison("gpt", 8, pattern, SIX, SEEDS) for pattern in ("quarter", "rotating", "transient")),
+    *(Comparison("mnist", 32, pattern, FOUR, SEEDS) for pattern in PATTERNS),
+)

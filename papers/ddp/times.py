@@ -1,0 +1,77 @@
+"""Simulated times of a contender under a pattern, with measured times of network and server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import paceline as pl
+from papers.ddp.patterns import PATTERNS, Death, Pattern
+from papers.ddp.settings import (
+    CONTENDERS,
+    DDP,
+    GRADIENT_S_PER_BYTE,
+    JOBS,
+    LINES,
+    SUMS,
+    UPDATE_S_PER_BYTE,
+    Contender,
+)
+
+
+def cluster_of(job: str, n: int, pattern: Pattern, contender: Contender, seed: int) -> pl.Cluster:
+    """Return the simulated cluster on which a contender runs.
+
+    Args:
+        job: name of the job, for its payload.
+        n: number of workers, of which the contender may remove the slow one.
+        pattern: pattern of slowness.
+        contender: contender; without a server its network is that of sums.
+        seed: seed of the run, on which the time of a death depends.
+    """
+    payload_bytes = JOBS[job].payload_bytes
+    server = pl.ServerTime(UPDATE_S_PER_BYTE * payload_bytes, GRADIENT_S_PER_BYTE * payload_bytes)
+    has_server = contender.has_server
+    faults = (death_of(job, n, seed).fault(n),) if pattern.dies and contender.kind != "torch" else ()
+    return pattern.cluster(
+        n,
+        without_slow=contender.without_slow,
+        network=LINES if has_server else SUMS,
+        server=server if has_server else pl.ServerTime(),
+        faults=faults,
+    )
+
+
+def death_of(job: str, n: int, seed: int) -> Death:
+    """Return the death of a worker in the run of a seed."""
+    updates = JOBS[job].gradients[n] // n
+    return Death(_simulated_s("all_reduce", job, PATTERNS["none"], n, DDP, updates, seed), updates)
+
+
+def seconds_at(job: str, n: int, pattern: Pattern, name: str, updates: int, seed: int) -> float:
+    """Return the virtual time of an update of a contender whose parameters do not depend on times.
+
+    Args:
+        job: name of the job.
+        n: number of workers of the cluster.
+        pattern: pattern of slowness.
+        name: name of the contender.
+        updates: number of updates, >= 1.
+        seed: seed of the times.
+    """
+    contender, steady = CONTENDERS[name], replace(pattern, dies=False)
+    live = n - contender.without_slow
+    first = min(updates, round(contender.averages_after * JOBS[job].gradients[n] / live))
+    seconds = _simulated_s("all_reduce", job, steady, n, name, first, seed) if first else 0.0
+    if updates > first:
+        seconds += _simulated_s(contender.plan(live), job, steady, n, name, updates - first, seed)
+    if pattern.dies and not contender.without_slow:
+        death = death_of(job, n, seed)
+        seconds += death.ddp_lost_s if updates > death.updates // 2 else 0.0
+    return seconds
+
+
+@lru_cache(maxsize=100_000)
+def _simulated_s(plan: str, job: str, pattern: Pattern, n: int, name: str, updates: int, seed: int) -> float:
+    cluster = cluster_of(job, n, pattern, CONTENDERS[name], seed)
+    return pl.simulate(plan, cluster, updates=updates, seed=seed, payload_bytes=JOBS[job].payload_bytes).time_s
