@@ -49,4 +49,8 @@ def _mnist(folder: Path) -> pl.Job:
     return replace(job, model=pl.jobs.DBWNet, eval_data=One(chosen))
 
 
-_JOBS: dict[str, Callable[[Path], pl.Job]] = {"mnist": _mnist, "gpt": gpt}
+def _digits(folder: Path) -> pl.Job:
+    return pl.jobs.digits(model="net")
+
+
+_JOBS: dict[str, Callable[[Path], pl.Job]] = {"mnist": _mnist, "gpt": gpt, "digits": _digits}

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from papers.command import Paper
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import CONTENDERS, DDP, GRID, JOBS, RESULTS, TUNING_SEEDS, Comparison
-from papers.ddp.training import Timed, Untimed
+from papers.ddp.quick import show
+from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, TUNING_SEEDS, Comparison
+from papers.ddp.training import Timed, Untimed, task_of
 from papers.store import Store
 from papers.tasks import Task
 
@@ -33,29 +34,17 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
             for rate in about.rates
             for seed in TUNING_SEEDS
         ]
-    wanted = _untimed if figure == "untimed" else _timed
-    return [task for comparison in GRID for task in wanted(comparison, seeds, only)]
+    kind = Timed if figure == "timed" else Untimed
+    return [task for comparison in GRID for task in _runs(comparison, seeds, only) if isinstance(task, kind)]
 
 
-def _untimed(comparison: Comparison, seeds: int | None, only: str) -> Iterator[Task]:
-    for seed, name in _runs(comparison, seeds, only):
-        if not CONTENDERS[name].is_timed(dies=PATTERNS[comparison.pattern].dies):
-            yield Untimed(comparison.job, comparison.n, name, seed, JOBS[comparison.job].lr[comparison.n])
-
-
-def _timed(comparison: Comparison, seeds: int | None, only: str) -> Iterator[Task]:
-    for seed, name in _runs(comparison, seeds, only):
-        if CONTENDERS[name].is_timed(dies=PATTERNS[comparison.pattern].dies):
-            lr = JOBS[comparison.job].lr[comparison.n]
-            yield Timed(comparison.job, comparison.n, comparison.pattern, name, seed, lr)
-
-
-def _runs(comparison: Comparison, seeds: int | None, only: str) -> Iterator[tuple[int, str]]:
-    """Yield seed and contender of each run, seed by seed, so that finished runs are paired."""
+def _runs(comparison: Comparison, seeds: int | None, only: str) -> Iterator[Task]:
+    """Yield the tasks of a comparison, seed by seed, so that finished runs are paired."""
+    lr = JOBS[comparison.job].lr[comparison.n]
     for seed in range(seeds or comparison.seeds):
         for name in comparison.contenders:
             if re.search(only, f"{comparison.job}/{comparison.n}/{comparison.pattern}/{name}"):
-                yield seed, name
+                yield task_of(comparison, name, seed, lr)
 
 
 def store(figure: str, folder: Path) -> Store:
@@ -68,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pattern", choices=list(PATTERNS))
     parser.add_argument("--quick", action="store_true")
     given, rest = parser.parse_known_args(arguments)
+    if given.quick:
+        if not given.pattern or rest:
+            parser.error("--quick shows one pattern: type for example --pattern rotating --quick, without more options")
+        show(given.pattern)
+        return
     only = f"/{given.pattern}/" if given.pattern else ""
     Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, only=only).run(rest)
 

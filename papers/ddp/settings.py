@@ -64,6 +64,16 @@ JOBS: Mapping[str, JobSettings] = {
         optimizer="adamw",
         payload_bytes=4_168_348,
     ),
+    # Only for trials, which need no data folder.
+    "digits": JobSettings(
+        title="digits",
+        gradients={8: 960},
+        batch_size=16,
+        rates=(0.25, 0.5, 1.0, 2.0, 4.0),
+        lr={8: 1.0},
+        optimizer="sgd",
+        payload_bytes=19_240,
+    ),
 }
 
 Kind = Literal["torch", "lockstep", "timed"]
@@ -134,6 +144,8 @@ class Comparison(NamedTuple):
 
 SIX = (DDP, WITHOUT_SLOW, "local SGD (H=4)", "k_sync(k=n-1)", "k_batch_async(k=n), noise", AUTO)
 FOUR = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
+TRIED = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", "k_batch_async(k=n), noise", AUTO)
+TRIAL_SEEDS = 3
 
 GRID: Sequence[Comparison] = (
     *(Comparison("mnist", 8, pattern, tuple(CONTENDERS), SEEDS) for pattern in PATTERNS),

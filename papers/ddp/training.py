@@ -10,7 +10,7 @@ import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, VersionEvaluated
 from papers.ddp.jobs import make_job
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import CONTENDERS, EVALUATIONS, JOBS
+from papers.ddp.settings import CONTENDERS, EVALUATIONS, JOBS, Comparison
 from papers.ddp.times import cluster_of
 from papers.store import Line
 from papers.tasks import Where, unbroken
@@ -110,6 +110,14 @@ class Timed:
             "mean_k": round(result.history.totals.mean_k, 3),
             **({"chosen": [each.partition(": ")[0] for each in chosen]} if self.contender == "auto" else {}),
         }
+
+
+def task_of(comparison: Comparison, name: str, seed: int, lr: float) -> Untimed | Timed:
+    """Return the task of a contender in a comparison."""
+    job, n, pattern = comparison.job, comparison.n, comparison.pattern
+    if CONTENDERS[name].is_timed(dies=PATTERNS[pattern].dies):
+        return Timed(job, n, pattern, name, seed, lr)
+    return Untimed(job, n, name, seed, lr)
 
 
 def _asked(task: Untimed | Timed) -> Line:

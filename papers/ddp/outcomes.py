@@ -1,0 +1,106 @@
+"""Outcomes of the runs: losses at equal samples, and seconds to DDP's final loss plus a margin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, nan
+from typing import NamedTuple
+
+from paceline.utils.confidence_intervals import Interval, paired_difference, paired_ratio
+from papers.ddp.patterns import PATTERNS
+from papers.ddp.settings import CONTENDERS, DDP, JOBS, MARGIN, Comparison
+from papers.ddp.times import seconds_at
+from papers.store import Line
+
+
+class Outcome(NamedTuple):
+    """Outcome of one run.
+
+    Attributes:
+        loss: validation loss at the end of the run, the same number of samples for every contender.
+        accuracy: validation accuracy there, in [0, 1]; nan if the job has none.
+        run_s: virtual seconds of the run.
+        target_s: virtual seconds to the final loss of DDP with the same seed, plus the margin; inf if not reached.
+        ranks: number of workers.
+        slow_share: share of the used gradients that the slow worker has computed.
+    """
+
+    loss: float
+    accuracy: float
+    run_s: float
+    target_s: float
+    ranks: int
+    slow_share: float
+
+
+Outcomes = Mapping[str, Mapping[int, Outcome]]  # by contender and seed
+
+
+def outcomes(comparison: Comparison, lines: Sequence[Line]) -> Outcomes:
+    """Return the outcomes of a comparison, by contender and seed, of the seeds that DDP has finished.
+
+    Args:
+        comparison: part of the grid.
+        lines: results of all runs.
+    """
+    wanted = [line for line in lines if _is_of(line, comparison)]
+    found = {(line["asked"]["series"], line["asked"]["seed"]): line for line in wanted}
+    targets = {seed: line["evaluated"][-1]["loss"] + MARGIN for (name, seed), line in found.items() if name == DDP}
+    return {
+        name: {
+            seed: _outcome(comparison, name, seed, found[name, seed], target)
+            for seed, target in sorted(targets.items())
+            if (name, seed) in found
+        }
+        for name in comparison.contenders
+    }
+
+
+def _is_of(line: Line, comparison: Comparison) -> bool:
+    asked = line["asked"]
+    job, n, pattern = comparison.job, comparison.n, comparison.pattern
+    is_timed = CONTENDERS[asked["series"]].is_timed(dies=PATTERNS[pattern].dies)
+    return (asked["job"], asked["n"], asked["lr"], asked.get("pattern")) == (
+        job,
+        n,
+        JOBS[job].lr[n],
+        pattern if is_timed else None,
+    )
+
+
+def _outcome(comparison: Comparison, name: str, seed: int, line: Line, target: float) -> Outcome:
+    evaluated, ranks = line["evaluated"], comparison.n - CONTENDERS[name].without_slow
+    reached = next((each for each in evaluated if each["loss"] <= target), None)
+
+    def seconds(each: Line) -> float:
+        if "time_s" in each:
+            return float(each["time_s"])
+        return seconds_at(comparison.job, comparison.n, PATTERNS[comparison.pattern], name, int(each["updates"]), seed)
+
+    last = evaluated[-1]
+    slow_share = line.get("slow_share", 0.0 if CONTENDERS[name].without_slow else 1 / ranks)
+    return Outcome(
+        last["loss"],
+        last.get("accuracy", nan),
+        seconds(last),
+        seconds(reached) if reached is not None else inf,
+        ranks,
+        slow_share,
+    )
+
+
+def speed_up(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) -> Interval | None:
+    """Return the geometric mean of theirs / ours in seconds to the target, paired by seed, with a 95 % interval.
+
+    None if fewer than two seeds are paired, or if one of their runs has not reached the target.
+    """
+    return paired_ratio(_of(theirs, "target_s"), _of(ours, "target_s"))
+
+
+def loss_difference(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) -> Interval | None:
+    """Return the mean of the differences of the final losses, ours - theirs, paired by seed, with a 95 % interval."""
+    return paired_difference(_of(theirs, "loss"), _of(ours, "loss"))
+
+
+def _of(runs: Mapping[int, Outcome], name: str) -> dict[int, float]:
+    return {seed: getattr(outcome, name) for seed, outcome in runs.items()}
