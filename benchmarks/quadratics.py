@@ -73,7 +73,7 @@ class Update(NamedTuple):
 
 
 def tuned_time(
-    problem: Quadratic, schedule: Sequence[Update], rates: Sequence[float], seed: int
+    problem: Quadratic, schedule: Sequence[Update], rates: Sequence[float], seed: int, longest_s: float = inf
 ) -> tuple[float, float]:
     """Return the time to the target at the best of these rates, and that rate; inf if none reaches it.
 
@@ -82,6 +82,7 @@ def tuned_time(
         schedule: updates.
         rates: learning rates, rising.
         seed: seed of the noise.
+        longest_s: seconds after which no rate is waited for, > 0.
     """
     rng = np.random.default_rng(seed)
     depth = 1 + max(max(each.stalenesses) for each in schedule)
@@ -91,6 +92,8 @@ def tuned_time(
     reached = np.full(len(rates), inf)
     with np.errstate(over="ignore", invalid="ignore"):
         for i, (at_s, stalenesses) in enumerate(schedule):
+            if at_s > longest_s:
+                break
             versions[i % depth] = x
             at = [(i - staleness) % depth for staleness in stalenesses]
             mean = versions[at[0]] if len(set(at)) == 1 else np.mean(versions[at], axis=0)

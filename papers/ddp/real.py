@@ -1,0 +1,246 @@
+"""Runs on real processes, which check the simulated times: a worker sleeps for most of the seconds of a gradient."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import paceline as pl
+from paceline.clusters.simulated import RoundTrip, RoundTrips
+from papers.ddp.jobs import make_job
+from papers.ddp.patterns import PATTERNS
+from papers.ddp.settings import AUTO, CONTENDERS, DDP, EVALUATIONS, JOBS, MARGIN, WITHOUT_SLOW, Contender
+from papers.ddp.times import cluster_of
+from papers.ddp.training import evaluations
+from papers.store import Line
+from papers.tasks import Where, unbroken
+
+REAL_PATTERNS = ("half", "rotating", "transient")
+REAL_CONTENDERS = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
+REAL_LR = 0.16
+SEEDS = 3
+COMPUTING_S = 0.015  # processor time of a gradient on this project's machine
+JOB = "mnist"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Real:
+    """Task: a contender on real processes of this machine, and the same run on the simulated cluster.
+
+    A worker computes each gradient, and sleeps for the rest of the seconds that the pattern gives. One task at a time
+    may run on a machine.
+
+    Args:
+        pattern: name of the pattern.
+        contender: name of the contender.
+        seed: seed of the run, also of the times.
+        n: number of workers, of which the contender may remove the slow one.
+        gradients: minibatches of the run.
+        lr: learning rate.
+    """
+
+    pattern: str
+    contender: str
+    seed: int
+    n: int = 4
+    gradients: int = 960
+    lr: float = REAL_LR
+
+    def asked(self) -> Line:
+        """Return all settings that the result depends on."""
+        return {
+            "job": JOB,
+            "n": self.n,
+            "pattern": self.pattern,
+            "series": self.contender,
+            "protocol": self._settings.plan(self.n),
+            "rule": self._settings.rule,
+            "seed": self.seed,
+            "lr": self.lr,
+            "gradients": self.gradients,
+            "batch_size": JOBS[JOB].batch_size,
+            "computing_s": COMPUTING_S,
+        }
+
+    def carry_out(self, where: Where) -> Line:
+        """Train twice, and return the evaluations, the seconds and the mean k of both runs."""
+        real = self._on_ranks(where)
+        cluster = cluster_of(JOB, self.n, PATTERNS[self.pattern], self._settings, self.seed)
+        simulated = measured(self.train(cluster, where))
+        runs = {"real": real, "simulated": simulated}
+        return {f"{kind}_{name}": value for kind, run in runs.items() for name, value in run.items()}
+
+    @property
+    def live(self) -> int:
+        """Number of workers that take part."""
+        return self.n - self._settings.without_slow
+
+    @property
+    def sleeping(self) -> Sleeping:
+        """Cluster whose times the workers sleep."""
+        cluster = PATTERNS[self.pattern].cluster(self.n, without_slow=self._settings.without_slow)
+        return Sleeping(**vars(cluster), computing_s=COMPUTING_S)
+
+    @property
+    def every(self) -> int:
+        """Number of gradients between two evaluations."""
+        return self.gradients // EVALUATIONS
+
+    def job(self, folder: Path) -> pl.Job:
+        """Return the job.
+
+        Args:
+            folder: folder with the folders of the data sets.
+        """
+        sized_for = min(JOBS[JOB].gradients)  # the length of a run sets only the schedule of AdamW
+        return make_job(JOB, sized_for, self.lr, self._settings.rule, folder)
+
+    def train(self, cluster: pl.Cluster | pl.Torchrun, where: Where) -> pl.Result:
+        """Train with paceline on a cluster."""
+        return unbroken(
+            pl.train(
+                self.job(where.folder),
+                protocol=self._settings.plan(self.n),
+                cluster=cluster,
+                stop=pl.Stop(gradients=self.gradients, updates=where.updates),
+                evaluate_every=pl.Duration("gradients", self.every),
+                seed=self.seed,
+                progress=False,
+            )
+        )
+
+    @property
+    def _settings(self) -> Contender:
+        return CONTENDERS[self.contender]
+
+    def _on_ranks(self, where: Where) -> Line:
+        is_ddp = self._settings.kind == "torch"
+        module = f"papers.ddp.{'ddp' if is_ddp else 'paceline'}_ranks"
+        ranks = self.live if is_ddp else self.live + 1  # and the server
+        options = ("--standalone", "--monitor-interval", "0.1", "--nproc-per-node", str(ranks))
+        with TemporaryDirectory() as folder:
+            order = Order(self, where.folder.resolve(), where.updates, Path(folder) / "result.json")
+            command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", module, order.text()]
+            subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            result: Line = json.loads(order.out.read_text())
+        return result
+
+
+class Order(NamedTuple):
+    """Command-line argument of every rank.
+
+    Attributes:
+        task: task that the ranks carry out.
+        folder: folder with the folders of the data sets.
+        updates: number of updates after which the run ends; None for the task's own stop.
+        out: file of the result, which rank 0 writes.
+    """
+
+    task: Real
+    folder: Path
+    updates: int | None
+    out: Path
+
+    def text(self) -> str:
+        """Return the order as JSON."""
+        return json.dumps([asdict(self.task), str(self.folder), self.updates, str(self.out)])
+
+    @classmethod
+    def of(cls, text: str) -> Order:
+        """Return the order of such a text."""
+        task, folder, updates, out = json.loads(text)
+        return cls(Real(**task), Path(folder), updates, Path(out))
+
+
+@dataclass(frozen=True)
+class Sleeping(pl.Cluster):
+    """Cluster of workers that compute their gradients, and sleep for the rest of the seconds of a gradient.
+
+    Args:
+        computing_s: seconds of each gradient that a worker does not sleep, >= 0.
+    """
+
+    computing_s: float = 0.0
+
+    def round_trips(self, seed: int, payload_bytes: float = 0) -> RoundTrips:
+        """Return the seconds that the workers sleep, as compute times."""
+        return _Sleeps(self, seed, payload_bytes)
+
+
+class _Sleeps(RoundTrips):
+    def __init__(self, cluster: Sleeping, seed: int, payload_bytes: float) -> None:
+        super().__init__(cluster, seed, payload_bytes)
+        self._computing_s = cluster.computing_s
+
+    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
+        trip = super().times(worker, draw, start_s)
+        return trip._replace(compute_s=max(0.0, trip.compute_s - self._computing_s))
+
+
+def measured(result: pl.Result) -> Line:
+    """Return the evaluations, the seconds and the mean k of a run."""
+    return {
+        "evaluated": evaluations(result),
+        "s": round(result.time_s, 4),
+        "mean_k": round(result.history.totals.mean_k, 3),
+    }
+
+
+def tasks(seeds: int | None, only: str) -> list[Real]:
+    """Return the tasks whose "job/n/pattern/contender" has a match of a regular expression, seed by seed."""
+    return [
+        Real(pattern, contender, seed)
+        for seed in range(seeds or SEEDS)
+        for pattern in REAL_PATTERNS
+        for contender in REAL_CONTENDERS
+        if re.search(only, f"{JOB}/{Real.n}/{pattern}/{contender}")
+    ]
+
+
+class Ratios(NamedTuple):
+    """Seconds of a contender, divided by those of DDP with the same pattern and seed.
+
+    Attributes:
+        run: ratio of the whole runs, which have the same number of samples.
+        target: ratio of the seconds to the final loss of DDP plus the margin; inf if the contender has not reached it.
+    """
+
+    run: float
+    target: float
+
+
+class Compared(NamedTuple):
+    """Ratios of a contender on real processes and on the simulated cluster."""
+
+    real: Ratios
+    simulated: Ratios
+
+
+def compared(lines: Iterable[Line]) -> Mapping[tuple[str, str, int], Compared]:
+    """Return the ratios by pattern, contender and seed, where DDP has run too."""
+    found = {tuple(line["asked"][name] for name in ("pattern", "series", "seed")): line for line in lines}
+    return {
+        (pattern, contender, seed): Compared(_ratios(line, ddp, "real"), _ratios(line, ddp, "simulated"))
+        for (pattern, contender, seed), line in found.items()
+        if contender != DDP and (ddp := found.get((pattern, DDP, seed))) is not None
+    }
+
+
+def _ratios(line: Line, ddp: Line, kind: str) -> Ratios:
+    target = ddp[f"{kind}_evaluated"][-1]["loss"] + MARGIN
+    ours_s, ddp_s = (_seconds_to(target, each[f"{kind}_evaluated"]) for each in (line, ddp))
+    return Ratios(line[f"{kind}_s"] / ddp[f"{kind}_s"], ours_s / ddp_s)
+
+
+def _seconds_to(target: float, evaluated: Sequence[Line]) -> float:
+    return next((float(each["time_s"]) for each in evaluated if each["loss"] <= target), inf)
