@@ -7,9 +7,9 @@ import pytest
 
 import paceline as pl
 from papers.auto import run, settings, table, training
-from papers.gpt import GPT, gpt
 from papers.auto.settings import CASES, Case
 from papers.auto.training import Tuned, mean_s
+from papers.gpt import GPT, gpt
 from papers.tasks import Where
 
 
