@@ -15,7 +15,7 @@ from pathlib import Path
 from papers.command import Paper
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.quick import show
-from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, TUNING_SEEDS, Comparison
+from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, TUNING_SEEDS
 from papers.ddp.training import Timed, Untimed, task_of
 from papers.store import Store
 from papers.tasks import Task
@@ -35,16 +35,16 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
             for seed in TUNING_SEEDS
         ]
     kind = Timed if figure == "timed" else Untimed
-    return [task for comparison in GRID for task in _runs(comparison, seeds, only) if isinstance(task, kind)]
+    return [task for task in _tasks(seeds, only) if isinstance(task, kind)]
 
 
-def _runs(comparison: Comparison, seeds: int | None, only: str) -> Iterator[Task]:
-    """Yield the tasks of a comparison, seed by seed, so that finished runs are paired."""
-    lr = JOBS[comparison.job].lr[comparison.n]
-    for seed in range(seeds or comparison.seeds):
-        for name in comparison.contenders:
-            if re.search(only, f"{comparison.job}/{comparison.n}/{comparison.pattern}/{name}"):
-                yield task_of(comparison, name, seed, lr)
+def _tasks(seeds: int | None, only: str) -> Iterator[Task]:
+    """Yield the tasks of all comparisons, seed by seed, so that finished runs are paired."""
+    for seed in range(seeds or max(comparison.seeds for comparison in GRID)):
+        for comparison in GRID:
+            for name in comparison.contenders if seed < (seeds or comparison.seeds) else ():
+                if re.search(only, f"{comparison.job}/{comparison.n}/{comparison.pattern}/{name}"):
+                    yield task_of(comparison, name, seed, JOBS[comparison.job].lr[comparison.n])
 
 
 def store(figure: str, folder: Path) -> Store:
