@@ -12,10 +12,14 @@ from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 import paceline as pl
 from paceline.clusters.simulated import RoundTrip, RoundTrips
+from paceline.worker.evaluation import evaluate
 from papers.ddp.jobs import make_job
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import AUTO, CONTENDERS, DDP, EVALUATIONS, JOBS, MARGIN, WITHOUT_SLOW, Contender
@@ -74,10 +78,7 @@ class Real:
 
     def carry_out(self, where: Where) -> Line:
         """Train twice, and return the evaluations, the seconds and the mean k of both runs."""
-        real = self._on_ranks(where)
-        cluster = cluster_of(JOB, self.n, PATTERNS[self.pattern], self._settings, self.seed)
-        simulated = measured(self.train(cluster, where))
-        runs = {"real": real, "simulated": simulated}
+        runs = {"real": self._on_ranks(where), "simulated": self._simulated(where)}
         return {f"{kind}_{name}": value for kind, run in runs.items() for name, value in run.items()}
 
     @property
@@ -105,23 +106,28 @@ class Real:
         sized_for = min(JOBS[JOB].gradients)  # the length of a run sets only the schedule of AdamW
         return make_job(JOB, sized_for, self.lr, self._settings.rule, folder)
 
-    def train(self, cluster: pl.Cluster | pl.Torchrun, where: Where) -> pl.Result:
-        """Train with paceline on a cluster."""
-        return unbroken(
-            pl.train(
-                self.job(where.folder),
-                protocol=self._settings.plan(self.n),
-                cluster=cluster,
-                stop=pl.Stop(gradients=self.gradients, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", self.every),
-                seed=self.seed,
-                progress=False,
-            )
-        )
+    def train(self, job: pl.Job, cluster: pl.Cluster | pl.Torchrun, updates: int | None, **more: Any) -> pl.Result:
+        """Train with paceline.
+
+        Args:
+            job: job, with more than `job` returns.
+            cluster: simulated or real cluster.
+            updates: number of updates after which the run ends; None for the task's own stop.
+            more: more arguments of `pl.train`.
+        """
+        plan, stop = self._settings.plan(self.n), pl.Stop(gradients=self.gradients, updates=updates)
+        options = {"stop": stop, "seed": self.seed, "progress": False, **more}
+        return unbroken(pl.train(job, protocol=plan, cluster=cluster, **options))
 
     @property
     def _settings(self) -> Contender:
         return CONTENDERS[self.contender]
+
+    def _simulated(self, where: Where) -> Line:
+        cluster = cluster_of(JOB, self.n, PATTERNS[self.pattern], self._settings, self.seed)
+        every = pl.Duration("gradients", self.every)
+        result = self.train(self.job(where.folder), cluster, where.updates, evaluate_every=every)
+        return {"evaluated": evaluations(result), **measured(result)}
 
     def _on_ranks(self, where: Where) -> Line:
         is_ddp = self._settings.kind == "torch"
@@ -187,13 +193,51 @@ class _Sleeps(RoundTrips):
         return trip._replace(compute_s=max(0.0, trip.compute_s - self._computing_s))
 
 
+class Snapshots:
+    """Snapshots of the parameters during a run, evaluated after it: evaluations take no processor time from workers.
+
+    Args:
+        every: number of gradients; the first update at or after each multiple of them is kept.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._due = every
+        self._kept: list[tuple[Line, list[Tensor]]] = []
+
+    def on_update(self, updates: int, gradients: int, time_s: float, parameters: Iterable[Tensor]) -> None:
+        """Keep the parameters if this update is due.
+
+        Args:
+            updates: number of updates so far.
+            gradients: number of gradients so far.
+            time_s: seconds since the start of the run.
+            parameters: parameters of the model after this update.
+        """
+        if gradients >= self._due:
+            self._due = (gradients // self._every + 1) * self._every
+            at = {"updates": updates, "gradients": gradients, "time_s": round(time_s, 4)}
+            self._kept.append((at, [each.detach().clone() for each in parameters]))
+
+    def evaluated(self, job: pl.Job, seed: int) -> list[Line]:
+        """Return update, gradients, seconds, loss and accuracy of each kept update.
+
+        Args:
+            job: job with the evaluation data.
+            seed: seed of the run.
+        """
+        model, evaluated = job.build_model(seed), []
+        for at, parameters in self._kept:
+            with torch.no_grad():
+                for own, kept in zip(model.parameters(), parameters, strict=True):
+                    own.copy_(kept)
+            evaluated.append({**at, **{name: round(each, 5) for name, each in evaluate(job, model, seed).items()}})
+        return evaluated
+
+
 def measured(result: pl.Result) -> Line:
-    """Return the evaluations, the seconds and the mean k of a run."""
-    return {
-        "evaluated": evaluations(result),
-        "s": round(result.time_s, 4),
-        "mean_k": round(result.history.totals.mean_k, 3),
-    }
+    """Return the seconds and the mean k of a run."""
+    return {"s": round(result.time_s, 4), "mean_k": round(result.history.totals.mean_k, 3)}
 
 
 def tasks(seeds: int | None, only: str) -> list[Real]:

@@ -23,9 +23,12 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
     """Return the default candidates for n workers: bsp, asp, and five families with some quorums.
 
     The quorums are 1, 2, 4 ... below n, the largest 3, 6, 12 ... below n, and n where workers are refilled on arrival.
+    k_sync also has n - 1, all workers but the slowest.
 
     >>> default_candidates(2)
     (bsp, asp, k_sync(k=1), pull(k=1), pull(k=2), k_batch_sync(k=2), k_batch_async(k=2))
+    >>> [each.name for each in default_candidates(8) if "k_sync" in each.name]
+    ['k_sync(k=1)', 'k_sync(k=2)', 'k_sync(k=4)', 'k_sync(k=6)', 'k_sync(k=7)']
     """
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     quorums = sorted({*powers, *(3 * power // 2 for power in powers[-1:] if power > 1 and 3 * power // 2 < n)})
@@ -36,8 +39,8 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
     for family, knobs in _FAMILIES.items():
         # k_batch_sync(k=1) makes the same updates as k_sync(k=1), k_async(k=1) and k_batch_async(k=1) as asp.
         least = 1 if family in ("k_sync", "pull") else 2
-        ks = [*quorums, *([n] if knobs["refill"] == "arrival" else [])]
-        candidates += [named(family, k) for k in ks if k >= least]
+        ks = {*quorums, *([n] if knobs["refill"] == "arrival" else []), *([n - 1] if family == "k_sync" else [])}
+        candidates += [named(family, k) for k in sorted(ks) if k >= least]
     return tuple(candidates)
 
 
