@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 import paceline as pl
 from paceline.jobs.datasets.images import ImageDataset
@@ -40,13 +41,34 @@ def make_job(name: str, n: int, lr: float, lr_rule: str, folder: Path) -> pl.Job
     return replace(_JOBS[name](folder), **changes)  # type: ignore[arg-type]  # values of different types
 
 
+class ChannelsLast(nn.Module):
+    """Network whose input is in the memory format that takes half of the time on a CPU.
+
+    Args:
+        network: network on images ``[batch, channels, height, width]``.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the network."""
+        out: Tensor = self.network(x.to(memory_format=torch.channels_last))
+        return out
+
+
+def _mnist_model() -> nn.Module:
+    return ChannelsLast(pl.jobs.DBWNet())
+
+
 @lru_cache(maxsize=1)
 def _mnist(folder: Path) -> pl.Job:
     job = pl.jobs.mnist(folder=folder / "mnist")
     unseen = job.eval_data
     assert isinstance(unseen, ImageDataset)
     chosen = unseen.minibatch(torch.arange(VALIDATION_SAMPLES))
-    return replace(job, model=pl.jobs.DBWNet, eval_data=One(chosen))
+    return replace(job, model=_mnist_model, eval_data=One(chosen))
 
 
 def _digits(folder: Path) -> pl.Job:

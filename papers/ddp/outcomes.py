@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, nan
+from pathlib import Path
 from typing import NamedTuple
 
 from paceline.utils.confidence_intervals import Interval, paired_difference, paired_ratio
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import CONTENDERS, DDP, JOBS, MARGIN, Comparison
 from papers.ddp.times import seconds_at
-from papers.store import Line
+from papers.store import Line, Store
 
 
 class Outcome(NamedTuple):
@@ -34,6 +35,11 @@ class Outcome(NamedTuple):
 
 
 Outcomes = Mapping[str, Mapping[int, Outcome]]  # by contender and seed
+
+
+def all_lines(folder: Path) -> list[Line]:
+    """Return the results of all runs in a folder, those of the search for rates left out."""
+    return [line for name in ("untimed", "timed") for line in Store(folder / f"{name}.jsonl").lines()]
 
 
 def outcomes(comparison: Comparison, lines: Sequence[Line]) -> Outcomes:

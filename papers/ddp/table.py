@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.utils.confidence_intervals import Interval
-from papers.ddp.outcomes import Outcome, Outcomes, loss_difference, outcomes, speed_up
+from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.run import store
 from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, WITHOUT_SLOW, Comparison
 
 HEAD = (
@@ -31,7 +30,7 @@ def main(folder: Path = RESULTS) -> None:
 
 def tables(folder: Path) -> Iterator[str]:
     """Yield the lines of a page with one table for each comparison."""
-    lines = [line for figure in ("untimed", "timed") for line in store(figure, folder).lines()]
+    lines = all_lines(folder)
     yield from ["# DDP and paceline: every comparison", ""]
     for comparison in GRID:
         found = outcomes(comparison, lines)
