@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +32,8 @@ REAL_PATTERNS = ("half", "rotating", "transient")
 REAL_CONTENDERS = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
 REAL_LR = 0.16
 SEEDS = 3
-COMPUTING_S = 0.015  # processor time of a gradient on this project's machine
+COMPUTING_S = 0.01  # processor time of a gradient on this project's machine: 8 ms alone, 13 ms on busy cores
+SLOWER = 2.0  # four workers share two cores: computing must be a small part of the time
 JOB = "mnist"
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +42,8 @@ ROOT = Path(__file__).parents[2]
 class Real:
     """Task: a contender on real processes of this machine, and the same run on the simulated cluster.
 
-    A worker computes each gradient, and sleeps for the rest of the seconds that the pattern gives. One task at a time
-    may run on a machine.
+    A worker sleeps, computes its gradient, and needs for both the seconds that the pattern gives, if it does not wait
+    for a core. A machine may run one task at a time.
 
     Args:
         pattern: name of the pattern.
@@ -51,6 +52,7 @@ class Real:
         n: number of workers, of which the contender may remove the slow one.
         gradients: minibatches of the run.
         lr: learning rate.
+        slower: factor by which the times of the pattern are longer, > 0, in both runs.
     """
 
     pattern: str
@@ -59,6 +61,7 @@ class Real:
     n: int = 4
     gradients: int = 960
     lr: float = REAL_LR
+    slower: float = SLOWER
 
     def asked(self) -> Line:
         """Return all settings that the result depends on."""
@@ -74,6 +77,7 @@ class Real:
             "gradients": self.gradients,
             "batch_size": JOBS[JOB].batch_size,
             "computing_s": COMPUTING_S,
+            "slower": self.slower,
         }
 
     def carry_out(self, where: Where) -> Line:
@@ -90,7 +94,7 @@ class Real:
     def sleeping(self) -> Sleeping:
         """Cluster whose times the workers sleep."""
         cluster = PATTERNS[self.pattern].cluster(self.n, without_slow=self._settings.without_slow)
-        return Sleeping(**vars(cluster), computing_s=COMPUTING_S)
+        return Sleeping(**vars(slowed(cluster, self.slower)), computing_s=COMPUTING_S)
 
     @property
     def every(self) -> int:
@@ -124,7 +128,7 @@ class Real:
         return CONTENDERS[self.contender]
 
     def _simulated(self, where: Where) -> Line:
-        cluster = cluster_of(JOB, self.n, PATTERNS[self.pattern], self._settings, self.seed)
+        cluster = slowed(cluster_of(JOB, self.n, PATTERNS[self.pattern], self._settings, self.seed), self.slower)
         every = pl.Duration("gradients", self.every)
         result = self.train(self.job(where.folder), cluster, where.updates, evaluate_every=every)
         return {"evaluated": evaluations(result), **measured(result)}
@@ -166,6 +170,17 @@ class Order(NamedTuple):
         """Return the order of such a text."""
         task, folder, updates, out = json.loads(text)
         return cls(Real(**task), Path(folder), updates, Path(out))
+
+
+def slowed(cluster: pl.Cluster, factor: float) -> pl.Cluster:
+    """Return the cluster of a pattern with compute times and periods that are longer by a factor, > 0."""
+    periods = [each for each in cluster.slowdowns if isinstance(each, pl.Periodic)]
+    longer = [
+        replace(each, on_s=factor * each.on_s, every_s=factor * each.every_s, at_s=factor * each.at_s)
+        for each in periods
+    ]
+    speeds = [cluster.speed_of(worker) / factor for worker in range(cluster.n)]
+    return replace(cluster, speed=speeds, slowdowns=longer)
 
 
 @dataclass(frozen=True)

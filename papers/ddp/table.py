@@ -1,8 +1,8 @@
-"""Write results/tables.md: a table for each comparison that has results."""
+"""Write the tables of every pattern into its page in docs/evidence: `python -m papers.ddp.table`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +10,10 @@ from statistics import fmean
 from paceline.utils.confidence_intervals import Interval
 from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, WITHOUT_SLOW, Comparison
+from papers.ddp.settings import AUTO, DDP, GRID, JOBS, RESULTS, WITHOUT_SLOW
+from papers.store import Line
+
+PAGES = Path(__file__).parents[2] / "docs" / "evidence"
 
 HEAD = (
     "contender",
@@ -24,23 +27,50 @@ HEAD = (
 )
 
 
-def main(folder: Path = RESULTS) -> None:
-    (folder / "tables.md").write_text("\n".join(tables(folder)) + "\n")
+def main(results: Path = RESULTS, pages: Path = PAGES) -> None:
+    lines = all_lines(results)
+    for pattern in PATTERNS:
+        page = pages / f"{pattern}.md"
+        page.write_text(with_tables(page.read_text(), tables(pattern, lines)))
+    index = pages / "index.md"
+    index.write_text(with_tables(index.read_text(), overview(lines)))
 
 
-def tables(folder: Path) -> Iterator[str]:
-    """Yield the lines of a page with one table for each comparison."""
-    lines = all_lines(folder)
-    yield from ["# DDP and paceline: every comparison", ""]
+def with_tables(page: str, shown: Iterable[str]) -> str:
+    """Return the text of a page with other lines between its two comments."""
+    before, begin, rest = page.partition("<!-- results -->\n")
+    _, end, after = rest.partition("<!-- end of results -->")
+    return "".join([before, begin, *(f"{line}\n" for line in shown), end, after])
+
+
+def overview(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a table of `auto` against DDP, with and without the slow worker, a row for each comparison."""
+    yield ""
+    yield "| pattern | job | times faster than DDP | ... than DDP without the slow worker | final loss - DDP's |"
+    yield "| --- | --- | --- | --- | --- |"
     for comparison in GRID:
         found = outcomes(comparison, lines)
-        if len(found[DDP]) > 1 and any(runs for name, runs in found.items() if name not in (DDP, WITHOUT_SLOW)):
-            yield from [f"## {title(comparison)}", "", *table(found), ""]
+        if all(len(found[name]) > 1 for name in (DDP, AUTO)):
+            columns = [_shown(speed_up(found[AUTO], found[name]), ".2f") for name in (DDP, WITHOUT_SLOW)]
+            loss = _shown(loss_difference(found[AUTO], found[DDP]), "+.3f")
+            job = f"{JOBS[comparison.job].title}, {comparison.n} workers, {len(found[DDP])} seeds"
+            yield f"| [{comparison.pattern}]({comparison.pattern}.md) | {job} | {' | '.join(columns)} | {loss} |"
+    yield ""
 
 
-def title(comparison: Comparison) -> str:
-    """Return the title of a comparison."""
-    return f"{JOBS[comparison.job].title}, {comparison.n} workers: {PATTERNS[comparison.pattern].text}"
+def tables(pattern: str, lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the lines of the tables of a pattern, one for each comparison that has results of two seeds or more."""
+    for comparison in GRID:
+        found = outcomes(comparison, lines)
+        if comparison.pattern == pattern and all(len(found[name]) > 1 for name in (DDP, AUTO)):
+            seeds = len(found[DDP])
+            yield from [
+                "",
+                f"## {JOBS[comparison.job].title}, {comparison.n} workers, {seeds} seeds",
+                "",
+                *table(found),
+            ]
+    yield ""
 
 
 def table(found: Outcomes) -> Iterator[str]:

@@ -9,11 +9,12 @@ import pytest
 
 import paceline as pl
 from paceline.core.records import WorkerJoined, WorkerLost
+from paceline.experiments.advise.evidence import EVIDENCE
 from papers.ddp import quick, run, settings, table
 from papers.ddp.jobs import make_job
-from papers.ddp.outcomes import loss_difference, outcomes, speed_up
+from papers.ddp.outcomes import all_lines, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import GRADIENT_S, PATTERNS
-from papers.ddp.settings import CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
+from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
 from papers.ddp.times import cluster_of, death_of, seconds_at
 from papers.ddp.training import Timed, Untimed, task_of
 from papers.tasks import Where
@@ -222,23 +223,43 @@ def test_a_trial_needs_a_pattern(capsys):
     assert "--pattern rotating --quick" in capsys.readouterr().err
 
 
-def test_runs_are_saved_and_shown_in_a_table(tiny, monkeypatch, tmp_path):
-    trial = Comparison("digits", 8, "half", (DDP, WITHOUT_SLOW, "k_sync(k=n-1)"), 2)
+def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch, tmp_path):
+    trial = Comparison("digits", 8, "half", (DDP, WITHOUT_SLOW, AUTO), 2)
     for module in (run, table):
         monkeypatch.setattr(module, "GRID", (trial,))
     for _ in range(2):  # the second time nothing is left to run
         run.main(["--figure", "untimed", "--figure", "timed", "--out", str(tmp_path)])
     assert [len(run.store(figure, tmp_path).lines()) for figure in ("untimed", "timed")] == [4, 2]
-    table.main(tmp_path)
-    text = (tmp_path / "tables.md").read_text()
-    assert "## digits, 8 workers: one worker has half the speed" in text
-    assert [row.split(" | ")[0] for row in text.rstrip().splitlines()[4:]] == [
+    page = "# Title\n<!-- results -->\nold\n<!-- end of results -->\nText\n"
+    found = list(table.tables("half", all_lines(tmp_path)))
+    shown = table.with_tables(page, found)
+    assert shown == table.with_tables(shown, found)
+    before, *rows, after = [row.split(" | ")[0] for row in shown.splitlines() if row.startswith(("|", "#", "Text"))]
+    assert (before, after) == ("# Title", "Text")
+    assert rows == [
+        "## digits, 8 workers, 2 seeds",
         "| contender",
         "| ---",
         "| DDP",
         "| DDP without the slow worker",
-        "| k_sync(k=n-1)",
+        "| auto",
     ]
+    assert "old" not in shown
+
+
+def test_the_pages_show_the_kept_results():
+    lines = all_lines(settings.RESULTS)
+    for pattern in PATTERNS:
+        page = (table.PAGES / f"{pattern}.md").read_text()
+        assert table.with_tables(page, table.tables(pattern, lines)) == page
+    page = (table.PAGES / "index.md").read_text()
+    assert table.with_tables(page, table.overview(lines)) == page
+
+
+def test_the_page_says_what_the_advice_says():
+    index = (table.PAGES / "index.md").read_text()
+    for pattern, evidence in EVIDENCE.items():
+        assert f"| [{evidence.seen}]({pattern}.md) | {evidence.typed} |" in index
 
 
 def test_rates_are_searched_with_seeds_of_their_own():

@@ -16,6 +16,7 @@ from paceline.clusters.parser import parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.trace import Trace
 from paceline.errors import PacelineWarning, UsageError
+from paceline.experiments.advise.evidence import nearest_evidence
 from paceline.experiments.advise.observed_run import Needs, ObservedRun, observed_run
 from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.result import PARTS, Advice, AutoChoice, Prediction
@@ -41,7 +42,8 @@ def advise(
     The seconds per update of each protocol are simulated with the round trips of the run. The number of updates follows
     from the gradients of the run (``policies.estimators.convergence``): fewer or staler gradients per update have a
     higher noise floor. If the learning rate followed the rule "noise", protocols are ranked by progress per second,
-    S = Lambda / (K d + phi), with the phi and d of the run. The advice also has the choice of `auto`, by the same S.
+    S = Lambda / (K d + phi), with the phi and d of the run. The advice also has the choice of `auto`, by the same S,
+    and the comparison with DDP on the cluster that is nearest to the recorded one.
 
     Args:
         run: folder of a run with lr_rule="noise"; or of one recorded with ``measure_steps=True``, with at least two
@@ -75,7 +77,7 @@ def advise(
             price = score(plan.phases[0].protocol, trips_s, recorded.reach).price
             timed = {fifth: _predicted(each, recorded, n, price, fifth) for fifth, each in timed.items()}
         predictions[name] = list(timed.values())
-    return _ranked(predictions, recorded, auto)
+    return replace(_ranked(predictions, recorded, auto), evidence=None if given else nearest_evidence(trace))
 
 
 def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, ObservedRun | None]:

@@ -17,6 +17,7 @@ from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import StragglerFacts, find_stragglers, time_shares
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.advise import default_protocols
+from paceline.experiments.advise.evidence import nearest_evidence
 from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.experiments.advise.recording_advice import DDPPrediction, RecordingAdvice
@@ -70,6 +71,7 @@ def advise_recording(
         noise=noise,
         auto=auto,
         price=price,
+        evidence=None if read.is_coarse else nearest_evidence(trace_of(read)),
     )
 
 

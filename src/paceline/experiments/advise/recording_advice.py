@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import StragglerFacts, TimeShares
+from paceline.experiments.advise.evidence import Evidence
 from paceline.experiments.advise.recorded_noise import NoiseScale
 from paceline.experiments.advise.result import AutoChoice, choice_sentence
 from paceline.recording.run_folder import plain
@@ -70,6 +71,7 @@ class RecordingAdvice(TableRepresentation):
         noise: noise of the gradients; None if too few were sampled.
         auto: choice of `auto` with lr_rule="noise"; None if too few gradients were sampled.
         price: price of a worker-hour, >= 0; None if not given.
+        evidence: comparison with DDP on the cluster that is nearest to the recorded one.
     """
 
     recording: DDPRecording
@@ -79,6 +81,7 @@ class RecordingAdvice(TableRepresentation):
     noise: NoiseScale | None
     auto: AutoChoice | None = None
     price: float | None = None
+    evidence: Evidence | None = None
 
     @property
     def waiting_hours(self) -> float:
@@ -103,6 +106,7 @@ class RecordingAdvice(TableRepresentation):
             "waiting_cost": self.waiting_cost,
             "stragglers": [{**each._asdict(), "is_persistent": each.is_persistent} for each in self.stragglers],
             "auto": self.auto and plain(self.auto._asdict()),
+            "evidence": self.evidence and self.evidence._asdict(),
             "noise_scale": None if self.noise is None else plain(self.noise.ratio),
             "ranking": [plain(each._asdict()) for each in self.ranking],
         }
@@ -136,7 +140,8 @@ class RecordingAdvice(TableRepresentation):
             return [*self._straggler_notes(), COARSE]
         devices = {model.device for header in self.recording.headers for model in header.models}
         on_device = [ON_DEVICE] if any(not device.startswith("cpu") for device in devices) else []
-        return [*on_device, *self._straggler_notes(), *self._noise_notes(), *self._link_notes()]
+        evidence = [self.evidence.sentence] if self.evidence else []
+        return [*on_device, *self._straggler_notes(), *self._noise_notes(), *self._link_notes(), *evidence]
 
     def _straggler_notes(self) -> list[str]:
         if not self.stragglers:

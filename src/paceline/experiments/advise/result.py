@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite, isnan, nan
 from typing import Any, NamedTuple
 
+from paceline.experiments.advise.evidence import Evidence
 from paceline.recording.run_folder import plain
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
@@ -93,11 +94,13 @@ class Advice(TableRepresentation):
         ranking: predictions, the fastest first; for a trace by seconds per update.
         seen: statistics of the gradients of the run; None for a trace, which has no gradients.
         auto: choice of `auto` at the end of the run; None for a trace.
+        evidence: comparison with DDP on the cluster that is nearest to the recorded one.
     """
 
     ranking: Sequence[Prediction]
     seen: GradientSummary | None
     auto: AutoChoice | None = None
+    evidence: Evidence | None = None
 
     @property
     def best(self) -> Prediction:
@@ -118,6 +121,9 @@ class Advice(TableRepresentation):
         return self.seen is not None and isnan(self.seen.noise)
 
     def _notes(self) -> list[str]:
+        return [*self._verdict(), *([self.evidence.sentence] if self.evidence else [])]
+
+    def _verdict(self) -> list[str]:
         """Return sentences on the best protocol, the reason, and the uncertainty."""
         if self.seen is None:
             return self._verdict_of_times()
@@ -148,7 +154,8 @@ class Advice(TableRepresentation):
         """Return plain values, with None for nan and inf."""
         ranking = [plain(each._asdict()) for each in self.ranking]
         seen = self.seen and {name: plain(value) for name, value in asdict(self.seen).items()}
-        return {"ranking": ranking, "seen": seen, "auto": self.auto and plain(self.auto._asdict())}
+        auto, evidence = (each and plain(each._asdict()) for each in (self.auto, self.evidence))
+        return {"ranking": ranking, "seen": seen, "auto": auto, "evidence": evidence}
 
     def _verdict_of_times(self) -> list[str]:
         most = max(self.ranking, key=lambda each: each.gradients_per_s)
