@@ -1,7 +1,7 @@
 """One rank of PyTorch's DistributedDataParallel, started by torchrun, which sleeps as the workers of paceline do.
 
-First parameters and minibatches are those of paceline's simulated all_reduce with the same seed, so that both have the
-same losses up to rounding.
+First parameters and minibatches are those of paceline's simulated all_reduce with the same seed. So both have the same
+losses, until a difference of rounding decides which pixel is the largest one of a max-pooling.
 """
 
 from __future__ import annotations

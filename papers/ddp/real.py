@@ -174,11 +174,10 @@ class Order(NamedTuple):
 
 def slowed(cluster: pl.Cluster, factor: float) -> pl.Cluster:
     """Return the cluster of a pattern with compute times and periods that are longer by a factor, > 0."""
-    periods = [each for each in cluster.slowdowns if isinstance(each, pl.Periodic)]
-    longer = [
-        replace(each, on_s=factor * each.on_s, every_s=factor * each.every_s, at_s=factor * each.at_s)
-        for each in periods
-    ]
+    longer = []
+    for each in cluster.slowdowns:
+        assert isinstance(each, pl.Periodic), f"a pattern has periods only, given {each}"
+        longer.append(replace(each, on_s=factor * each.on_s, every_s=factor * each.every_s, at_s=factor * each.at_s))
     speeds = [cluster.speed_of(worker) / factor for worker in range(cluster.n)]
     return replace(cluster, speed=speeds, slowdowns=longer)
 
