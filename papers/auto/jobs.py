@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.jobs.datasets.images import ImageDataset
-from papers.gpt import gpt
 from papers.auto.settings import Case
+from papers.gpt import gpt
 from papers.probe import One, probe
 
 

@@ -27,8 +27,8 @@ def slowness_pattern(times_s: Sequence[Sequence[float]]) -> SlownessPattern:
     - "transient": single gradients are slow.
     - "none": none of these.
 
-    A worker is always slow if its median exceeds that of the fastest worker by a fifth. A time is slow if it exceeds
-    the median of its worker by 0.6.
+    A worker is always slow if its median exceeds that of the fastest worker by a fifth, and its first quartile the
+    third one of that worker. A time is slow if it exceeds the median of its worker by 0.6.
 
     Args:
         times_s: times of each worker in seconds, > 0, in their order; computing, or round trips.
@@ -46,7 +46,12 @@ def slowness_pattern(times_s: Sequence[Sequence[float]]) -> SlownessPattern:
         raise UsageError("slowness_pattern needs at least one worker, and at least one time of each")
     medians = [median(own) for own in times_s]
     fastest = min(medians)
-    slow = [own for own in medians if own > PERSISTENT * fastest]
+    usual = min(_quartile(own, 3) for own, middle in zip(times_s, medians, strict=True) if middle == fastest)
+    slow = [
+        middle
+        for own, middle in zip(times_s, medians, strict=True)
+        if middle > PERSISTENT * fastest and _quartile(own, 1) > usual
+    ]
     if len(slow) > max(1, len(medians) // 4):
         return "ladder"
     if slow:
@@ -57,3 +62,7 @@ def slowness_pattern(times_s: Sequence[Sequence[float]]) -> SlownessPattern:
         return "none"
     streaks = sum(now and not before for own in is_slow for before, now in zip([False, *own], own, strict=False))
     return "rotating" if count >= STREAK * streaks else "transient"
+
+
+def _quartile(values: Sequence[float], which: Literal[1, 3]) -> float:
+    return sorted(values)[which * len(values) // 4]

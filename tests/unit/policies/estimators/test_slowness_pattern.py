@@ -28,6 +28,11 @@ def test_every_pattern_is_found_in_its_own_times(pattern, n):
         assert slowness_pattern(times_of(PATTERNS[pattern].cluster(n), seed)) == pattern
 
 
+def test_times_that_vary_much_do_not_make_a_worker_slow():
+    for seed in range(5):
+        assert slowness_pattern(times_of(pl.Cluster(8, pl.Exponential(1.0)), seed, draws=50)) == "transient"
+
+
 @given(st.lists(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=20), min_size=1, max_size=8), st.floats(0.01, 100))
 def test_the_unit_of_time_and_the_order_of_workers_do_not_matter(times_s, factor):
     factor = 2.0 ** round(factor / 20)  # a power of two: products are exact
