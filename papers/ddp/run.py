@@ -2,6 +2,7 @@
 
 python -m papers.ddp.run --folder data                          # everything; results/tables.md by papers.ddp.table
 python -m papers.ddp.run --folder data --pattern rotating       # what one pattern needs
+python -m papers.ddp.run --folder data --figure real            # 4 real processes, on a machine that does nothing else
 python -m papers.ddp.run --pattern rotating --quick             # a trial of one pattern in two minutes, without data
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from papers.command import Paper
+from papers.ddp import real
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.quick import show
 from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, TUNING_SEEDS
@@ -20,7 +22,8 @@ from papers.ddp.training import Timed, Untimed, task_of
 from papers.store import Store
 from papers.tasks import Task
 
-FIGURES = ("rates", "untimed", "timed")
+BY_DEFAULT = ("rates", "untimed", "timed")
+FIGURES = (*BY_DEFAULT, "real")
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
@@ -34,6 +37,8 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
             for rate in about.rates
             for seed in TUNING_SEEDS
         ]
+    if figure == "real":
+        return [*real.tasks(seeds, only)]
     kind = Timed if figure == "timed" else Untimed
     return [task for task in _tasks(seeds, only) if isinstance(task, kind)]
 
@@ -63,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show(given.pattern)
         return
     only = f"/{given.pattern}/" if given.pattern else ""
-    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, only=only).run(rest)
+    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, by_default=BY_DEFAULT, only=only).run(rest)
 
 
 if __name__ == "__main__":
