@@ -16,7 +16,7 @@ from papers.ddp.settings import JOBS
 from papers.gpt import gpt
 from papers.probe import One
 
-VALIDATION_SAMPLES = 2_000  # of MNIST's test images
+VALIDATION_SAMPLES = 2_000  # of the test images
 
 
 def make_job(name: str, n: int, lr: float, lr_rule: str, folder: Path) -> pl.Job:
@@ -30,13 +30,12 @@ def make_job(name: str, n: int, lr: float, lr_rule: str, folder: Path) -> pl.Job
         folder: folder with the folders of the data sets.
     """
     about = JOBS[name]
-    optimizer = partial(torch.optim.AdamW if about.optimizer == "adamw" else torch.optim.SGD, lr=lr)
     cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=about.gradients[n])
     changes = {
         "batch_size": about.batch_size,
-        "optimizer": optimizer,
+        "optimizer": partial(_OPTIMIZERS[about.optimizer], lr=lr),
         "lr_rule": lr_rule,
-        "scheduler": cosine if about.optimizer == "adamw" else None,
+        "scheduler": cosine if about.cosine else None,
     }
     return replace(_JOBS[name](folder), **changes)  # type: ignore[arg-type]  # values of different types
 
@@ -71,8 +70,22 @@ def _mnist(folder: Path) -> pl.Job:
     return replace(job, model=_mnist_model, eval_data=One(chosen))
 
 
+@lru_cache(maxsize=1)
+def _resnet20(folder: Path) -> pl.Job:
+    job = pl.jobs.cifar10(model="resnet20", folder=folder / "cifar-10-batches-bin")
+    unseen = job.eval_data
+    assert isinstance(unseen, ImageDataset)
+    return replace(job, eval_data=One(unseen.minibatch(torch.arange(VALIDATION_SAMPLES))))
+
+
 def _digits(folder: Path) -> pl.Job:
     return pl.jobs.digits(model="net")
 
 
-_JOBS: dict[str, Callable[[Path], pl.Job]] = {"mnist": _mnist, "gpt": gpt, "digits": _digits}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4),
+    "adamw": torch.optim.AdamW,
+}
+
+_JOBS: dict[str, Callable[[Path], pl.Job]] = {"mnist": _mnist, "gpt": gpt, "resnet20": _resnet20, "digits": _digits}

@@ -32,7 +32,8 @@ class JobSettings:
         batch_size: samples of a minibatch.
         rates: learning rates of DDP that are tried.
         lr: the best of them, the rate of every contender, by the number of workers.
-        optimizer: "sgd" or "adamw"; with AdamW the rate falls by a cosine over the run.
+        optimizer: "sgd", "momentum" for SGD with momentum 0.9 and weight decay 1e-4, or "adamw".
+        cosine: whether the rate falls by a cosine over the run.
         payload_bytes: bytes of the trained parameters.
     """
 
@@ -41,7 +42,8 @@ class JobSettings:
     batch_size: int
     rates: Sequence[float]
     lr: Mapping[int, float]
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Literal["sgd", "momentum", "adamw"]
+    cosine: bool
     payload_bytes: int
 
 
@@ -53,6 +55,7 @@ JOBS: Mapping[str, JobSettings] = {
         rates=(0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
         lr={8: 0.32, 32: 0.32},
         optimizer="sgd",
+        cosine=False,
         payload_bytes=87_360,
     ),
     "gpt": JobSettings(
@@ -62,7 +65,18 @@ JOBS: Mapping[str, JobSettings] = {
         rates=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
         lr={8: 2e-3},
         optimizer="adamw",
+        cosine=True,
         payload_bytes=4_168_348,
+    ),
+    "resnet20": JobSettings(
+        title="ResNet-20 on CIFAR-10",
+        gradients={8: 3_200},
+        batch_size=64,
+        rates=(0.1, 0.2, 0.4, 0.8, 1.6),
+        lr={8: 0.4},
+        optimizer="momentum",
+        cosine=True,
+        payload_bytes=1_078_888,
     ),
     # Only for trials, which need no data folder.
     "digits": JobSettings(
@@ -72,6 +86,7 @@ JOBS: Mapping[str, JobSettings] = {
         rates=(0.25, 0.5, 1.0, 2.0, 4.0),
         lr={8: 1.0},
         optimizer="sgd",
+        cosine=False,
         payload_bytes=19_240,
     ),
 }
@@ -151,4 +166,5 @@ GRID: Sequence[Comparison] = (
     *(Comparison("mnist", 8, pattern, tuple(CONTENDERS), SEEDS) for pattern in PATTERNS),
     *(Comparison("gpt", 8, pattern, SIX, SEEDS) for pattern in ("quarter", "rotating", "transient")),
     *(Comparison("mnist", 32, pattern, FOUR, SEEDS) for pattern in PATTERNS),
+    Comparison("resnet20", 8, "transient", FOUR, 3),
 )
