@@ -57,8 +57,8 @@ class ChannelsLast(nn.Module):
         return out
 
 
-def _mnist_model() -> nn.Module:
-    return ChannelsLast(pl.jobs.DBWNet())
+def _channels_last(network: Callable[[], nn.Module]) -> nn.Module:
+    return ChannelsLast(network())
 
 
 @lru_cache(maxsize=1)
@@ -67,7 +67,7 @@ def _mnist(folder: Path) -> pl.Job:
     unseen = job.eval_data
     assert isinstance(unseen, ImageDataset)
     chosen = unseen.minibatch(torch.arange(VALIDATION_SAMPLES))
-    return replace(job, model=_mnist_model, eval_data=One(chosen))
+    return replace(job, model=partial(_channels_last, pl.jobs.DBWNet), eval_data=One(chosen))
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +75,8 @@ def _resnet20(folder: Path) -> pl.Job:
     job = pl.jobs.cifar10(model="resnet20", folder=folder / "cifar-10-batches-bin")
     unseen = job.eval_data
     assert isinstance(unseen, ImageDataset)
-    return replace(job, eval_data=One(unseen.minibatch(torch.arange(VALIDATION_SAMPLES))))
+    chosen = unseen.minibatch(torch.arange(VALIDATION_SAMPLES))
+    return replace(job, model=partial(_channels_last, pl.jobs.resnet20), eval_data=One(chosen))
 
 
 def _digits(folder: Path) -> pl.Job:

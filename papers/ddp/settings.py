@@ -70,7 +70,7 @@ JOBS: Mapping[str, JobSettings] = {
     ),
     "resnet20": JobSettings(
         title="ResNet-20 on CIFAR-10",
-        gradients={8: 3_200},
+        gradients={8: 1_600},
         batch_size=64,
         rates=(0.1, 0.2, 0.4, 0.8, 1.6),
         lr={8: 0.4},
