@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.jobs.datasets.images import ImageDataset
 from papers.ddp.settings import JOBS
+from papers.ddp.smollm2 import smollm2
 from papers.gpt import gpt
 from papers.probe import One
 
@@ -89,4 +90,10 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
 }
 
-_JOBS: dict[str, Callable[[Path], pl.Job]] = {"mnist": _mnist, "gpt": gpt, "resnet20": _resnet20, "digits": _digits}
+_JOBS: dict[str, Callable[[Path], pl.Job]] = {
+    "mnist": _mnist,
+    "gpt": gpt,
+    "resnet20": _resnet20,
+    "smollm2": smollm2,
+    "digits": _digits,
+}

@@ -78,6 +78,16 @@ JOBS: Mapping[str, JobSettings] = {
         cosine=True,
         payload_bytes=1_078_888,
     ),
+    "smollm2": JobSettings(
+        title="SmolLM2-135M with LoRA",
+        gradients={8: 320},
+        batch_size=1,
+        rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        lr={8: 1e-3},
+        optimizer="adamw",
+        cosine=True,
+        payload_bytes=1_843_200,
+    ),
     # Only for trials, which need no data folder.
     "digits": JobSettings(
         title="digits",
@@ -167,4 +177,5 @@ GRID: Sequence[Comparison] = (
     *(Comparison("gpt", 8, pattern, SIX, SEEDS) for pattern in ("quarter", "rotating", "transient")),
     *(Comparison("mnist", 32, pattern, FOUR, SEEDS) for pattern in PATTERNS),
     Comparison("resnet20", 8, "transient", FOUR, 3),
+    Comparison("smollm2", 8, "transient", FOUR, 3),
 )
