@@ -9,8 +9,8 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from papers.ddp.outcomes import Outcomes, all_lines, loss_difference, outcomes, speed_up
-from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, RESULTS, WITHOUT_SLOW
+from papers.ddp.outcomes import Outcomes, all_lines, loss_difference, shown, speed_up
+from papers.ddp.settings import AUTO, CONTENDERS, DDP, RESULTS, WITHOUT_SLOW
 
 FIGURES = Path(__file__).parent / "figures"
 OVERVIEW = (WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
@@ -20,9 +20,7 @@ SHOWN = ("mnist", 8)  # job and workers of the figures
 def main(results: Path = RESULTS, folder: Path = FIGURES) -> None:
     mpl.rcParams["svg.hashsalt"] = "paceline"  # equal pictures give equal files
     folder.mkdir(exist_ok=True)
-    lines = all_lines(results)
-    found = {each.pattern: outcomes(each, lines) for each in GRID if (each.job, each.n) == SHOWN}
-    found = {pattern: runs for pattern, runs in found.items() if len(runs[AUTO]) > 1}
+    found = {each.pattern: runs for each, runs in shown(all_lines(results)).items() if (each.job, each.n) == SHOWN}
     for name, drawing in {"overview": overview(found), **{each: one(found[each]) for each in found}}.items():
         drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
         plt.close(drawing)
@@ -56,6 +54,8 @@ def one(runs: Outcomes) -> Any:
                 middle = {"transform": axis.get_yaxis_transform(), "ha": "center", "va": "center"}
                 axis.text(0.5, row, "target not reached by every seed", color="grey", **middle)
     axes[0].set(xlabel="times faster than DDP to its final loss + 0.02", yticks=range(len(names)), yticklabels=names)
+    axes[0].set_xscale("log", base=2)
+    axes[0].xaxis.set_major_formatter("{x:g}")
     axes[0].axvline(1, color="black", linewidth=0.8)
     axes[1].set(xlabel="final validation loss - DDP's (nats)")
     axes[1].axvline(0, color="black", linewidth=0.8)

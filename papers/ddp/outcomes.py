@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paceline.utils.confidence_intervals import Interval, paired_difference, paired_ratio
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import CONTENDERS, DDP, JOBS, MARGIN, Comparison
+from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, MARGIN, Comparison
 from papers.ddp.times import seconds_at
 from papers.store import Line, Store
 
@@ -60,6 +60,12 @@ def outcomes(comparison: Comparison, lines: Sequence[Line]) -> Outcomes:
         }
         for name in comparison.contenders
     }
+
+
+def shown(lines: Sequence[Line]) -> dict[Comparison, Outcomes]:
+    """Return the outcomes of the comparisons in which DDP and `auto` have two seeds or more."""
+    found = {comparison: outcomes(comparison, lines) for comparison in GRID}
+    return {comparison: runs for comparison, runs in found.items() if all(len(runs[name]) > 1 for name in (DDP, AUTO))}
 
 
 def _is_of(line: Line, comparison: Comparison) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.utils.confidence_intervals import Interval
-from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, outcomes, speed_up
+from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, shown, speed_up
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import AUTO, DDP, GRID, JOBS, RESULTS, WITHOUT_SLOW
+from papers.ddp.settings import AUTO, DDP, JOBS, RESULTS, WITHOUT_SLOW, Comparison
 from papers.store import Line
 
 PAGES = Path(__file__).parents[2] / "docs" / "evidence"
@@ -36,41 +36,46 @@ def main(results: Path = RESULTS, pages: Path = PAGES) -> None:
     index.write_text(with_tables(index.read_text(), overview(lines)))
 
 
-def with_tables(page: str, shown: Iterable[str]) -> str:
+def with_tables(page: str, rows: Iterable[str]) -> str:
     """Return the text of a page with other lines between its two comments."""
     before, begin, rest = page.partition("<!-- results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")
-    return "".join([before, begin, *(f"{line}\n" for line in shown), end, after])
+    return "".join([before, begin, *(f"{line}\n" for line in rows), end, after])
 
 
 def overview(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a table of `auto` against DDP, with and without the slow worker, a row for each comparison."""
-    yield ""
+    """Yield a figure and a table of `auto` against DDP, with and without the slow worker, a row for each comparison."""
+    found = shown(lines)
+    if not found:
+        return
+    yield from [
+        "",
+        "![Times faster than DDP](../../papers/ddp/figures/overview.svg)",
+        "",
+    ]
     yield "| pattern | job | times faster than DDP | ... than DDP without the slow worker | final loss - DDP's |"
     yield "| --- | --- | --- | --- | --- |"
-    for comparison in GRID:
-        found = outcomes(comparison, lines)
-        if all(len(found[name]) > 1 for name in (DDP, AUTO)):
-            columns = [_shown(speed_up(found[AUTO], found[name]), ".2f") for name in (DDP, WITHOUT_SLOW)]
-            loss = _shown(loss_difference(found[AUTO], found[DDP]), "+.3f")
-            job = f"{JOBS[comparison.job].title}, {comparison.n} workers, {len(found[DDP])} seeds"
-            yield f"| [{comparison.pattern}]({comparison.pattern}.md) | {job} | {' | '.join(columns)} | {loss} |"
+    for comparison, runs in found.items():
+        columns = [_shown(speed_up(runs[AUTO], runs[name]), ".2f") for name in (DDP, WITHOUT_SLOW)]
+        loss = _shown(loss_difference(runs[AUTO], runs[DDP]), "+.3f")
+        link = f"[{comparison.pattern}]({comparison.pattern}.md)"
+        yield f"| {link} | {_title(comparison, runs)} | {' | '.join(columns)} | {loss} |"
     yield ""
 
 
 def tables(pattern: str, lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the lines of the tables of a pattern, one for each comparison that has results of two seeds or more."""
-    for comparison in GRID:
-        found = outcomes(comparison, lines)
-        if comparison.pattern == pattern and all(len(found[name]) > 1 for name in (DDP, AUTO)):
-            seeds = len(found[DDP])
-            yield from [
-                "",
-                f"## {JOBS[comparison.job].title}, {comparison.n} workers, {seeds} seeds",
-                "",
-                *table(found),
-            ]
+    """Yield the figure and the tables of a pattern, one for each comparison with results of two seeds or more."""
+    found = {comparison: runs for comparison, runs in shown(lines).items() if comparison.pattern == pattern}
+    if not found:
+        return
+    yield from ["", f"![Speed and final loss of each contender](../../papers/ddp/figures/{pattern}.svg)"]
+    for comparison, runs in found.items():
+        yield from ["", f"## {_title(comparison, runs)}", "", *table(runs)]
     yield ""
+
+
+def _title(comparison: Comparison, runs: Outcomes) -> str:
+    return f"{JOBS[comparison.job].title}, {comparison.n} workers, {len(runs[DDP])} seeds"
 
 
 def table(found: Outcomes) -> Iterator[str]:

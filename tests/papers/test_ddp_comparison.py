@@ -10,6 +10,7 @@ import pytest
 import paceline as pl
 from paceline.core.records import WorkerJoined, WorkerLost
 from paceline.experiments.advise.evidence import EVIDENCE
+from papers.ddp import outcomes as outcomes_module
 from papers.ddp import quick, run, settings, table, training
 from papers.ddp.jobs import make_job
 from papers.ddp.outcomes import all_lines, loss_difference, outcomes, speed_up
@@ -242,7 +243,7 @@ def test_a_trial_needs_a_pattern(capsys):
 
 def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch, tmp_path):
     trial = Comparison("digits", 8, "half", (DDP, WITHOUT_SLOW, AUTO), 2)
-    for module in (run, table):
+    for module in (run, outcomes_module):
         monkeypatch.setattr(module, "GRID", (trial,))
     for _ in range(2):  # the second time nothing is left to run
         run.main(["--figure", "untimed", "--figure", "timed", "--out", str(tmp_path)])
