@@ -75,7 +75,7 @@ def tables(pattern: str, lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _title(comparison: Comparison, runs: Outcomes) -> str:
-    return f"{JOBS[comparison.job].title}, {comparison.n} workers, {len(runs[DDP])} seeds"
+    return f"{JOBS[comparison.job].title}, {comparison.n} workers, {len(runs[AUTO])} seeds"
 
 
 def table(found: Outcomes) -> Iterator[str]:
