@@ -2,6 +2,7 @@
 
     python benchmarks/auto.py --part rates --workers 16
     python benchmarks/auto.py --part protocols --workers 16
+    python benchmarks/auto.py --part same_rule --workers 16
     python benchmarks/auto.py --part drift --workers 16 --spectra log
     python benchmarks/auto.py --part healthy --workers 16
 
@@ -147,6 +148,20 @@ def drift(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, 
     return against(statics(n), drifts(n), [Quadratic(each, 0.1) for each in spectra], replicas)
 
 
+def same_rule(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
+    """Yield the ratio of the time of `auto` to that of the best static under the same rule, for cells of noise 0.1."""
+    for name, cluster in clusters(n).items():
+        for problem in (Quadratic(spectrum, 0.1) for spectrum in spectra):
+            bsp_s, rate = tuned_time(problem, schedule("bsp", cluster), RATES, seed=1)
+            best, best_s = "bsp", LONGEST * bsp_s
+            for plan in statics(n):
+                ruled_s = time_by_rule(plan, cluster, problem, rate, best_s, replicas)
+                if ruled_s < best_s:
+                    best, best_s = plan, ruled_s
+            auto_s = time_by_rule("auto", cluster, problem, rate, LONGEST * best_s, replicas)
+            yield f"{name}, {problem.spectrum}, noise {problem.noise}, best {best}", auto_s / best_s
+
+
 def healthy(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
     """Yield the ratio of the time of `auto` to that of BSP, on workers that are equally fast."""
     uniform = {"uniform": clusters(n)["uniform"]}
@@ -173,6 +188,7 @@ def against(
 PARTS: Mapping[str, Callable[[int, Sequence[str], int], Iterator[tuple[str, float]]]] = {
     "rates": rates,
     "protocols": protocols,
+    "same_rule": same_rule,
     "drift": drift,
     "healthy": healthy,
 }
