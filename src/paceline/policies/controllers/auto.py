@@ -22,6 +22,7 @@ LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
 RANKED_EVERY = 16  # gradients after which the scores are compared again, with the phi of then
 LEAST_GAIN = 0.05  # of log S
 WORK = 500  # of the scoring at each arrival and each opening, in replayed round trips
+URGENT_WORK = 2000  # the same, before the first choice and after a change of the round trips
 SHOWN = 3
 BSP = Protocol("all", 0, "update", name="bsp")
 
@@ -29,7 +30,7 @@ BSP = Protocol("all", 0, "update", name="bsp")
 class AutoState(Stateful):
     """State of `Auto`: round trips, the scoring in progress, when the next one begins, and the latest scores."""
 
-    _saved = ("has_begun", "first_at", "due_at", "fresh_until", "ranked_at")
+    _saved = ("has_begun", "first_at", "due_at", "fresh_until", "ranked_at", "is_urgent")
     _parts = ("trips",)
 
     def __init__(self) -> None:
@@ -41,10 +42,12 @@ class AutoState(Stateful):
         self.has_begun = False
         self.first_at = self.due_at = FIRST_DECISION  # workload of the first choice, and of the next one
         self.fresh_until = 0  # workload up to which stale protocols are left out, because the loss had risen
+        self.is_urgent = True  # until a scoring is complete and no other one is due
 
     def hasten(self, workload: int) -> None:
         """Choose as soon as possible, but not before the first choice."""
         self.due_at = max(self.first_at, min(self.due_at, workload))
+        self.is_urgent = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -79,7 +82,8 @@ class Auto(StatefulController[AutoState]):
     gradients. It is also chosen when the round trips of a worker change, and when a protocol without a score may be
     chosen. In between the latest scores are compared again with the present phi, every 16 gradients. The protocol
     changes if log S grows by more than 0.05 and the gain until the next choice is larger than the price of the switch.
-    The candidates are replayed in small pieces, some at each arrival. When the loss has risen, or has not fallen yet,
+    The candidates are replayed in small pieces, some at each arrival, and more while the choice is urgent: before the
+    first one, and after a change of the round trips. When the loss has risen, or has not fallen yet,
     only protocols without stale gradients are candidates.
 
     The run begins with pull(k=K), K the gradients of an update that the learning rate was tuned for: its rate is the
@@ -121,10 +125,11 @@ class Auto(StatefulController[AutoState]):
             if state.trips.add(work.worker, Trip(work.elapsed_s, censored=True)):
                 state.hasten(observation.workload)
         if state.scoring is not None:
-            state.scoring.advance(WORK)
+            state.scoring.advance(URGENT_WORK if state.is_urgent else WORK)
         if state.scoring is not None and state.scoring.is_done:
             state.scored = dict(zip(state.candidates, state.scoring.scores, strict=True))
             state.scoring = None
+            state.is_urgent = observation.workload >= state.due_at
             return state, self._choose(state, observation, state.scored)
         if state.scoring is None and self._is_due(state, observation):
             self._begin_scoring(state, observation)

@@ -75,6 +75,37 @@ def test_the_first_choice_comes_after_24_gradients_and_a_replay_of_every_candida
     assert 24 + len(default_candidates(N)) // 2 <= first <= 24 + 2 * len(default_candidates(N))
 
 
+def gradients_of_a_scoring(run, trips_s):
+    """Return the number of gradients that arrive while the next scoring is in progress."""
+    while run.state.scoring is None:
+        run.work(1, trips_s)
+    begun = run.workload
+    while run.state.scoring is not None:
+        run.work(1, trips_s)
+    return run.workload - begun
+
+
+def test_the_first_scoring_and_those_after_a_change_take_fewer_arrivals():
+    run = AutoRun(Auto(), phi=100.0)
+    steady, changed = [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 8.0]
+    first, second = gradients_of_a_scoring(run, steady), gradients_of_a_scoring(run, steady)
+    after_change = gradients_of_a_scoring(run, changed)
+    assert not run.state.is_urgent
+    assert 2 * max(first, after_change) < second
+
+
+def test_a_change_during_a_scoring_makes_the_next_one_urgent_too():
+    run = AutoRun(Auto(), phi=100.0)
+    gradients_of_a_scoring(run, [1.0] * N)
+    while run.state.scoring is None:
+        run.work(1, [1.0] * N)
+    assert not run.state.is_urgent
+    run.state.hasten(run.workload)
+    while run.state.scoring is not None:
+        run.ask("arrival", arrival=Arrival(0.0, 0, 1), trip_s=1.0, accepted=True)
+    assert run.state.is_urgent
+
+
 def test_noise_calls_for_all_gradients_and_little_noise_for_few_fresh_ones():
     noisy, exact = AutoRun(Auto(), phi=1000.0), AutoRun(Auto(), phi=0.01)
     for run in (noisy, exact):
