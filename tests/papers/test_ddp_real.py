@@ -34,7 +34,7 @@ def slept_s(task, worker, draw):
     return task.sleeping.round_trips(task.seed).times(worker, draw, 0.0).compute_s
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_ranks_of_ddp_sleep_and_make_the_updates_of_the_simulation(folder):
     task = short(DDP)
     line = task.carry_out(Where(folder, updates=UPDATES))
