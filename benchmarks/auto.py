@@ -10,15 +10,20 @@ Each cell is a cluster, a noise level and a spectrum (`quadratics.py`). The lear
 2^(1/4), and is all that the rule and `auto` are given. Each static has the best rate of the same grid. Times are those
 at which the mean loss of all replicas of the noise reaches 0.1 % of the first loss; a ratio below 1 is faster than the
 tuned static. The constants of the rule were chosen with n = 16 and noise 0.03 and 0.1.
+
+A part takes hours: `--cells FOLDER` keeps each finished cell there, and measures only those that it lacks.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from math import exp, inf, log
+from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import paceline as pl
 from common import options, report
@@ -37,8 +42,25 @@ RATES = [2.0 ** (power / 4) for power in range(-28, 5)]
 NOISES = (0.03, 0.1, 0.2)
 GRADIENTS = 60_000  # of a schedule
 LONGEST = 3.0  # of the time of the best static, after which a run is given up
+USUAL = 1.3  # of that time, in which most runs reach the target
 
 
+class Cell(NamedTuple):
+    """Cell of a part.
+
+    Attributes:
+        name: cluster, problem or protocol that no other cell of the part has.
+        measure: returns the ratio of the two times, and what the other time was of.
+    """
+
+    name: str
+    measure: Callable[[], tuple[float, str]]
+
+
+Cells = Iterator[Cell]
+
+
+@lru_cache(maxsize=13)  # the cells of a cluster follow one another
 def schedule(plan: str, cluster: pl.Cluster) -> list[Update]:
     """Return the updates of a protocol on a cluster."""
     updates: list[Update] = []
@@ -75,6 +97,17 @@ def time_by_rule(
         if at_s > 0 and total / replicas <= problem.target:
             return at_s
     return inf
+
+
+def ratio_by_rule(
+    plan: str, cluster: pl.Cluster, problem: Quadratic, rate: float, other_s: float, replicas: int
+) -> float:
+    """Return the ratio of the time under the rule to another time; inf above LONGEST."""
+    for longest_s in (USUAL * other_s, LONGEST * other_s):
+        found_s = time_by_rule(plan, cluster, problem, rate, longest_s, replicas)
+        if found_s < inf:
+            break
+    return found_s / other_s
 
 
 def clusters(n: int) -> dict[str, pl.Cluster]:
@@ -126,72 +159,102 @@ def statics(n: int) -> list[str]:
     return ["bsp", "asp", *fresh, *batch, *stale]
 
 
-def rates(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of the time under the rule to that of the tuned rate, for each protocol and cell."""
+def rates(n: int, spectra: Sequence[str], replicas: int) -> Cells:
+    """Yield the time under the rule against that of the tuned rate, for each protocol and problem."""
     cluster = clusters(n)["shifted"]
-    schedules = {plan: schedule(plan, cluster) for plan in ("bsp", *ruled(n))}
-    for problem in (Quadratic(spectrum, noise) for spectrum in spectra for noise in NOISES):
-        _, rate = tuned_time(problem, schedules["bsp"], RATES, seed=1)
-        for plan in ruled(n):
-            tuned_s, _ = tuned_time(problem, schedules[plan], RATES, seed=1)
-            by_rule_s = time_by_rule(plan, cluster, problem, rate, LONGEST * tuned_s, replicas)
-            yield f"{problem.spectrum}, noise {problem.noise}, {plan}", by_rule_s / tuned_s
+
+    def measure(problem: Quadratic, plan: str) -> tuple[float, str]:
+        _, rate = tuned_time(problem, schedule("bsp", cluster), RATES, seed=1)
+        tuned_s, _ = tuned_time(problem, schedule(plan, cluster), RATES, seed=1)
+        return ratio_by_rule(plan, cluster, problem, rate, tuned_s, replicas), f"rate {rate:.3g}"
+
+    for plan in ruled(n):
+        for problem in noisy(spectra):
+            yield Cell(f"{problem.spectrum}, noise {problem.noise}, {plan}", partial(measure, problem, plan))
 
 
-def protocols(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of the time of `auto` to that of the best tuned static, for each cell."""
-    return against(statics(n), clusters(n), [Quadratic(each, noise) for each in spectra for noise in NOISES], replicas)
+def protocols(n: int, spectra: Sequence[str], replicas: int) -> Cells:
+    """Yield the time of `auto` against that of the best tuned static."""
+    return against(statics(n), clusters(n), noisy(spectra), replicas)
 
 
-def drift(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
-    """Yield that ratio for clusters in which the best protocol changes."""
-    return against(statics(n), drifts(n), [Quadratic(each, 0.1) for each in spectra], replicas)
+def drift(n: int, spectra: Sequence[str], replicas: int) -> Cells:
+    """Yield the same for clusters in which the best protocol changes."""
+    return against(statics(n), drifts(n), noisy(spectra, [0.1]), replicas)
 
 
-def same_rule(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of the time of `auto` to that of the best static under the same rule, for cells of noise 0.1."""
-    for name, cluster in clusters(n).items():
-        for problem in (Quadratic(spectrum, 0.1) for spectrum in spectra):
-            bsp_s, rate = tuned_time(problem, schedule("bsp", cluster), RATES, seed=1)
-            best, best_s = "bsp", LONGEST * bsp_s
-            for plan in statics(n):
-                ruled_s = time_by_rule(plan, cluster, problem, rate, best_s, replicas)
-                if ruled_s < best_s:
-                    best, best_s = plan, ruled_s
-            auto_s = time_by_rule("auto", cluster, problem, rate, LONGEST * best_s, replicas)
-            yield f"{name}, {problem.spectrum}, noise {problem.noise}, best {best}", auto_s / best_s
+def healthy(n: int, spectra: Sequence[str], replicas: int) -> Cells:
+    """Yield the time of `auto` against that of BSP, on workers that are equally fast."""
+    return against(["bsp"], {"uniform": clusters(n)["uniform"]}, noisy(spectra), replicas)
 
 
-def healthy(n: int, spectra: Sequence[str], replicas: int) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of the time of `auto` to that of BSP, on workers that are equally fast."""
-    uniform = {"uniform": clusters(n)["uniform"]}
-    return against(["bsp"], uniform, [Quadratic(each, noise) for each in spectra for noise in NOISES], replicas)
+def same_rule(n: int, spectra: Sequence[str], replicas: int) -> Cells:
+    """Yield the time of `auto` against that of the best static under the same rule, for noise 0.1."""
+
+    def measure(cluster: pl.Cluster, problem: Quadratic) -> tuple[float, str]:
+        bsp_s, rate = tuned_time(problem, schedule("bsp", cluster), RATES, seed=1)
+        best, best_s = "bsp", LONGEST * bsp_s
+        for plan in statics(n):
+            ruled_s = time_by_rule(plan, cluster, problem, rate, best_s, replicas)
+            if ruled_s < best_s:
+                best, best_s = plan, ruled_s
+        return ratio_by_rule("auto", cluster, problem, rate, best_s, replicas), f"best {best}"
+
+    return cells_of(measure, clusters(n), noisy(spectra, [0.1]))
 
 
-def against(
-    plans: Sequence[str], on: Mapping[str, pl.Cluster], problems: Sequence[Quadratic], replicas: int
-) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of the time of `auto` to that of the best of some plans, BSP among them, for each cell."""
+def against(plans: Sequence[str], on: Mapping[str, pl.Cluster], problems: Sequence[Quadratic], replicas: int) -> Cells:
+    """Yield the time of `auto` against that of the best of some plans, BSP among them."""
+
+    def measure(cluster: pl.Cluster, problem: Quadratic) -> tuple[float, str]:
+        best = "bsp"
+        best_s, rate = tuned_time(problem, schedule(best, cluster), RATES, seed=1)
+        for plan in plans:
+            tuned_s, _ = tuned_time(problem, schedule(plan, cluster), RATES, seed=1, longest_s=best_s)
+            if tuned_s < best_s:
+                best, best_s = plan, tuned_s
+        return ratio_by_rule("auto", cluster, problem, rate, best_s, replicas), f"best {best}"
+
+    return cells_of(measure, on, problems)
+
+
+def noisy(spectra: Sequence[str], noises: Sequence[float] = NOISES) -> list[Quadratic]:
+    """Return the quadratics of some spectra and noise levels."""
+    return [Quadratic(spectrum, noise) for spectrum in spectra for noise in noises]
+
+
+def cells_of(
+    measure: Callable[[pl.Cluster, Quadratic], tuple[float, str]],
+    on: Mapping[str, pl.Cluster],
+    problems: Sequence[Quadratic],
+) -> Cells:
+    """Yield a cell for each cluster and problem."""
     for name, cluster in on.items():
-        schedules = {plan: schedule(plan, cluster) for plan in plans}
         for problem in problems:
-            best = "bsp"
-            best_s, rate = tuned_time(problem, schedules[best], RATES, seed=1)
-            for plan, updates in schedules.items():
-                tuned_s, _ = tuned_time(problem, updates, RATES, seed=1, longest_s=best_s)
-                if tuned_s < best_s:
-                    best, best_s = plan, tuned_s
-            auto_s = time_by_rule("auto", cluster, problem, rate, LONGEST * best_s, replicas)
-            yield f"{name}, {problem.spectrum}, noise {problem.noise}, best {best}", auto_s / best_s
+            yield Cell(f"{name}, {problem.spectrum}, noise {problem.noise}", partial(measure, cluster, problem))
 
 
-PARTS: Mapping[str, Callable[[int, Sequence[str], int], Iterator[tuple[str, float]]]] = {
+PARTS: Mapping[str, Callable[[int, Sequence[str], int], Cells]] = {
     "rates": rates,
     "protocols": protocols,
     "same_rule": same_rule,
     "drift": drift,
     "healthy": healthy,
 }
+
+
+def measured(cells: Cells, kept: Path | None) -> dict[str, float]:
+    """Return the ratio of each cell, measured unless a file has it; add those that are measured to the file."""
+    lines = kept.read_text().splitlines() if kept is not None and kept.exists() else []
+    found = {line["cell"]: line for line in map(json.loads, lines)}
+    for cell in cells:
+        if cell.name not in found:
+            ratio, other = cell.measure()
+            found[cell.name] = {"cell": cell.name, "ratio": ratio, "against": other}
+            if kept is not None:
+                with kept.open("a") as file:
+                    file.write(json.dumps(found[cell.name]) + "\n")
+    return {f"{name}, {line['against']}": line["ratio"] for name, line in found.items()}
 
 
 def summary(ratios: Mapping[str, float]) -> dict[str, Any]:
@@ -212,9 +275,11 @@ def main() -> None:
     parser.add_argument("--part", choices=list(PARTS), default="rates", help="what is measured")
     parser.add_argument("--workers", type=int, default=16, help="number of workers (default 16)")
     parser.add_argument("--spectra", nargs="+", default=["log", "square"], help="spectra (default log square)")
+    parser.add_argument("--cells", type=Path, help="folder that keeps the finished cells")
     given = parser.parse_args()
     warnings.simplefilter("ignore", PacelineWarning)
-    found = summary(dict(PARTS[given.part](given.workers, given.spectra, given.rounds)))
+    kept = given.cells and given.cells / f"{given.part}_{given.workers}_{given.rounds}.jsonl"
+    found = summary(measured(PARTS[given.part](given.workers, given.spectra, given.rounds), kept))
     report(f"auto_{given.part}_{given.workers}", given, {"workers": given.workers, "replicas": given.rounds, **found})
 
 
