@@ -17,21 +17,21 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline as pl
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
-from papers.ddp.real import Order, Real, Snapshots
+from papers.ddp.real import RankArguments, Real, Snapshots
 from papers.store import Line
 
 
 def main() -> None:
-    order = Order.of(sys.argv[1])
-    task, job = order.task, order.task.job(order.folder)
+    given = RankArguments.of(sys.argv[1])
+    task, job = given.task, given.task.job(given.folder)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, snapshots = dist.get_rank(), Snapshots(task.every)
-    updates = min(task.gradients // task.live, order.updates or task.gradients)
+    updates = min(task.gradients // task.live, given.updates or task.gradients)
     result = train(task, job, updates, snapshots)
     dist.destroy_process_group()
     if rank == 0:
-        order.out.write_text(json.dumps({"evaluated": snapshots.evaluated(job, task.seed), **result}))
+        given.out.write_text(json.dumps({"evaluated": snapshots.evaluated(job, task.seed), **result}))
 
 
 def train(task: Real, job: pl.Job, updates: int, snapshots: Snapshots) -> Line:

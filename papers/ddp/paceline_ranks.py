@@ -12,19 +12,19 @@ from torch import Tensor
 
 import paceline as pl
 from paceline.core.records import UpdateMade
-from papers.ddp.real import Order, Snapshots, measured
+from papers.ddp.real import RankArguments, Snapshots, measured
 
 
 def main() -> None:
-    order = Order.of(sys.argv[1])
-    task, job = order.task, order.task.job(order.folder)
+    given = RankArguments.of(sys.argv[1])
+    task, job = given.task, given.task.job(given.folder)
     server = Server(job, task.every)
     cluster = pl.Torchrun(threads=1, slowness=task.sleeping)
     trained = replace(job, optimizer=server.make_optimizer, eval_data=None)
-    result = task.train(trained, cluster, order.updates, callbacks=[server])
+    result = task.train(trained, cluster, given.updates, callbacks=[server])
     if cluster.is_server:
         evaluated = server.snapshots.evaluated(job, task.seed)
-        order.out.write_text(json.dumps({"evaluated": evaluated, **measured(result)}))
+        given.out.write_text(json.dumps({"evaluated": evaluated, **measured(result)}))
 
 
 class Server(pl.Callback):

@@ -139,14 +139,14 @@ class Real:
         ranks = self.live if is_ddp else self.live + 1  # and the server
         options = ("--standalone", "--monitor-interval", "0.1", "--nproc-per-node", str(ranks))
         with TemporaryDirectory() as folder:
-            order = Order(self, where.folder.resolve(), where.updates, Path(folder) / "result.json")
-            command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", module, order.text()]
+            given = RankArguments(self, where.folder.resolve(), where.updates, Path(folder) / "result.json")
+            command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", module, given.text()]
             subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            result: Line = json.loads(order.out.read_text())
+            result: Line = json.loads(given.out.read_text())
         return result
 
 
-class Order(NamedTuple):
+class RankArguments(NamedTuple):
     """Command-line argument of every rank.
 
     Attributes:
@@ -162,12 +162,12 @@ class Order(NamedTuple):
     out: Path
 
     def text(self) -> str:
-        """Return the order as JSON."""
+        """Return the arguments as JSON."""
         return json.dumps([asdict(self.task), str(self.folder), self.updates, str(self.out)])
 
     @classmethod
-    def of(cls, text: str) -> Order:
-        """Return the order of such a text."""
+    def of(cls, text: str) -> RankArguments:
+        """Return the arguments of such a text."""
         task, folder, updates, out = json.loads(text)
         return cls(Real(**task), Path(folder), updates, Path(out))
 

@@ -15,7 +15,7 @@ class Evidence(NamedTuple):
     Attributes:
         pattern: name of the pattern, and of its page in docs/evidence.
         seen: pattern as a user sees it.
-        typed: what to type there.
+        typed: what to type there, for n workers.
     """
 
     pattern: SlownessPattern
@@ -45,7 +45,7 @@ EVIDENCE: Mapping[SlownessPattern, Evidence] = {
 
 
 def nearest_evidence(trace: Trace) -> Evidence:
-    """Return the comparison with DDP that is nearest to the computing times of a trace.
+    """Return the comparison with DDP that is nearest to the computing times of a trace, with its number of workers.
 
     A worker whose work was always interrupted has the seconds until then.
     """
@@ -54,4 +54,5 @@ def nearest_evidence(trace: Trace) -> Evidence:
     for row in trace.rows:
         (interrupted if row.censored else finished)[row.worker].append(row.compute_s)
     times_s = [own or until for own, until in zip(finished, interrupted, strict=True) if own or until]
-    return EVIDENCE[slowness_pattern(times_s)]
+    nearest = EVIDENCE[slowness_pattern(times_s)]
+    return nearest._replace(typed=nearest.typed.replace("n-1", str(trace.workers - 1)))

@@ -26,7 +26,7 @@ def trace(seconds, interrupted=()):
     ("seconds", "pattern"), [([1.0] * 4, "none"), ([1.0, 1.0, 2.0], "half"), ([1.0, 1.0, 1.0, 5.0], "quarter")]
 )
 def test_the_pattern_is_that_of_the_computing_times(seconds, pattern):
-    assert nearest_evidence(trace(seconds)) == EVIDENCE[pattern]
+    assert nearest_evidence(trace(seconds)).pattern == pattern
 
 
 def test_a_worker_that_is_always_interrupted_is_slow():
@@ -38,7 +38,9 @@ def test_the_advice_names_the_page():
     assert advice.evidence.pattern == "half"
     assert "compared with DDP: one worker has half the speed" in str(advice)
     assert "evidence/half" in str(advice)
-    assert json.loads(json.dumps(advice.as_json()))["evidence"]["typed"] == EVIDENCE["half"].typed
+    assert "There, type k_sync(k=2), or use DDP" in " ".join(str(advice).split())
+    typed = json.loads(json.dumps(advice.as_json()))["evidence"]["typed"]
+    assert typed == "k_sync(k=2), or use DDP without that worker"
 
 
 def test_another_cluster_has_not_the_evidence_of_the_recorded_one():
