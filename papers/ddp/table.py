@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.utils.confidence_intervals import Interval
+from papers.ddp.goals import goals
 from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, shown, speed_up
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import AUTO, DDP, JOBS, RESULTS, WITHOUT_SLOW, Comparison
@@ -60,6 +61,11 @@ def overview(lines: Sequence[Line]) -> Iterator[str]:
         loss = _shown(loss_difference(runs[AUTO], runs[DDP]), "+.3f")
         link = f"[{comparison.pattern}]({comparison.pattern}.md)"
         yield f"| {link} | {_title(comparison, runs)} | {' | '.join(columns)} | {loss} |"
+    yield from ["", "The goals for `auto`, each with the comparison that is farthest from it:", ""]
+    yield "| goal | measured | reached |"
+    yield "| --- | --- | --- |"
+    for goal in goals(found):
+        yield f"| {goal.text} | {goal.measured} | {'yes' if goal.is_reached else '**no**'} |"
     yield ""
 
 

@@ -12,8 +12,9 @@ from paceline.core.records import WorkerJoined, WorkerLost
 from paceline.experiments.advise.evidence import EVIDENCE
 from papers.ddp import outcomes as outcomes_module
 from papers.ddp import quick, run, settings, table, training
+from papers.ddp.goals import goals
 from papers.ddp.jobs import make_job
-from papers.ddp.outcomes import all_lines, loss_difference, outcomes, speed_up
+from papers.ddp.outcomes import Outcome, all_lines, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import GRADIENT_S, PATTERNS
 from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
 from papers.ddp.times import cluster_of, death_of, seconds_at
@@ -214,6 +215,39 @@ def test_runs_at_another_rate_or_pattern_are_left_out():
     other_pattern = [lines[0], replaced(lines[1], pattern="none")]
     assert outcomes(HALF, other_rate)[DDP] == {}
     assert outcomes(HALF, other_pattern)["k_sync(k=n-1)"] == {}
+
+
+def runs_of(times, losses=(0.2, 0.2)):
+    """Return the outcomes of two seeds, one of which is 10 % slower than the other."""
+    return {seed: Outcome(losses[seed], 0.9, 9.0, times * (1 + seed / 10), 8, 0.1) for seed in (0, 1)}
+
+
+def test_each_goal_is_measured_where_it_is_missed_most():
+    even = {DDP: runs_of(1.0), WITHOUT_SLOW: runs_of(1.0)}
+    found = {
+        HALF._replace(pattern="none"): {**even, AUTO: runs_of(1.0)},
+        HALF: {**even, WITHOUT_SLOW: runs_of(0.5), AUTO: runs_of(0.8)},  # slower than DDP without the slow worker
+        HALF._replace(pattern="rotating"): {**even, AUTO: runs_of(0.5)},
+        HALF._replace(pattern="ladder"): {**even, AUTO: runs_of(0.9)},
+        HALF._replace(pattern="death"): {**even, AUTO: runs_of(1.0, losses=(0.2, 0.3))},
+    }
+    healthy, everywhere, faster, loss = goals(found)
+    assert (healthy.measured[:4], healthy.is_reached) == ("1.00", True)
+    assert (everywhere.measured[:4], everywhere.is_reached) == ("1.60", False)
+    assert everywhere.measured.endswith("half, MNIST CNN, 8 workers")
+    assert (faster.measured[:4], faster.is_reached) == ("1.11", False)
+    assert faster.measured.endswith("ladder, MNIST CNN, 8 workers")
+    assert (loss.measured[:6], loss.is_reached) == ("+0.050", False)
+    without = {comparison: runs for comparison, runs in found.items() if comparison.pattern in ("none", "rotating")}
+    assert [goal.is_reached for goal in goals(without)] == [True, True, True, True]
+
+
+def test_a_goal_is_missed_where_auto_does_not_reach_the_target():
+    runs = {DDP: runs_of(1.0), WITHOUT_SLOW: runs_of(1.0), AUTO: runs_of(inf)}
+    healthy, everywhere, _ = goals({HALF._replace(pattern="none"): runs})
+    assert not healthy.is_reached
+    assert not everywhere.is_reached
+    assert healthy.measured.startswith("inf")
 
 
 def replaced(line, **asked):
