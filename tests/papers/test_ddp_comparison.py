@@ -304,8 +304,8 @@ def test_the_pages_show_the_kept_results():
     for pattern in PATTERNS:
         page = (table.PAGES / f"{pattern}.md").read_text()
         assert table.with_tables(page, table.tables(pattern, lines)) == page
-    page = (table.PAGES / "index.md").read_text()
-    assert table.with_tables(page, table.overview(lines)) == page
+    for page, rows in ((table.PAGES / "index.md", table.overview(lines)), (table.README, table.summary(lines))):
+        assert table.with_tables(page.read_text(), rows) == page.read_text()
 
 
 def test_the_page_says_what_the_advice_says():
