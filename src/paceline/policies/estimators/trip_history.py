@@ -195,11 +195,11 @@ class TripHistory:
             return [[1.0] for _ in numbers]
         tail_s = _mean_s(every)
         completed = {worker: _completed(own[worker], tail_s, i) for i, worker in enumerate(numbers)}
-        pool = sorted(chain(*completed.values()))
-        shrink = _shrinkage(list(completed.values()))
+        levels = dict(zip(numbers, _levels(list(completed.values())), strict=True))
+        pool = sorted(seconds / levels[worker] for worker in numbers for seconds in completed[worker])
         table = []
         for worker in numbers:
-            recent = _filled(completed[worker], pool, shrink)
+            recent = _filled(completed[worker], pool, levels[worker])
             old = self._workers[worker].old if worker in self._workers else ()
             table.append(_mixed(recent, [_longer(trip, recent) for trip in old], worker))
         return table
@@ -275,34 +275,39 @@ def _completed(trips: Sequence[Trip], tail_s: float, number: int) -> list[float]
     return list(chain(*seconds))
 
 
-def _shrinkage(workers: list[list[float]]) -> tuple[float, float, float]:
-    """Return the mean of the logarithms of trips, and their variance within and between workers."""
-    logs = [[log(max(each, 1e-12)) for each in seconds] for seconds in workers if seconds]
-    means = [fmean(each) for each in logs]
+def _levels(workers: Sequence[Sequence[float]]) -> list[float]:
+    """Return the geometric mean of the trips of each worker, the nearer to that of all the fewer trips it has.
+
+    Source: Efron and Morris, "Stein's estimation rule and its competitors", 1973.
+    """
+    logs = [[log(max(each, 1e-12)) for each in seconds] for seconds in workers]
+    means = [fmean(each) for each in logs if each]
     total = fmean(means)
-    freedom = sum(len(each) - 1 for each in logs)
-    within = sum((value - mean) ** 2 for each, mean in zip(logs, means, strict=True) for value in each)
+    freedom = sum(len(each) - 1 for each in logs if each)
+    within = sum((value - fmean(each)) ** 2 for each in logs for value in each)
     within = within / freedom if freedom else 1.0
-    if len(means) < 2:
-        return total, within, 0.0
-    spread = sum((mean - total) ** 2 for mean in means) / (len(means) - 1)
-    between = max(0.0, spread - within * fmean(1.0 / len(each) for each in logs))
-    return total, within, between
+    between = 0.0
+    if len(means) > 1:
+        spread = sum((mean - total) ** 2 for mean in means) / (len(means) - 1)
+        between = max(0.0, spread - within * fmean(1.0 / len(each) for each in logs if each))
+    levels = []
+    for each in logs:
+        trust = between / (between + within / len(each)) if each and between > 0 else 0.0
+        levels.append(exp(total + trust * (fmean(each or [total]) - total)))
+    return levels
 
 
-def _filled(own: list[float], pool: list[float], shrinkage: tuple[float, float, float]) -> list[float]:
-    """Return the trips of a worker, with trips of the others at its speed if it has fewer than eight."""
+def _filled(own: list[float], pool: list[float], level: float) -> list[float]:
+    """Return the trips of a worker, with trips of a pool if it has fewer than eight.
+
+    Args:
+        own: its trips.
+        pool: trips of all workers, each divided by the level of its worker.
+        level: level of this worker.
+    """
     missing = ENOUGH - len(own)
-    if missing <= 0:
-        return own
-    total, within, between = shrinkage
-    speed = 1.0
-    if own and between > 0:
-        trust = between / (between + within / len(own))
-        speed = exp(trust * (fmean(log(max(each, 1e-12)) for each in own) - total))
     first = len(own) * GOLDEN % 1.0
-    others = [pool[int(((i + 1) * GOLDEN + first) % 1.0 * len(pool))] * speed for i in range(missing)]
-    return own + others
+    return own + [level * pool[int(((i + 1) * GOLDEN + first) % 1.0 * len(pool))] for i in range(missing)]
 
 
 def _longer(trip: Trip, recent: Sequence[float]) -> float:

@@ -134,6 +134,12 @@ def test_a_worker_with_few_trips_gets_those_of_the_others_at_its_own_speed():
     assert fmean(slow.table(range(4), {})[3]) == pytest.approx(5.2, rel=0.1)
 
 
+def test_a_fast_worker_makes_the_trips_of_the_others_neither_faster_nor_more_random():
+    ours = history([*[(0, 0.1)] * 9, (1, 0.9), (1, 1.1), (2, 1.0)])
+    _, *others = ours.table([0, 1, 2], {})
+    assert all(0.8 < seconds < 1.25 for trips in others for seconds in trips)
+
+
 def test_slowness_that_is_rare_is_not_forgotten():
     before = [(worker, 30.0 if i % 25 == worker else 1.0) for i in range(200) for worker in range(16)]
     ours = history([*before, *((worker, 1.0) for _ in range(40) for worker in range(16))])
