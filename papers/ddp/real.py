@@ -35,6 +35,7 @@ SEEDS = 3
 COMPUTING_S = 0.01  # processor time of a gradient on this project's machine: 8 ms alone, 13 ms on busy cores
 SLOWER = 2.0  # four workers share two cores: computing must be a small part of the time
 JOB = "mnist"
+TITLE = "MNIST CNN on 4 real processes, which sleep for most of a gradient"
 ROOT = Path(__file__).parents[2]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from paceline.utils.confidence_intervals import Interval
+from papers.ddp import real
 from papers.ddp.goals import goals
 from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, shown, speed_up
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import AUTO, DDP, JOBS, RESULTS, WITHOUT_SLOW, Comparison
-from papers.store import Line
+from papers.store import Line, Store
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -38,7 +40,8 @@ def main(results: Path = RESULTS, pages: Path = PAGES, first_page: Path = README
         page = pages / f"{pattern}.md"
         page.write_text(with_tables(page.read_text(), tables(pattern, lines)))
     index = pages / "index.md"
-    index.write_text(with_tables(index.read_text(), overview(lines)))
+    checked = Store(results / "real.jsonl").lines()
+    index.write_text(with_tables(index.read_text(), [*overview(lines), *check(checked)]))
 
 
 def with_tables(page: str, rows: Iterable[str]) -> str:
@@ -73,17 +76,38 @@ def overview(lines: Sequence[Line]) -> Iterator[str]:
     yield ""
 
 
+def check(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a table of the times of real processes and of the simulator, a row for each pattern and contender."""
+    times: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for (pattern, contender, _), each in real.compared(lines).items():
+        times[pattern, contender].append((each.real.run, each.simulated.run))
+    if not times:
+        return
+    yield f"{real.TITLE}: seconds for the same samples, divided by those of DDP."
+    yield ""
+    yield "| pattern | contender | seeds | real processes | simulated | difference |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for (pattern, contender), pairs in times.items():
+        ours, simulated = (geometric_mean(column) for column in zip(*pairs, strict=True))
+        columns = f"{len(pairs)} | {ours:.3f} | {simulated:.3f} | {100 * (ours / simulated - 1):+.1f} %"
+        yield f"| {pattern} | {contender} | {columns} |"
+    yield ""
+
+
 def summary(lines: Sequence[Line]) -> Iterator[str]:
     """Yield the figure and a sentence with four numbers: how many times faster than DDP `auto` is."""
     found = {each.pattern: runs for each, runs in shown(lines).items() if (each.job, each.n) == FIRST}
+    if not found:
+        return
     faster = {pattern: speed_up(runs[AUTO], runs[DDP]) for pattern, runs in found.items()}
-    times = {pattern: f"{each.estimate:.1f}" if each else "-" for pattern, each in faster.items()}
+    times = {pattern: f"**{each.estimate:.1f} times**" for pattern, each in faster.items() if each}
+    often, turns, ladder, none = (times.get(each, "-") for each in ("transient", "rotating", "ladder", "none"))
     seeds = min(len(runs[AUTO]) for runs in found.values())
     yield "![Times faster than DDP](papers/ddp/figures/overview.svg)"
     yield ""
-    yield f"Given DDP's learning rate, `auto` reaches DDP's loss **{times['transient']} times faster** where 5 % of the"
-    yield f"gradients are slow. Where each worker in turn is slow, it is **{times['rotating']} times** faster; with speeds"
-    yield f"from 1 to 1/3, **{times['ladder']} times**. Where no worker is slow, it is **{times['none']} times** as fast."
+    yield "Given DDP's learning rate, `auto` reaches DDP's loss"
+    yield f"{often} faster where 5 % of the gradients are slow. Where each worker in turn is slow, it is {turns} faster;"
+    yield f"with speeds from 1 to 1/3, {ladder}. Where no worker is slow, it is {none} as fast."
     yield f"These are simulated clusters, a CNN on MNIST and {seeds} paired seeds"
     yield "([intervals, all patterns, and where it does not pay](docs/evidence/index.md))."
 

@@ -19,6 +19,7 @@ from papers.ddp.patterns import GRADIENT_S, PATTERNS
 from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
 from papers.ddp.times import cluster_of, death_of, seconds_at
 from papers.ddp.training import Timed, Untimed, task_of
+from papers.store import Store
 from papers.tasks import Where
 
 HERE = Where(Path())
@@ -304,7 +305,9 @@ def test_the_pages_show_the_kept_results():
     for pattern in PATTERNS:
         page = (table.PAGES / f"{pattern}.md").read_text()
         assert table.with_tables(page, table.tables(pattern, lines)) == page
-    for page, rows in ((table.PAGES / "index.md", table.overview(lines)), (table.README, table.summary(lines))):
+    checked = table.check(Store(settings.RESULTS / "real.jsonl").lines())
+    index = [*table.overview(lines), *checked]
+    for page, rows in ((table.PAGES / "index.md", index), (table.README, table.summary(lines))):
         assert table.with_tables(page.read_text(), rows) == page.read_text()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import paceline as pl
-from papers.ddp import real
+from papers.ddp import real, table
 from papers.ddp.paceline_ranks import Server
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.real import COMPUTING_S, Real, Snapshots, compared, slowed
@@ -118,6 +118,8 @@ def test_seconds_are_compared_with_those_of_ddp():
     found = compared([ours, ddp, alone])
     assert list(found) == [("half", AUTO, 0)]
     assert found["half", AUTO, 0].real == pytest.approx((4.0 / 8.0, 2.0 / 8.0))
+    assert list(table.check([ours, ddp, alone]))[-2] == "| half | auto | 1 | 0.500 | 0.750 | -33.3 % |"
+    assert list(table.check([ours])) == []
     assert found["half", AUTO, 0].simulated == pytest.approx((3.0 / 4.0, inf))
 
 
