@@ -106,8 +106,8 @@ def summary(lines: Sequence[Line]) -> Iterator[str]:
     yield "![Times faster than DDP](papers/ddp/figures/overview.svg)"
     yield ""
     yield "Given DDP's learning rate, `auto` reaches DDP's loss"
-    yield f"{often} faster where 5 % of the gradients are slow. Where each worker in turn is slow, it is {turns} faster;"
-    yield f"with speeds from 1 to 1/3, {ladder}. Where no worker is slow, it is {none} as fast."
+    yield f"{often} faster where 5 % of the gradients are slow. Where each worker in turn is slow, it is {turns}"
+    yield f"faster; with speeds from 1 to 1/3, {ladder}. Where no worker is slow, it is {none} as fast."
     yield f"These are simulated clusters, a CNN on MNIST and {seeds} paired seeds"
     yield "([intervals, all patterns, and where it does not pay](docs/evidence/index.md))."
 
