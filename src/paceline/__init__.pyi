@@ -98,6 +98,7 @@ from .policies.controllers.straggler_policies import Elastic as Elastic
 from .policies.controllers.straggler_policies import Greedy as Greedy
 from .policies.controllers.straggler_policies import Stragglers as Stragglers
 from .policies.learning_rate import LinearSchedule as LinearSchedule
+from .policies.outer_optimizer import OuterSGD as OuterSGD
 from .protocols.allreduce import AllReduceConfig as AllReduceConfig
 from .protocols.protocol import Phase as Phase
 from .protocols.protocol import Plan as Plan

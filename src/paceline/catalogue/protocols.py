@@ -16,6 +16,7 @@ from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.estimators.update_time import Unobserved
+from paceline.policies.outer_optimizer import parse_outer
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
@@ -277,16 +278,20 @@ def all_reduce() -> Phase:
 
 
 @named
-def local_sgd(H: int) -> Phase:
+def local_sgd(H: int, outer: str | None = None) -> Phase:
     """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
 
     Args:
         H: number of gradients of each worker from one average to the next, >= 1.
+        outer: outer optimizer of the average, as "nesterov(lr=0.7, momentum=0.9)" of DiLoCo, or "sgd(lr=1)"; the mean
+            of the parameters if not given.
 
-    Paper: Stich, "Local SGD converges fast and communicates little", 2019.
+    Paper: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo", 2023.
     """
     check_range("[1, inf)", Integral, H=H)
-    return _serverless(AllReduceConfig("updates", period=H), f"local_sgd(H={H})")
+    optimizer = parse_outer(outer) if outer is not None else None
+    told = f", outer='{optimizer!r}'" if optimizer is not None else ""
+    return _serverless(AllReduceConfig("updates", period=H, outer=optimizer), f"local_sgd(H={H}{told})")
 
 
 @named

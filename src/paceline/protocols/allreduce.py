@@ -11,6 +11,7 @@ from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from paceline.policies.compensation.base import Compensator
+    from paceline.policies.outer_optimizer import OuterSGD
 
 
 @checked_dataclass(frozen=True)
@@ -28,17 +29,20 @@ class AllReduceConfig:
         correction: correction of such a gradient for the distance between the worker's parameters and the average;
             None for no correction.
         period: iterations from one all-reduce to the next, >= 1; in between, each worker steps by itself.
+        outer: optimizer that steps the average with the mean of the workers' steps; None for that mean itself.
 
     Raises:
         UsageError: a knob is out of its range.
 
-    Source: Rigazzi, "DC-S3GD", 2019, Sect. III (updates that overlap, with a correction).
+    Source: Rigazzi, "DC-S3GD", 2019, Sect. III (updates that overlap, with a correction); Douillard et al., "DiLoCo",
+    2023 (outer optimizer).
     """
 
     sums: Literal["gradients", "updates"]
     overlaps: bool = False
     correction: Compensator | None = None
     period: int = 1
+    outer: OuterSGD | None = None
 
     def __post_init__(self) -> None:
         check_range("[1, inf)", Integral, period=self.period)
@@ -50,6 +54,8 @@ class AllReduceConfig:
             raise UsageError(f"overlaps=True sums in every iteration, given period={self.period}; expected one of them")
         if self.correction is not None and not self.overlaps:
             raise UsageError(f"{self.correction!r} corrects gradients that overlap a sum; give overlaps=True")
+        if self.outer is not None and (self.overlaps or self.sums == "gradients"):
+            raise UsageError(f"{self.outer!r} steps with updates that do not overlap; give sums='updates' alone")
 
     def communicates(self, iteration: int) -> bool:
         """Return whether an all-reduce follows this iteration; iterations count from 1."""

@@ -20,11 +20,12 @@ from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuo
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
+from paceline.policies.outer_optimizer import OuterSGD
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import Momentum
 from paceline.protocols.protocol import Phase, Plan, Protocol
 
-Part = Controller[Any] | Compensator
+Part = Controller[Any] | Compensator | OuterSGD
 
 # Names in `run.json`: a class may be renamed, its name here may not.
 _KINDS: Mapping[str, type[Part]] = {
@@ -40,6 +41,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "dc_s3gd": DCS3GD,
     "elastic": Elastic,
     "greedy": Greedy,
+    "outer_sgd": OuterSGD,
     "staleness_lr": StalenessLR,
     "staleness_weight": StalenessWeight,
     "stragglers": Stragglers,
@@ -62,24 +64,18 @@ def plan_of(phases: Sequence[Json]) -> Plan:
 
 
 def _phase_as_data(phase: Phase) -> dict[str, Any]:
-    allreduce = phase.allreduce
-    if allreduce is not None:
-        correction = _part_as_data(allreduce.correction) if allreduce.correction else None
     return {
         "protocol": _knobs(phase.protocol),
         "controllers": [_part_as_data(each) for each in phase.controllers],
         "compensators": [_part_as_data(each) for each in phase.compensators],
         "momentum": _knobs(phase.momentum),
-        "allreduce": {**_knobs(allreduce), "correction": correction} if allreduce is not None else None,
+        "allreduce": _allreduce_as_data(phase.allreduce) if phase.allreduce is not None else None,
         "end": _knobs(phase.end) if phase.end is not None else None,
         "name": phase.name,
     }
 
 
 def _phase(data: Mapping[str, Any]) -> Phase:
-    allreduce = data["allreduce"]
-    if allreduce is not None and allreduce["correction"] is not None:
-        allreduce = {**allreduce, "correction": _part(allreduce["correction"])}
     return Phase(
         Protocol(**data["protocol"]),
         controllers=tuple(_part(each) for each in data["controllers"]),  # type: ignore[misc]  # checked by Phase
@@ -87,8 +83,18 @@ def _phase(data: Mapping[str, Any]) -> Phase:
         name=data["name"],
         compensators=tuple(_part(each) for each in data["compensators"]),  # type: ignore[misc]  # checked by Phase
         momentum=Momentum(**data["momentum"]),
-        allreduce=AllReduceConfig(**allreduce) if allreduce is not None else None,
+        allreduce=_allreduce(data["allreduce"]) if data["allreduce"] is not None else None,
     )
+
+
+def _allreduce_as_data(allreduce: AllReduceConfig) -> dict[str, Any]:
+    parts = {name: getattr(allreduce, name) for name in ("correction", "outer")}
+    return {**_knobs(allreduce), **{name: part and _part_as_data(part) for name, part in parts.items()}}
+
+
+def _allreduce(data: Mapping[str, Any]) -> AllReduceConfig:
+    knobs: dict[str, Any] = {name: _part(each) if isinstance(each, Mapping) else each for name, each in data.items()}
+    return AllReduceConfig(**knobs)
 
 
 def _part_as_data(part: Part) -> dict[str, Any]:

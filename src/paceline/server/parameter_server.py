@@ -71,7 +71,7 @@ class ParameterServer:
             view.copy_(tensor.detach())
         self._accumulator = GradientAccumulator(layout, self.device)
         self._monitor: ZeroGradientMonitor | None = None
-        self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators
+        self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
         self._meter = StepMeter(self.optimizer, self.state.flat_parameters, self._vector)
@@ -147,13 +147,16 @@ class ParameterServer:
         )
         done = []
         for compensator in compensators:
-            memory = self._memories.setdefault(repr(compensator), {})
-            factor = compensator.compensate(delayed, memory)
+            factor = compensator.compensate(delayed, self.memory(compensator))
             if compensator.kind == "scale":
                 check_range("(0, inf)", **{f"the step scale of {compensator.name}": factor})
             done.append(Compensation(compensator.formula, factor))
         is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
         return tuple(done), not is_corrected or self._is_finite(gradient)
+
+    def memory(self, part: object) -> dict[str, list[Tensor]]:
+        """Return the flat vectors of a compensator or an outer optimizer, which it may change; they are saved."""
+        return self._memories.setdefault(repr(part), {})
 
     def _is_finite(self, gradient: FlatBuffers) -> bool:
         """Return whether all elements of a gradient are finite, by its squared norm: one pass over the memory."""

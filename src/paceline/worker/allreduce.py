@@ -150,17 +150,22 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     A distance within rounding counts as zero: eq. (17) would turn it into a fifth of the gradient.
 
+    An outer optimizer steps the average at the sums after which the workers continue from it; at other sums, which
+    evaluations and the end of the run need, the average is the mean of the workers' parameters.
+
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
         layout: layout of the model.
-        allreduce: whether sums overlap gradients, and the correction.
+        allreduce: whether sums overlap gradients, the correction, and the outer optimizer.
 
-    Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1 and eq. (7) to (12); Stich, "Local SGD", 2019.
+    Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1 and eq. (7) to (12); Stich, "Local SGD", 2019;
+    Douillard et al., "DiLoCo", 2023.
     """
 
     def __init__(self, server: ParameterServer, layout: FlatLayout, allreduce: AllReduceConfig) -> None:
         super().__init__(server, layout)
         self._overlaps = allreduce.overlaps
+        self._outer = allreduce.outer
         self._corrections = (allreduce.correction,) if allreduce.correction else ()
         self._weights = layout.allocate(server.device)
         self._weights.copy_(server.state)
@@ -193,7 +198,9 @@ class UpdateAveraging(AllReduceAlgorithm):
         return Contribution(finite, compensations)
 
     def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, *, adopts: bool) -> Step | None:
-        """Move the average by the mean of the steps; no step is measured."""
+        """Move the average by the mean of the steps, or step the outer optimizer with it; no step is measured."""
+        if self._outer is not None:
+            self._outer.begin(self.average.flat_parameters, self.server.memory(self._outer))
         for average, step in _pairs(self.average, total):
             if average.dtype == torch.bool:
                 average.logical_or_(step)
@@ -201,6 +208,8 @@ class UpdateAveraging(AllReduceAlgorithm):
                 average.add_(step, alpha=1 / shares)
             else:
                 average.add_(step)
+        if adopts and self._outer is not None:
+            self._outer.step(self.average.flat_parameters, self.server.memory(self._outer))
         if adopts and not self._overlaps:  # else its next gradient is under way
             self.reset_to_average()
         return None

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from allreduce_runs import ALGORITHMS, DECAY, ITERATIONS, MOMENTUM, RATE, N, dec
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import VersionEvaluated
 from paceline.policies.compensation.delay import DCS3GD
+from paceline.policies.outer_optimizer import OuterSGD
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
@@ -72,6 +74,52 @@ def test_local_sgd_averages_every_h_gradients_and_at_the_end():
                 nn.utils.vector_to_parameters(average.detach().clone(), model.parameters())
     ours = trained(f"local_sgd(H={period})", job, updates=updates)
     assert largest_relative_difference(parameters_of(ours.model), average.detach()) < 1e-12
+
+
+def diloco(job, workers, period, rounds, lr, momentum):
+    """Return the parameters of DiLoCo, in numpy: AdamW inside, Nesterov's momentum outside."""
+    model, loader = build_model(job, 3), MinibatchLoader(job, 3, workers)
+    inner = [job.optimizer(model.parameters()) for _ in range(workers)]
+    w = parameters_of(model).numpy()
+    m = np.zeros_like(w)
+    for outer_round in range(rounds):
+        ends = []
+        for worker in range(workers):
+            nn.utils.vector_to_parameters(torch.tensor(w), model.parameters())
+            for draw in range(outer_round * period + 1, (outer_round + 1) * period + 1):
+                inputs, target = loader.batch(worker, draw, None)
+                inner[worker].zero_grad()
+                job.loss(model(inputs), target).backward()
+                inner[worker].step()
+            ends.append(parameters_of(model).numpy().copy())
+        delta = w - np.mean(ends, axis=0)
+        m = momentum * m + delta
+        w = w - lr * (delta + momentum * m)
+    return torch.tensor(w)
+
+
+def test_diloco_is_its_transcription():
+    job = tiny_job(optimizer=partial(torch.optim.AdamW, lr=1e-2))
+    protocol = "local_sgd(H=4, outer='nesterov(lr=0.7, momentum=0.9)')"
+    ours = trained(protocol, job, n=3, updates=30 * 4)
+    theirs = diloco(job, workers=3, period=4, rounds=30, lr=0.7, momentum=0.9)
+    assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
+
+
+def test_an_outer_rate_of_one_without_momentum_is_the_mean():
+    job = tiny_job(optimizer=decaying)
+    ours, theirs = trained("local_sgd(H=4, outer='sgd(lr=1)')", job), trained("local_sgd(H=4)", job)
+    assert largest_relative_difference(parameters_of(ours.model), parameters_of(theirs.model)) < 1e-12
+
+
+def test_evaluations_between_two_sums_change_nothing():
+    job, protocol = tiny_job(optimizer=decaying, eval_data=dataset(20)), "local_sgd(H=4, outer=nesterov)"
+    plain, evaluated = (
+        pl.train(job, protocol=protocol, cluster=pl.Cluster(3), stop="updates=24", evaluate_every=every, seed=3)
+        for every in (None, "updates=3")
+    )
+    assert len(evaluated.history.of(VersionEvaluated)) > 6
+    assert largest_relative_difference(parameters_of(evaluated.model), parameters_of(plain.model)) < 1e-12
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
@@ -227,6 +275,12 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
         (lambda: parse_plan("dc_s3gd(lambda0=much)"), "lambda0='much'"),
         (lambda: pl.local_sgd(H=0), "H=0 is not a whole number in [1, inf)"),
         (lambda: pl.local_sgd(H=10**400), "is not a whole number in [1, inf)"),
+        (lambda: pl.local_sgd(H=4, outer="adam"), "known: nesterov, sgd"),
+        (lambda: pl.local_sgd(H=4, outer="sgd"), "type sgd(lr=...)"),
+        (lambda: pl.local_sgd(H=4, outer="nesterov(lr=0)"), "lr=0 is not a number in (0, inf)"),
+        (lambda: pl.local_sgd(H=4, outer="nesterov(momentum=1)"), "momentum=1 is not a number in [0, 1)"),
+        (lambda: pl.AllReduceConfig("gradients", outer=OuterSGD(1.0)), "give sums='updates' alone"),
+        (lambda: pl.AllReduceConfig("updates", overlaps=True, outer=OuterSGD(1.0)), "give sums='updates' alone"),
         (lambda: pl.AllReduceConfig([]), "sums=[], expected"),
         (lambda: pl.AllReduceConfig("updates", overlaps="yes"), "overlaps='yes', expected true or false"),
         (lambda: pl.AllReduceConfig("updates", overlaps=True, correction="dc_s3gd"), "correction='dc_s3gd'"),

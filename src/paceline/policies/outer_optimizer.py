@@ -1,0 +1,100 @@
+"""Outer optimizer: a step of the average with the mean of the steps that all workers made since the last sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.utils.argument_types import checked_types
+from paceline.utils.checked_dataclass import checked_dataclass
+from paceline.utils.spec_parser import bind, parse_call
+from paceline.utils.validation import check_range
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.policies.compensation.base import Memory
+
+
+@checked_dataclass(frozen=True, repr=False)
+class OuterSGD:
+    """SGD with momentum on the pseudo-gradient Delta = w - mean of the workers' parameters.
+
+        m = momentum m + Delta
+        w = w - lr (Delta + momentum m)    with Nesterov's momentum
+        w = w - lr m                       otherwise
+
+    w is the average after the previous step, and m is 0 at first. With lr = 1 and no momentum, w is the mean.
+
+    Args:
+        lr: learning rate, > 0.
+        momentum: in [0, 1).
+        nesterov: whether the momentum is Nesterov's.
+
+    Source: Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023, Algorithm 1.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("(0, inf)", lr=self.lr)
+        check_range("[0, 1)", momentum=self.momentum)
+
+    def __repr__(self) -> str:
+        return f"{'nesterov' if self.nesterov else 'sgd'}(lr={self.lr:g}, momentum={self.momentum:g})"
+
+    def begin(self, average: Sequence[Tensor], memory: Memory) -> None:
+        """Store the average from which the workers step; nothing if it is stored.
+
+        Args:
+            average: flat vectors of the average.
+            memory: vectors that outlive this call, empty before the first one.
+        """
+        if not memory:
+            memory["start"] = [flat.clone() for flat in average]
+            memory["momentum"] = [flat.new_zeros(flat.shape) for flat in average]
+
+    def step(self, average: Sequence[Tensor], memory: Memory) -> None:
+        """Change the mean of the workers' parameters to the next average, in place."""
+        for now, start, momentum in zip(average, memory["start"], memory["momentum"], strict=True):
+            change = start - now
+            momentum.mul_(self.momentum).add_(change)
+            change = change.add_(momentum, alpha=self.momentum) if self.nesterov else momentum
+            start.sub_(change, alpha=self.lr)
+            now.copy_(start)
+
+
+@checked_types
+def nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterSGD:
+    """SGD with Nesterov's momentum, as in DiLoCo.
+
+    Args:
+        lr: learning rate, > 0.
+        momentum: in [0, 1).
+    """
+    return OuterSGD(lr, momentum, nesterov=True)
+
+
+@checked_types
+def sgd(lr: float, momentum: float = 0.0) -> OuterSGD:
+    """SGD with momentum.
+
+    Args:
+        lr: learning rate, > 0; with 1 and no momentum, the average is the mean of the workers' parameters.
+        momentum: in [0, 1).
+    """
+    return OuterSGD(lr, momentum)
+
+
+OUTER: Mapping[str, Callable[..., OuterSGD]] = {"nesterov": nesterov, "sgd": sgd}
+
+
+def parse_outer(text: str) -> OuterSGD:
+    """Read an outer optimizer.
+
+    >>> parse_outer("nesterov(lr=0.5)")
+    nesterov(lr=0.5, momentum=0.9)
+    """
+    return bind(parse_call(text, "nesterov(lr=0.7, momentum=0.9)"), OUTER)
