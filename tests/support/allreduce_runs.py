@@ -7,7 +7,13 @@ import paceline as pl
 N = 4
 ITERATIONS = 25
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.01
-ALGORITHMS = ("all_reduce", "local_sgd(H=3)", "local_sgd(H=3, outer='nesterov(lr=0.7, momentum=0.5)')", "s3gd", "dc_s3gd")
+ALGORITHMS = (
+    "all_reduce",
+    "local_sgd(H=3)",
+    "local_sgd(H=3, outer='nesterov(lr=0.7,momentum=0.5)')",
+    "s3gd",
+    "dc_s3gd",
+)
 
 
 def trained(protocol, job, n=N, updates=ITERATIONS, seed=3, **cluster):
