@@ -2,6 +2,7 @@ from . import jobs as jobs
 from . import theory as theory
 from .catalogue.modifiers import dc_asgd as dc_asgd
 from .catalogue.modifiers import elastic as elastic
+from .catalogue.modifiers import grace as grace
 from .catalogue.modifiers import greedy as greedy
 from .catalogue.modifiers import momentum as momentum
 from .catalogue.modifiers import staleness_lr as staleness_lr
@@ -92,6 +93,7 @@ from .policies.controllers.dbw import DBW as DBW
 from .policies.controllers.fixed_quorum import FixedQuorum as FixedQuorum
 from .policies.controllers.fixed_quorum import QuorumFunction as QuorumFunction
 from .policies.controllers.fixed_quorum import ScheduledQuorum as ScheduledQuorum
+from .policies.controllers.grace import Grace as Grace
 from .policies.controllers.idle_workers import IdleWorkers as IdleWorkers
 from .policies.controllers.patient import Patient as Patient
 from .policies.controllers.straggler_policies import Elastic as Elastic

@@ -7,6 +7,7 @@ from paceline.policies.compensation.base import Compensator
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
 from paceline.policies.controllers.base import Controller
+from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
 from paceline.protocols.momentum import Momentum
 from paceline.utils.argument_types import checked_types
@@ -118,6 +119,18 @@ def elastic(
 
 
 @checked_types
+def grace(seconds: float) -> Grace:
+    """Grace period: an update waits this long after its quorum for gradients that are about to come.
+
+    Args:
+        seconds: time from the k-th gradient to the update, > 0.
+
+    Paper: none; Decoupled DiLoCo, 2026, has a quorum with a grace window.
+    """
+    return Grace(seconds)
+
+
+@checked_types
 def momentum(rule: str) -> Momentum:
     """Momentum after a switch: "keep", "zero", "1/n", or ramps "i/n" and "2^i/n" by epoch.
 
@@ -137,6 +150,7 @@ ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]]
     "stragglers": stragglers,
     "greedy": greedy,
     "elastic": elastic,
+    "grace": grace,
     "momentum": momentum,
 }
 """Factories of the modifiers that a plus can add."""

@@ -17,6 +17,7 @@ from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuorum
+from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
@@ -40,6 +41,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "dc_asgd": DCASGD,
     "dc_s3gd": DCS3GD,
     "elastic": Elastic,
+    "grace": Grace,
     "greedy": Greedy,
     "outer_sgd": OuterSGD,
     "staleness_lr": StalenessLR,

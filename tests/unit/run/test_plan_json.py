@@ -21,6 +21,7 @@ TYPED = [
     "asp + dc_asgd(lambda0=2.0, m=0.95)",
     "dc_s3gd(lambda0=0.1)",
     "local_sgd(H=4)",
+    "k_sync(k=3) + grace(seconds=0.5)",
     "local_sgd(H=4, outer='nesterov(lr=0.5, momentum=0.8)')",
 ]
 
