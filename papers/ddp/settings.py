@@ -19,6 +19,7 @@ MARGIN = 0.02  # nats above DDP's final validation loss: the target
 # Measured on this project's machine, see benchmarks/results: transport_round_trip, transport_processor, server_time.
 LINES = pl.Network(latency_s=1.6e-4, up_bytes_per_s=0.75e9, down_bytes_per_s=0.75e9)  # TLS between server and worker
 SUMS = pl.Network(latency_s=2.7e-4, up_bytes_per_s=1.65e9, down_bytes_per_s=1.65e9)  # gloo, not encrypted
+TORCHFT_STEP_S = 1.9e-3  # more than a step of DDP; see torchft_step in benchmarks/results
 GRADIENT_S_PER_BYTE, UPDATE_S_PER_BYTE = 7.2e-11, 1.34e-10  # of the server's processor
 
 
@@ -116,6 +117,7 @@ class Contender:
         rule: learning-rate rule.
         without_slow: whether the slow worker is removed.
         averages_after: share of the workload after which the local steps of `protocol` begin, after all_reduce.
+        more_s: seconds of an update on top of the sum.
     """
 
     kind: Kind
@@ -123,6 +125,7 @@ class Contender:
     rule: Literal["constant", "proportional", "noise"] = "constant"
     without_slow: bool = False
     averages_after: float = 0.0
+    more_s: float = 0.0
 
     @property
     def has_server(self) -> bool:
@@ -145,6 +148,8 @@ CONTENDERS: Mapping[str, Contender] = {
     WITHOUT_SLOW: Contender("torch", "all_reduce", without_slow=True),
     "local SGD (H=4)": Contender("torch", "local_sgd(H=4)"),
     "post-local SGD (H=4)": Contender("torch", "local_sgd(H=4)", averages_after=0.5),
+    # Without a failure, the updates of DDP; when a worker dies, the others go on, as under the elastic all_reduce.
+    "torchft": Contender("lockstep", "all_reduce", more_s=TORCHFT_STEP_S),
     "bsp": Contender("lockstep", "bsp"),
     "k_sync(k=n-1)": Contender("timed", "k_sync(k={rest})"),
     "k_sync(k=n-1), noise": Contender("timed", "k_sync(k={rest})", "noise"),

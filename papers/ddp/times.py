@@ -32,11 +32,12 @@ def cluster_of(job: str, n: int, pattern: Pattern, contender: Contender, seed: i
     payload_bytes = JOBS[job].payload_bytes
     server = pl.ServerTime(UPDATE_S_PER_BYTE * payload_bytes, GRADIENT_S_PER_BYTE * payload_bytes)
     has_server = contender.has_server
+    sums = replace(SUMS, latency_s=SUMS.latency_s + contender.more_s / (2 * (n - 1)))  # a sum has so many latencies
     faults = (death_of(job, n, seed).fault(n),) if pattern.dies and contender.kind != "torch" else ()
     return pattern.cluster(
         n,
         without_slow=contender.without_slow,
-        network=LINES if has_server else SUMS,
+        network=LINES if has_server else sums,
         server=server if has_server else pl.ServerTime(),
         faults=faults,
     )

@@ -101,7 +101,7 @@ def test_the_killed_worker_comes_back(tiny):
 # --- times and parameters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [DDP, WITHOUT_SLOW, "bsp", "dc_s3gd", "local SGD (H=4)"])
+@pytest.mark.parametrize("name", [DDP, WITHOUT_SLOW, "torchft", "bsp", "dc_s3gd", "local SGD (H=4)"])
 def test_times_that_are_simulated_apart_are_those_of_a_run(name, tiny):
     contender, pattern = CONTENDERS[name], PATTERNS["rotating"]
     cluster = cluster_of("digits", 8, pattern, contender, seed=3)
@@ -148,6 +148,16 @@ def test_ddp_repeats_and_waits_when_a_worker_dies():
     assert before[0] == before[1]
     others = [seconds_at("mnist", 8, PATTERNS[pattern], WITHOUT_SLOW, 240, 0) for pattern in ("none", "death")]
     assert others[0] == others[1]
+
+
+def test_torchft_needs_more_time_for_a_step_and_goes_on_when_a_worker_dies(tiny):
+    ddp_s, torchft_s = (seconds_at("mnist", 8, PATTERNS["none"], name, 100, 0) for name in (DDP, "torchft"))
+    assert torchft_s - ddp_s == pytest.approx(100 * settings.TORCHFT_STEP_S)
+    death = Comparison("digits", 8, "death", ("torchft",), 1)
+    task = task_of(death, "torchft", 0, 1.0)
+    assert isinstance(task, Timed)
+    evaluated = task.carry_out(HERE)["evaluated"]
+    assert {each["gradients"] % 8 for each in evaluated} > {0}  # some updates have seven gradients
 
 
 def test_every_contender_runs_on_every_cluster():
