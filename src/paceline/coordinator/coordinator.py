@@ -168,6 +168,10 @@ class Coordinator:
             self._updates.settle()
         return commands
 
+    def prepare(self) -> None:
+        """Do work of the next decision that does not depend on its event; without this call it decides the same."""
+        self._phases.prepare()
+
     def _handle_rare(self, event: events.Event) -> None:
         match event:
             case events.UpdateApplied():

@@ -56,6 +56,11 @@ class ControllerGroup:
             actions += answer
         return sorted(actions, key=lambda action: control.PRECEDENCE.index(type(action)))
 
+    def prepare(self) -> None:
+        """Let the controllers do work of their next decisions."""
+        for i, controller in enumerate(self._controllers):
+            self._states[i] = controller.prepare(self._states[i])
+
     def state_dict(self) -> list[Any]:
         """Return the states."""
         return [each.state_dict(state) for each, state in zip(self._controllers, self._states, strict=True)]
@@ -240,6 +245,11 @@ class PhaseRunner:
             self.ask("timer")
 
     # --- controllers --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Let the controllers of this phase do work of their next decisions."""
+        if self.has_controllers:
+            self._controllers.prepare()
 
     def ask(
         self,

@@ -130,6 +130,7 @@ class Engine(ABC):
                 observe(self.now, event, commands)
             if coordinator.stopped:
                 break
+            coordinator.prepare()
             event = self._following()
             commands = coordinator.handle(event)
         return next(command for command in commands if isinstance(command, events.EndRun))

@@ -21,7 +21,7 @@ FIRST_DECISION = 24  # gradients
 LEAST_GRADIENTS, MOST_GRADIENTS = 64, 800  # between two decisions
 RANKED_EVERY = 16  # gradients after which the scores are compared again, with the phi of then
 LEAST_GAIN = 0.05  # of log S
-WORK = 500  # of the scoring at each arrival and each opening, in replayed round trips
+WORK = 500  # of the scoring for each arrival and each opening, in replayed round trips
 URGENT_WORK = 2000  # the same, before the first choice and after a change of the round trips
 SHOWN = 3
 BSP = Protocol("all", 0, "update", name="bsp")
@@ -30,7 +30,7 @@ BSP = Protocol("all", 0, "update", name="bsp")
 class AutoState(Stateful):
     """State of `Auto`: round trips, the scoring in progress, when the next one begins, and the latest scores."""
 
-    _saved = ("has_begun", "first_at", "due_at", "fresh_until", "ranked_at", "is_urgent")
+    _saved = ("has_begun", "first_at", "due_at", "fresh_until", "ranked_at", "is_urgent", "work_due")
     _parts = ("trips",)
 
     def __init__(self) -> None:
@@ -43,6 +43,7 @@ class AutoState(Stateful):
         self.first_at = self.due_at = FIRST_DECISION  # workload of the first choice, and of the next one
         self.fresh_until = 0  # workload up to which stale protocols are left out, because the loss had risen
         self.is_urgent = True  # until a scoring is complete and no other one is due
+        self.work_due: list[int] = []  # pieces of the scoring before the next arrival
 
     def hasten(self, workload: int) -> None:
         """Choose as soon as possible, but not before the first choice."""
@@ -82,9 +83,9 @@ class Auto(StatefulController[AutoState]):
     gradients. It is also chosen when the round trips of a worker change, and when a protocol without a score may be
     chosen. In between the latest scores are compared again with the present phi, every 16 gradients. The protocol
     changes if log S grows by more than 0.05 and the gain until the next choice is larger than the price of the switch.
-    The candidates are replayed in small pieces, some at each arrival, and more while the choice is urgent: before the
-    first one, and after a change of the round trips. When the loss has risen, or has not fallen yet,
-    only protocols without stale gradients are candidates.
+    The candidates are replayed in small pieces, one for each arrival and opening, and larger ones while the choice is
+    urgent: before the first one, and after a change of the round trips. Engines replay a piece while they wait for the
+    arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients are candidates.
 
     The run begins with pull(k=K), K the gradients of an update that the learning rate was tuned for: its rate is the
     given one, it never waits for the slowest worker, and every round trip is seen to its end.
@@ -113,27 +114,40 @@ class Auto(StatefulController[AutoState]):
         """Return the initial state: no round trips."""
         return AutoState()
 
+    def prepare(self, state: AutoState) -> AutoState:
+        """Replay the pieces of the candidates that are due before the next arrival."""
+        if state.scoring is not None:
+            for work in state.work_due:
+                state.scoring.advance(work)
+        state.work_due = []
+        return state
+
     def decide(self, state: AutoState, observation: Observation) -> tuple[AutoState, Sequence[Action]]:
-        """Record every round trip, replay a piece of the candidates, and choose when all have a score."""
+        """Record every round trip, and choose at the arrival before which the last candidate was replayed."""
         if observation.trigger not in ("arrival", "open"):
             return state, []
+        actions = self._decide(state, observation)
+        if state.scoring is not None:
+            state.work_due.append(URGENT_WORK if state.is_urgent else WORK)
+        return state, actions
+
+    def _decide(self, state: AutoState, observation: Observation) -> Sequence[Action]:
         if observation.trigger == "arrival":
+            self.prepare(state)
             self._observe(state, observation)
         elif not state.has_begun:
-            return state, self._begin_run(state, observation)
+            return self._begin_run(state, observation)
         for work in observation.interrupted:
             if state.trips.add(work.worker, Trip(work.elapsed_s, censored=True)):
                 state.hasten(observation.workload)
-        if state.scoring is not None:
-            state.scoring.advance(URGENT_WORK if state.is_urgent else WORK)
-        if state.scoring is not None and state.scoring.is_done:
+        if observation.trigger == "arrival" and state.scoring is not None and state.scoring.is_done:
             state.scored = dict(zip(state.candidates, state.scoring.scores, strict=True))
             state.scoring = None
             state.is_urgent = observation.workload >= state.due_at
-            return state, self._choose(state, observation, state.scored)
+            return self._choose(state, observation, state.scored)
         if state.scoring is None and self._is_due(state, observation):
             self._begin_scoring(state, observation)
-        return state, self._choose_again(state, observation)
+        return self._choose_again(state, observation)
 
     def _begin_run(self, state: AutoState, observation: Observation) -> list[Action]:
         state.has_begun = True

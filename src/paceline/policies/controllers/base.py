@@ -252,6 +252,14 @@ class Controller(ABC, Generic[State]):
     def decide(self, state: State, observation: Observation) -> tuple[State, Sequence[Action]]:
         """Return the next state and the actions to apply, possibly none."""
 
+    def prepare(self, state: State) -> State:
+        """Do work of the next decision that does not depend on its observation, and return the state.
+
+        Engines call this while workers compute, so that workers do not wait for that work. The next decision must be
+        the same without this call.
+        """
+        return state
+
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with this controller added."""
         return replace(phase, controllers=(*phase.controllers, self), name=f"{phase.title} + {self}")

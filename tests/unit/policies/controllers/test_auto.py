@@ -11,6 +11,7 @@ from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.auto_candidates import default_candidates
 from paceline.policies.controllers.base import ChangeProtocol, Note, Observation, Work
 from paceline.policies.estimators.critical_batch import NoiseEstimate
+from paceline.policies.estimators.protocol_scores import Scoring
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from tiny_jobs import tiny_job
 
@@ -20,7 +21,8 @@ N = 4
 class AutoRun:
     """Auto on N workers whose round trips are given; every four arrivals are an update."""
 
-    def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0, adaptive=False):
+    def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0, adaptive=False, prepares=0):
+        self.prepares = prepares  # calls before each decision
         self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
         self.rule = NoiseRule(N, 0.1, momentum, adaptive)
         self.state = controller.begin(N)
@@ -43,6 +45,8 @@ class AutoRun:
             noise=NoiseEstimate(1.0, 1.0, self.phi, self.has_fallen),
             **more,
         )
+        for _ in range(self.prepares):
+            self.state = self.controller.prepare(self.state)
         self.state, actions = self.controller.decide(self.state, observation)
         for action in actions:
             self.actions.append((self.workload, action))
@@ -72,7 +76,7 @@ def test_the_first_choice_comes_after_24_gradients_and_a_replay_of_every_candida
     assert run.state.scoring is None
     run.work(60, [1.0, 1.0, 1.0, 8.0])
     first = run.changes[1][0]
-    assert 24 + len(default_candidates(N)) // 2 <= first <= 24 + 2 * len(default_candidates(N))
+    assert 24 + len(default_candidates(N)) // 3 <= first <= 24 + 2 * len(default_candidates(N))
 
 
 def gradients_of_a_scoring(run, trips_s):
@@ -152,6 +156,22 @@ def test_a_run_goes_on_from_its_state(rounds):
     assert first.changes
     assert second.actions == first.actions
     assert second.state.state_dict() == first.state.state_dict()
+
+
+def test_replays_before_a_decision_do_not_change_it(monkeypatch):
+    runs = [AutoRun(Auto(), prepares=calls) for calls in (0, 1, 2)]
+    for run in runs:
+        for trips_s in ([1.0, 1.0, 1.0, 8.0], [1.0, 9.0, 9.0, 9.0]):  # the change hastens the second scoring
+            run.work(60, trips_s)
+            run.phi = 1000.0
+    assert len(runs[0].changes) > 2
+    assert runs[0].actions == runs[1].actions == runs[2].actions
+    assert runs[0].state.state_dict() == runs[2].state.state_dict()
+    monkeypatch.setattr(Scoring, "advance", lambda scoring, work: pytest.fail("a decision has replayed"))
+    runs[2].state = runs[2].controller.begin(N)
+    runs[2].state.scoring = Scoring((bsp(),), [[1.0]] * N)
+    runs[2].prepares = 0
+    runs[2].ask("arrival", arrival=Arrival(0.0, 0, 1), trip_s=1.0, accepted=True)
 
 
 def test_a_choice_has_its_numbers_and_the_price_of_staleness():
