@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 
 from paceline.utils.confidence_intervals import Interval
+from paceline.utils.wording import counted
 from papers.ddp import real
 from papers.ddp.goals import goals
 from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, shown, speed_up
@@ -133,7 +134,8 @@ def table(found: Outcomes) -> Iterator[str]:
     yield f"| {' | '.join('---' for _ in HEAD)} |"
     for name, runs in found.items():
         if runs:
-            yield f"| {' | '.join([name, *_row(name, found)])} |"
+            fewer = f" ({counted(len(runs), 'seed')})" if len(runs) < len(found[DDP]) else ""
+            yield f"| {' | '.join([name + fewer, *_row(name, found)])} |"
 
 
 def _row(name: str, found: Outcomes) -> Iterator[str]:

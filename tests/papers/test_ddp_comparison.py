@@ -218,6 +218,8 @@ def test_a_run_that_misses_the_target_has_no_speed_up_and_is_counted():
     shown = list(table.table(found))[-1]
     assert "1.0 (1 of 2 not reached)" in shown
     assert shown.startswith("| k_sync(k=n-1) | +0.100 (")
+    found["k_sync(k=n-1)"].pop(1)
+    assert list(table.table(found))[-1].startswith("| k_sync(k=n-1) (1 seed) | -")
 
 
 def test_runs_at_another_rate_or_pattern_are_left_out():
