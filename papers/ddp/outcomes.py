@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf, nan
 from pathlib import Path
 from typing import NamedTuple
@@ -62,9 +62,21 @@ def outcomes(comparison: Comparison, lines: Sequence[Line]) -> Outcomes:
     }
 
 
-def shown(lines: Sequence[Line]) -> dict[Comparison, Outcomes]:
-    """Return the outcomes of the comparisons in which DDP and `auto` have two seeds or more."""
-    found = {comparison: outcomes(comparison, lines) for comparison in GRID}
+def shown(
+    lines: Sequence[Line], contenders: Collection[str] = tuple(CONTENDERS), pattern: str | None = None
+) -> dict[Comparison, Outcomes]:
+    """Return the outcomes of the comparisons in which DDP and `auto` have two seeds or more.
+
+    Args:
+        lines: results of all runs.
+        contenders: contenders that are shown, DDP and `auto` among them.
+        pattern: pattern of the comparisons; None for all patterns.
+    """
+    found = {}
+    for comparison in GRID:
+        if pattern in (None, comparison.pattern):
+            names = [name for name in comparison.contenders if name in contenders]
+            found[comparison] = outcomes(comparison._replace(contenders=names), lines)
     return {comparison: runs for comparison, runs in found.items() if all(len(runs[name]) > 1 for name in (DDP, AUTO))}
 
 

@@ -54,7 +54,7 @@ def with_tables(page: str, rows: Iterable[str]) -> str:
 
 def overview(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a figure and a table of `auto` against DDP, with and without the slow worker, a row for each comparison."""
-    found = shown(lines)
+    found = shown(lines, (DDP, WITHOUT_SLOW, AUTO))
     if not found:
         return
     yield from [
@@ -97,7 +97,7 @@ def check(lines: Sequence[Line]) -> Iterator[str]:
 
 def summary(lines: Sequence[Line]) -> Iterator[str]:
     """Yield the figure and a sentence with four numbers: how many times faster than DDP `auto` is."""
-    found = {each.pattern: runs for each, runs in shown(lines).items() if (each.job, each.n) == FIRST}
+    found = {each.pattern: runs for each, runs in shown(lines, (DDP, AUTO)).items() if (each.job, each.n) == FIRST}
     if not found:
         return
     faster = {pattern: speed_up(runs[AUTO], runs[DDP]) for pattern, runs in found.items()}
@@ -115,7 +115,7 @@ def summary(lines: Sequence[Line]) -> Iterator[str]:
 
 def tables(pattern: str, lines: Sequence[Line]) -> Iterator[str]:
     """Yield the figure and the tables of a pattern, one for each comparison with results of two seeds or more."""
-    found = {comparison: runs for comparison, runs in shown(lines).items() if comparison.pattern == pattern}
+    found = shown(lines, pattern=pattern)
     if not found:
         return
     yield from ["", f"![Speed and final loss of each contender](../../papers/ddp/figures/{pattern}.svg)"]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import paceline as pl
+from paceline.catalogue.parser import parse_plan
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core import events
+from paceline.core.stop import Stop
+from paceline.engines.virtual.allreduce_timing import AllReduceTiming
+from paceline.engines.virtual.timing import TimingEngine
 from papers.ddp.patterns import PATTERNS, Death, Pattern
 from papers.ddp.settings import (
     CONTENDERS,
@@ -72,7 +79,26 @@ def seconds_at(job: str, n: int, pattern: Pattern, name: str, updates: int, seed
     return seconds
 
 
-@lru_cache(maxsize=100_000)
 def _simulated_s(plan: str, job: str, pattern: Pattern, n: int, name: str, updates: int, seed: int) -> float:
+    """Return the virtual time of an update; one simulation of a whole run has the times of all its updates."""
+    return _update_times_s(plan, job, pattern, n, name, seed)[updates - 1]
+
+
+@lru_cache(maxsize=10_000)
+def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> list[float]:
     cluster = cluster_of(job, n, pattern, CONTENDERS[name], seed)
-    return pl.simulate(plan, cluster, updates=updates, seed=seed, payload_bytes=JOBS[job].payload_bytes).time_s
+    times_s: list[float] = []
+
+    def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
+        times_s.extend(engine.now for command in commands if isinstance(command, events.Apply))
+
+    parsed, payload_bytes = parse_plan(plan), JOBS[job].payload_bytes
+    stop = Stop(updates=-(-JOBS[job].gradients[n] // cluster.n))
+    engine = (
+        AllReduceTiming(cluster, seed, parsed.allreduce, payload_bytes)
+        if parsed.allreduce is not None
+        else TimingEngine(cluster, seed, payload_bytes)
+    )
+    with engine:
+        engine.run(Coordinator(parsed, workers=cluster.n, stop=stop), observe)
+    return times_s

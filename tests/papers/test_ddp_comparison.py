@@ -312,15 +312,21 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
     assert "old" not in shown
 
 
-def test_the_pages_show_the_kept_results():
-    lines = all_lines(settings.RESULTS)
-    for pattern in PATTERNS:
-        page = (table.PAGES / f"{pattern}.md").read_text()
-        assert table.with_tables(page, table.tables(pattern, lines)) == page
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_page_of_a_pattern_shows_the_kept_results(pattern):
+    page = (table.PAGES / f"{pattern}.md").read_text()
+    assert table.with_tables(page, table.tables(pattern, all_lines(settings.RESULTS))) == page
+
+
+def test_the_overview_shows_the_kept_results():
+    page = (table.PAGES / "index.md").read_text()
     checked = table.check(Store(settings.RESULTS / "real.jsonl").lines())
-    index = [*table.overview(lines), *checked]
-    for page, rows in ((table.PAGES / "index.md", index), (table.README, table.summary(lines))):
-        assert table.with_tables(page.read_text(), rows) == page.read_text()
+    assert table.with_tables(page, [*table.overview(all_lines(settings.RESULTS)), *checked]) == page
+
+
+def test_the_readme_shows_the_kept_results():
+    page = table.README.read_text()
+    assert table.with_tables(page, table.summary(all_lines(settings.RESULTS))) == page
 
 
 def test_the_page_says_what_the_advice_says():
