@@ -10,11 +10,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from papers.ddp.outcomes import Outcomes, all_lines, loss_difference, shown, speed_up
-from papers.ddp.settings import AUTO, CONTENDERS, DDP, RESULTS, WITHOUT_SLOW
+from papers.ddp.settings import AUTO, CONTENDERS, DDP, RESULTS, SHOWN, WITHOUT_SLOW
 
 FIGURES = Path(__file__).parent / "figures"
 OVERVIEW = (WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
-SHOWN = ("mnist", 8)  # job and workers of the figures
 
 
 def main(results: Path = RESULTS, folder: Path = FIGURES) -> None:

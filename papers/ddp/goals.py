@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from paceline.utils.confidence_intervals import Interval
-from papers.ddp.outcomes import Outcomes, loss_difference, speed_up
+from papers.ddp.outcomes import Outcomes, interval_text, loss_difference, speed_up
 from papers.ddp.settings import AUTO, DDP, JOBS, WITHOUT_SLOW, Comparison
 
 SLOWEST_HEALTHY = 1.10  # time of auto / time of DDP where no worker is slow
@@ -51,8 +51,7 @@ def goals(found: Mapping[Comparison, Outcomes]) -> Iterator[Goal]:
         if of:
             comparison, interval = max(of.items(), key=lambda each: misses(each[1]))
             job = f"{comparison.pattern}, {JOBS[comparison.job].title}, {comparison.n} workers"
-            shown = f"{interval.estimate:{digits}} ({interval.low:{digits}} to {interval.high:{digits}})"
-            yield Goal(text, f"{shown}: {job}", misses(interval) <= 0)
+            yield Goal(text, f"{interval_text(interval, digits)}: {job}", misses(interval) <= 0)
 
     yield from farthest(
         f"where no worker is slow, at most {SLOWEST_HEALTHY:.2f} x the time of DDP",

@@ -126,5 +126,14 @@ def loss_difference(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) 
     return paired_difference(_of(theirs, "loss"), _of(ours, "loss"))
 
 
+def interval_text(interval: Interval, digits: str) -> str:
+    """Return an interval as text.
+
+    >>> interval_text(Interval(2.0, 1.5, 2.5, pairs=5), ".2f")
+    '2.00 (1.50 to 2.50)'
+    """
+    return f"{interval.estimate:{digits}} ({interval.low:{digits}} to {interval.high:{digits}})"
+
+
 def _of(runs: Mapping[int, Outcome], name: str) -> dict[int, float]:
     return {seed: getattr(outcome, name) for seed, outcome in runs.items()}

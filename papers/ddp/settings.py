@@ -176,6 +176,7 @@ SIX = (DDP, WITHOUT_SLOW, "local SGD (H=4)", "k_sync(k=n-1)", "k_batch_async(k=n
 FOUR = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", AUTO)
 TRIED = (DDP, WITHOUT_SLOW, "k_sync(k=n-1)", "k_batch_async(k=n), noise", AUTO)
 TRIAL_SEEDS = 3
+SHOWN = ("mnist", 8)  # job and workers of the figures and of the README
 
 GRID: Sequence[Comparison] = (
     *(Comparison("mnist", 8, pattern, tuple(CONTENDERS), SEEDS) for pattern in PATTERNS),

@@ -12,15 +12,14 @@ from paceline.utils.confidence_intervals import Interval
 from paceline.utils.wording import counted
 from papers.ddp import real
 from papers.ddp.goals import goals
-from papers.ddp.outcomes import Outcome, Outcomes, all_lines, loss_difference, shown, speed_up
+from papers.ddp.outcomes import Outcome, Outcomes, all_lines, interval_text, loss_difference, shown, speed_up
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import AUTO, DDP, JOBS, RESULTS, WITHOUT_SLOW, Comparison
+from papers.ddp.settings import AUTO, DDP, JOBS, RESULTS, SHOWN, WITHOUT_SLOW, Comparison
 from papers.store import Line, Store
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = ROOT / "docs" / "evidence"
-FIRST = ("mnist", 8)  # job and workers of the README
 
 HEAD = (
     "contender",
@@ -97,7 +96,7 @@ def check(lines: Sequence[Line]) -> Iterator[str]:
 
 def summary(lines: Sequence[Line]) -> Iterator[str]:
     """Yield the figure and a sentence with four numbers: how many times faster than DDP `auto` is."""
-    found = {each.pattern: runs for each, runs in shown(lines, (DDP, AUTO)).items() if (each.job, each.n) == FIRST}
+    found = {each.pattern: runs for each, runs in shown(lines, (DDP, AUTO)).items() if (each.job, each.n) == SHOWN}
     if not found:
         return
     faster = {pattern: speed_up(runs[AUTO], runs[DDP]) for pattern, runs in found.items()}
@@ -160,9 +159,7 @@ def _seconds(runs: Sequence[Outcome]) -> str:
 
 
 def _shown(interval: Interval | None, digits: str) -> str:
-    if interval is None:
-        return "-"
-    return f"{interval.estimate:{digits}} ({interval.low:{digits}} to {interval.high:{digits}})"
+    return "-" if interval is None else interval_text(interval, digits)
 
 
 if __name__ == "__main__":

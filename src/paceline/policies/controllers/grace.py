@@ -29,6 +29,9 @@ class Grace(Controller[float]):
         seconds: time from the k-th gradient to the update, > 0.
         quorum: k, >= 1; None for the quorum of the protocol that the grace period is added to.
 
+    Raises:
+        UsageError: another controller sets the quorum.
+
     Source: none; a quorum with a grace window is that of Decoupled DiLoCo, 2026.
     """
 
@@ -69,7 +72,11 @@ class Grace(Controller[float]):
         """Set a timer at the k-th gradient, and close the update then."""
         if observation.trigger == "open":
             return inf, []
-        if observation.trigger == "arrival" and state == inf and observation.held == self.quorum:
+        if observation.protocol.quorum == "all" and observation.quorum < inf:
+            raise UsageError(
+                f"{self} waits after a fixed quorum, but another controller sets it; leave one of the two out"
+            )
+        if observation.trigger == "arrival" and observation.held == self.quorum:
             due_s = observation.now + self.seconds
             return due_s, [CallAgainAt(due_s)]
         if observation.trigger == "timer" and observation.now >= state:

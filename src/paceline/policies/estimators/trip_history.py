@@ -281,15 +281,16 @@ def _levels(workers: Sequence[Sequence[float]]) -> list[float]:
     Source: Efron and Morris, "Stein's estimation rule and its competitors", 1973.
     """
     logs = [[log(max(each, 1e-12)) for each in seconds] for seconds in workers]
-    means = [fmean(each) for each in logs if each]
+    known = [each for each in logs if each]
+    means = [fmean(each) for each in known]
     total = fmean(means)
-    freedom = sum(len(each) - 1 for each in logs if each)
-    within = sum((value - fmean(each)) ** 2 for each in logs for value in each)
+    freedom = sum(len(each) - 1 for each in known)
+    within = sum((value - mean) ** 2 for each, mean in zip(known, means, strict=True) for value in each)
     within = within / freedom if freedom else 1.0
     between = 0.0
     if len(means) > 1:
         spread = sum((mean - total) ** 2 for mean in means) / (len(means) - 1)
-        between = max(0.0, spread - within * fmean(1.0 / len(each) for each in logs if each))
+        between = max(0.0, spread - within * fmean(1.0 / len(each) for each in known))
     levels = []
     for each in logs:
         trust = between / (between + within / len(each)) if each and between > 0 else 0.0

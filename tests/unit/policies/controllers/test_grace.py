@@ -44,6 +44,22 @@ def test_the_grace_period_begins_with_the_quorum_of_each_update():
     assert found == [(1.1, 2, "0.1 s after the quorum of 1")] * 5
 
 
+def test_a_grace_period_ends_with_its_update():
+    found = updates_of(
+        "k_sync(k=2) + grace(seconds=1.15)", [1, 1.1, 1.2]
+    )  # each would end after the next first gradient
+    assert found == [(1.2, 3, "every live worker has contributed")] * 5
+
+
+def test_a_controller_that_sets_the_quorum_is_refused():
+    for phase in (
+        pl.k_sync(k=2).controlled_by(pl.FixedQuorum(k=2)) + pl.grace(seconds=5),
+        pl.k_sync(k=2) + pl.grace(seconds=5) + pl.FixedQuorum(k=2),
+    ):
+        with pytest.raises(UsageError, match=r"grace\(seconds=5\) waits after a fixed quorum, but another controller"):
+            pl.train(tiny_job(), protocol=phase, cluster="4*exp(mean=1)", stop="updates=3")
+
+
 def test_fewer_live_workers_than_the_quorum_make_the_update_without_a_grace_period():
     found = updates_of("k_sync(k=3) + grace(seconds=9)", [1, 1.1, 1.2], faults=[pl.Fault(2, 2, "die")])
     assert found[0][:2] == (1.2, 3)
