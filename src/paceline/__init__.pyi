@@ -3,6 +3,7 @@ from . import theory as theory
 from .catalogue.modifiers import dc_asgd as dc_asgd
 from .catalogue.modifiers import elastic as elastic
 from .catalogue.modifiers import grace as grace
+from .catalogue.modifiers import local_steps as local_steps
 from .catalogue.modifiers import greedy as greedy
 from .catalogue.modifiers import momentum as momentum
 from .catalogue.modifiers import staleness_lr as staleness_lr
@@ -102,6 +103,7 @@ from .policies.controllers.straggler_policies import Stragglers as Stragglers
 from .policies.learning_rate import LinearSchedule as LinearSchedule
 from .policies.outer_optimizer import OuterSGD as OuterSGD
 from .protocols.allreduce import AllReduceConfig as AllReduceConfig
+from .protocols.local_steps import LocalSteps as LocalSteps
 from .protocols.protocol import Phase as Phase
 from .protocols.protocol import Plan as Plan
 from .protocols.protocol import Protocol as Protocol

@@ -11,7 +11,9 @@ from paceline.core.records import UpdateMade
 from paceline.engines.local import LocalEngine
 from paceline.protocols.protocol import as_plan
 from paceline.server.flat_buffers import FlatLayout
+from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
+from paceline.worker.local_steps import make_replica
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job
@@ -74,7 +76,7 @@ def test_runs_are_determined_by_the_seed():
 def pieces(job, seed, n, protocol, updates):
     model = build_model(job, seed)
     layout = FlatLayout(model)
-    server = ParameterServer(job, model, layout, None)
+    server = ParameterServer(server_job(job, as_plan(protocol).local_steps), model, layout, None)
     stop = pl.Stop(updates=updates)
     return Coordinator(as_plan(protocol), workers=n, stop=stop), server, layout
 
@@ -90,6 +92,9 @@ def pieces(job, seed, n, protocol, updates):
         pl.ssp(lead=1),
         pl.asp() + pl.chain(pl.staleness_lr(C=0.01), pl.dc_asgd(lambda0=2, m=0.95)),
         pl.k_async(k=2) + pl.staleness_weight() + pl.dc_s3gd(),
+        pl.k_sync(k=2) + pl.local_steps(H=3, outer="nesterov(lr=0.7, momentum=0.9)"),
+        pl.ringmaster(r=1) + pl.local_steps(H=2),
+        pl.k_async(k=2) + pl.staleness_weight() + pl.local_steps(seconds=0.01),
     ],
     ids=str,
 )
@@ -103,12 +108,14 @@ def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):
             events.append(event)
         local_commands.extend(commands)
 
-    with LocalEngine(job, pl.LocalCluster(n), seed, local_server, layout) as engine:
+    local_steps = as_plan(protocol).local_steps
+    with LocalEngine(job, pl.LocalCluster(n), seed, local_server, layout, local_steps) as engine:
         engine.run(coordinator, record)
 
     coordinator, server, _ = pieces(job, seed, n, protocol, updates)
     virtual_commands = []
-    replay = ArrivalReplay(pl.Cluster(n), seed, Replica(job, seed, n), server, events=events)
+    replica = make_replica(job, seed, n, local_steps=local_steps)
+    replay = ArrivalReplay(pl.Cluster(n), seed, replica, server, local_steps=local_steps, events=events)
     replay.run(coordinator, lambda now, event, commands: virtual_commands.extend(commands))
 
     assert virtual_commands == local_commands

@@ -7,14 +7,15 @@ from paceline.engines.virtual.parameter_server import VirtualEngine
 class ArrivalReplay(VirtualEngine):
     """Engine that replays the events of another engine's run and computes the gradients itself."""
 
-    def __init__(self, *args, events):
-        super().__init__(*args)
+    def __init__(self, *args, events, **settings):
+        super().__init__(*args, **settings)
         self._recorded = iter(events)
 
     def next_event(self):
         event = next(self._recorded)
         self.now = event.now
         if isinstance(event, Arrival) and self._work[event.worker].draw == event.draw:
+            self._steps[event.worker] = event.minibatches
             return self._arrival(event.worker, event.draw)
         return event
 

@@ -9,6 +9,8 @@ from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeig
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
+from paceline.policies.outer_optimizer import OuterSGD
+from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
 from paceline.utils.argument_types import checked_types
 
@@ -131,6 +133,22 @@ def grace(seconds: float) -> Grace:
 
 
 @checked_types
+def local_steps(
+    H: int | None = None, seconds: float | None = None, outer: str | OuterSGD = "sgd(lr=1)"
+) -> LocalSteps:
+    """Local steps: each worker hands in the change that several steps of its own optimizer make.
+
+    Args:
+        H: number of steps, >= 1; with seconds, the largest number.
+        seconds: time for the steps, > 0; a worker takes as many as fit, and at least one.
+        outer: optimizer with which the server steps; the default continues from the mean of the workers' parameters.
+
+    Paper: Stich, "Local SGD", 2019; Douillard et al., "DiLoCo", 2023; Ferdinand et al., "Anytime minibatch", 2019.
+    """
+    return LocalSteps(H, seconds, outer)
+
+
+@checked_types
 def momentum(rule: str) -> Momentum:
     """Momentum after a switch: "keep", "zero", "1/n", or ramps "i/n" and "2^i/n" by epoch.
 
@@ -142,7 +160,7 @@ def momentum(rule: str) -> Momentum:
     return Momentum(rule)
 
 
-ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]] = {
+ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum | LocalSteps]] = {
     "staleness_lr": staleness_lr,
     "staleness_weight": staleness_weight,
     "dc_asgd": dc_asgd,
@@ -152,5 +170,6 @@ ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum]]
     "elastic": elastic,
     "grace": grace,
     "momentum": momentum,
+    "local_steps": local_steps,
 }
 """Factories of the modifiers that a plus can add."""

@@ -18,6 +18,7 @@ from paceline.clusters.timing.slowdowns import ALWAYS_NORMAL, Periodic, Slowdown
 from paceline.clusters.timing.trace import Trace
 from paceline.clusters.timing.trace_replay import FILL_IN, TraceReplay
 from paceline.errors import UsageError
+from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.rng import stream
@@ -183,6 +184,22 @@ class RoundTrips:
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
         return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
+
+    def local_steps(
+        self, worker: int, draw: int, start_s: float, local_steps: LocalSteps, most: int
+    ) -> tuple[RoundTrip, int]:
+        """Return the parts of a round trip with local steps, and their number.
+
+        Args:
+            most: largest number of steps, >= 1.
+        """
+        number = local_steps.first_number(draw)
+        pull_s, compute_s, push_s = self.times(worker, number, start_s)
+        steps = 1
+        while steps < most and local_steps.takes_another(steps, compute_s):
+            compute_s += self.times(worker, number + steps, start_s + compute_s).compute_s
+            steps += 1
+        return RoundTrip(pull_s, compute_s, push_s), steps
 
     def sum_s(self, worker: int, draw: int, start_s: float) -> float:
         """Return the recorded seconds of the sum of this gradient, without the network; 0 without a trace."""

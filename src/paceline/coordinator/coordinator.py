@@ -54,7 +54,7 @@ class Coordinator:
         self._first_workers = workers
         self._run = run = RunState()
         self._update = update = PendingUpdate()
-        self._dispatcher = Dispatcher(minibatches)
+        self._dispatcher = Dispatcher(minibatches, plan.local_steps)
         self._membership = Membership(run, self._dispatcher, update, failure_detector or FailureDetector())
         self._workers = self._membership.table.workers
         noise = NoiseTracker(settings.noise, has_steps=plan.allreduce is None) if settings.noise else None

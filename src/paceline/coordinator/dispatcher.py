@@ -10,7 +10,8 @@ from math import inf
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.coordinator.ssp_bound import SSPBound
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, PROBED, WorkerState, WorkerStatus, WorkerTable
-from paceline.core.events import Compute, Interrupt
+from paceline.core.events import Compute, Interrupt, Minibatch
+from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import Stateful
 
@@ -20,6 +21,7 @@ class Dispatcher(Stateful):
 
     Args:
         minibatches: assigns minibatches; None if workers draw samples themselves.
+        local_steps: local steps of a worker's work; None for one gradient.
 
     Attributes:
         table: status of every worker.
@@ -30,11 +32,12 @@ class Dispatcher(Stateful):
     _saved = ("is_due",)
     _parts = ("table", "minibatches", "ssp_bound")
 
-    def __init__(self, minibatches: MinibatchSampler | None) -> None:
+    def __init__(self, minibatches: MinibatchSampler | None, local_steps: LocalSteps | None = None) -> None:
         self.table = WorkerTable()
         self.is_limited = minibatches is not None and minibatches.is_limited
         self.is_due = False
         self._minibatches = minibatches
+        self._local_steps = local_steps
         self._workers, self._idle, self._in_flight = self.table.workers, self.table.idle, self.table.in_flight
         self._once_an_update = False
         self._ssp_bound: SSPBound | None = None
@@ -63,14 +66,16 @@ class Dispatcher(Stateful):
         """Return whether there is a minibatch for the worker now."""
         return self._minibatches is None or self._minibatches.has_next(worker)
 
-    def give(self, worker: int, version: int, now: float) -> Compute:
-        """Assign the next work to an idle worker."""
+    def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
+        """Assign the next work, on the newest version, to an idle worker."""
         state = self._workers[worker]
         self.table.assign(worker, state, version, now)
+        upcoming: tuple[Minibatch, ...] = ()
         if self._minibatches is not None:
-            state.minibatch = self._minibatches.next(worker)
-            return Compute(worker, version, state.draw, state.minibatch, self._minibatches.upcoming(worker))
-        return Compute(worker, version, state.draw, state.minibatch)
+            count = 1 if self._local_steps is None else self._local_steps.budget(state.minibatches)
+            state.minibatch = self._minibatches.next(worker, count)
+            upcoming = self._minibatches.upcoming(worker)
+        return Compute(worker, version, state.draw, state.minibatch, upcoming, workload, state.accepted)
 
     def probe(self, worker: int, version: int, now: float) -> Compute:
         """Assign work to an excluded worker to measure its time; the gradient is not used."""
@@ -88,6 +93,16 @@ class Dispatcher(Stateful):
         """Put the minibatch of a worker's latest work back into the queue."""
         if self._minibatches is not None and state.minibatch is not None:
             self._minibatches.put_back(state.minibatch)
+            self.is_due |= self.is_limited
+
+    def accept(self, state: WorkerState, draw: int, minibatches: int) -> None:
+        """Note that a gradient was accepted, and queue the minibatches that its local steps did not use again."""
+        state.accepted = draw
+        if self._local_steps is None:
+            return
+        state.minibatches = minibatches
+        if self._minibatches is not None and state.minibatch is not None and state.minibatch.count > minibatches:
+            self._minibatches.put_back_unused(state.minibatch.after(minibatches))
             self.is_due |= self.is_limited
 
     def cancel(self, worker: int, state: WorkerState) -> Interrupt:

@@ -57,7 +57,7 @@ class Membership(Stateful):
         """Give work to an idle worker if it may start."""
         run, dispatcher = self._run, self.dispatcher
         if dispatcher.may_start(worker, run.version):
-            run.commands.append(dispatcher.give(worker, run.version, run.now))
+            run.commands.append(dispatcher.give(worker, run.version, run.workload, run.now))
             if self.detector.needs_timer:
                 self._set_timeout()
 

@@ -47,10 +47,14 @@ class MinibatchSampler:
         self._ahead = ahead
         self._reserves: dict[int, deque[Minibatch]] = {}
 
-    def next(self, worker: int) -> Minibatch:
-        """Return the next minibatch of a worker; a worker that owns several shards takes them in turn."""
+    def next(self, worker: int, count: int = 1) -> Minibatch:
+        """Return the next minibatch of a worker; a worker that owns several shards takes them in turn.
+
+        Args:
+            count: largest number of minibatches for its local steps, >= 1; one without a reserve.
+        """
         if not self._ahead:
-            return self._next_of_queue(worker)
+            return self._next_of_queue(worker, count)
         reserve = self._reserves.setdefault(worker, deque())
         self._fill(reserve, self._ahead + 1)
         return reserve.popleft() if reserve else max(self._reserves.values(), key=len).pop()
@@ -66,14 +70,14 @@ class MinibatchSampler:
 
     def _fill(self, reserve: deque[Minibatch], size: int) -> None:
         while len(reserve) < size and self._queues[0].has_next:
-            reserve.append(self._queues[0].next())
+            reserve.append(self._queues[0].next(1))
 
-    def _next_of_queue(self, worker: int) -> Minibatch:
+    def _next_of_queue(self, worker: int, count: int) -> Minibatch:
         if not self._partitioned:
-            return self._queues[0].next()
+            return self._queues[0].next(count)
         owned = self._owned(worker)
         turn = self._turns[worker] = self._turns.get(worker, -1) + 1
-        return owned[turn % len(owned)].next()
+        return owned[turn % len(owned)].next(count)
 
     def has_next(self, worker: int) -> bool:
         """Return whether a minibatch is left for the worker now."""
@@ -112,6 +116,11 @@ class MinibatchSampler:
         if self._requeue:
             self._queues[minibatch.shard].returned.append(minibatch)
 
+    def put_back_unused(self, minibatch: Minibatch) -> None:
+        """Queue minibatches again that were assigned, but not read."""
+        if minibatch.epoch is not None:
+            self._queues[minibatch.shard].returned.append(minibatch)
+
     def assign_shards(self, live: list[int]) -> None:
         """Assign every shard to its own worker if that is live, and the other shards to live workers in turn."""
         heirs = [worker for worker in live if worker >= len(self._queues)] or live
@@ -132,11 +141,17 @@ class _Shard:
     def has_next(self) -> bool:
         return bool(self.returned) or self.dealt < self._per_run
 
-    def next(self) -> Minibatch:
+    def next(self, count: int) -> Minibatch:
+        """Return the next minibatches of one epoch, at most this number."""
         if self._per_epoch is None:
-            return Minibatch(self._shard, None, None)
+            return Minibatch(self._shard, None, None, count)
         if self.returned:
-            return self.returned.popleft()
+            first = self.returned.popleft()
+            if first.count > count:
+                self.returned.appendleft(first.after(count))
+                first = first._replace(count=count)
+            return first
         epoch, index = divmod(self.dealt, self._per_epoch)
-        self.dealt += 1
-        return Minibatch(self._shard, epoch, index)
+        count = int(min(count, self._per_epoch - index, self._per_run - self.dealt))
+        self.dealt += count
+        return Minibatch(self._shard, epoch, index, count)

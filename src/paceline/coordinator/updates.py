@@ -96,8 +96,11 @@ class UpdateRunner:
             )
 
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
-        command = events.Accept(event.worker, event.draw, staleness, event.samples, event.step_scale)
+        command = events.Accept(
+            event.worker, event.draw, staleness, event.samples, event.step_scale, event.minibatches
+        )
         self._run.commands.append(command)
+        self._dispatcher.accept(worker, event.draw, event.minibatches)
         self._update.hold(command)
         worker.contributed_to = self._run.version
         worker.rejections = worker.skips = 0
@@ -192,7 +195,7 @@ class UpdateRunner:
         needs_step = self._follow_noise(gradients) if self._scaling.noise is not None else False
         scales = self._scaling.scales(k, self._table.live, run.workload)
         limit = phases.momentum_limit() if phases.limits_momentum else inf
-        run.workload += k
+        run.workload += sum([gradient.minibatches for gradient in gradients])
         run.update_size = k
         measures = phases.measures_steps or needs_step
         run.commands.append(

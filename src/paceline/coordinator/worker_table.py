@@ -37,6 +37,8 @@ class WorkerState:
         contributed_to: current version when its latest gradient was accepted.
         rejections: number of gradients in a row that were not finite.
         skips: number of such gradients whose loop skipped the step itself.
+        accepted: newest accepted draw; 0 for none.
+        minibatches: number of minibatches of the newest gradient.
     """
 
     status: WorkerStatus = LOST
@@ -47,6 +49,8 @@ class WorkerState:
     contributed_to: int = NEVER
     rejections: int = 0
     skips: int = 0
+    accepted: int = 0
+    minibatches: int = 1
 
 
 class WorkerTable:

@@ -1,5 +1,7 @@
 """Events that engines report to the coordinator, and commands that it answers with: plain, immutable data."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -18,17 +20,24 @@ from paceline.core.update import UpdateApplied as UpdateApplied
 
 
 class Minibatch(NamedTuple):
-    """Number of a minibatch, from which the job computes sample indices.
+    """Number of a minibatch, from which the job computes sample indices; with local steps, a run of minibatches.
 
     Attributes:
         shard: number of the shard of the data; 0 if all workers share the data.
         epoch: number of the pass over the shard; None if samples are drawn with replacement.
         number: position in the shuffled epoch; None if samples are drawn with replacement.
+        count: number of minibatches from this position on, >= 1.
     """
 
     shard: int
     epoch: int | None
     number: int | None
+    count: int = 1
+
+    def after(self, count: int) -> Minibatch:
+        """Return this run of minibatches without its first ones."""
+        number = None if self.number is None else self.number + count
+        return self._replace(number=number, count=self.count - count)
 
 
 class Outcome(StrEnum):
@@ -130,6 +139,8 @@ class Compute(NamedTuple):
 
     Attributes:
         upcoming: forecast of the minibatches that follow, with which the worker can load data ahead.
+        workload: workload of the version, in gradients.
+        accepted: newest accepted draw of this worker; 0 for none.
     """
 
     worker: int
@@ -137,6 +148,8 @@ class Compute(NamedTuple):
     draw: int
     minibatch: Minibatch | None = None
     upcoming: tuple[Minibatch, ...] = ()
+    workload: int = 0
+    accepted: int = 0
 
 
 class Interrupt(NamedTuple):

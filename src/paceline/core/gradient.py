@@ -47,6 +47,7 @@ class Arrival(NamedTuple):
         sum_s: seconds of the all-reduce that includes it, after the last contribution; 0 before the first one, nan
             with a server. Only rank 0 measures it and the next field; both are for the log only.
         left_over_s: seconds in which real ranks without a server neither computed nor waited.
+        minibatches: number of minibatches, each with a local step, >= 1.
     """
 
     now: float
@@ -65,6 +66,7 @@ class Arrival(NamedTuple):
     sum_s: float = nan
     left_over_s: float = 0.0
     skipped: bool = False
+    minibatches: int = 1
 
 
 class Accept(NamedTuple):
@@ -72,6 +74,7 @@ class Accept(NamedTuple):
 
     Attributes:
         step_scale: factor on its weight, which is its number of samples.
+        minibatches: number of minibatches, its share of the workload.
     """
 
     worker: int
@@ -79,6 +82,7 @@ class Accept(NamedTuple):
     staleness: int
     samples: int
     step_scale: float = 1.0
+    minibatches: int = 1
 
 
 class Drop(NamedTuple):
@@ -131,6 +135,7 @@ class GradientArrived:
     compensations: Sequence[tuple[str, float]] = ()
     sum_s: float = nan
     left_over_s: float = 0.0
+    minibatches: int = 1
 
     @classmethod
     def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:

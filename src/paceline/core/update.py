@@ -34,6 +34,11 @@ class Apply(NamedTuple):
     weight_decay_scale: float = 1.0
     momentum_power: float = 1.0
 
+    @property
+    def workload(self) -> int:
+        """Number of minibatches in the update."""
+        return sum([gradient.minibatches for gradient in self.gradients])
+
 
 class Step(NamedTuple):
     """Step s = w_t - w_{t+1} of an update, and its mean gradient g.

@@ -280,6 +280,12 @@ class Job(Representation):
             raise self._error(f"{of} is smaller than a batch of {self.batch_size}; give a smaller batch_size")
         return per_shard
 
+    def gradients_per_epoch(self, n: int) -> int | None:
+        """Return the number of gradients in one epoch of n workers, None for iterable data."""
+        shards = n if self.sharding == "partitioned" else 1
+        per_shard = self.minibatches_per_epoch(shards)
+        return per_shard and per_shard * shards
+
     def build_model(self, seed: int) -> nn.Module:
         """Return a new model, the same for the same seed."""
         if isinstance(self.model, nn.Module):

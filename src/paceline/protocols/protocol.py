@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from paceline.catalogue.switch_timing import FoundFor
     from paceline.policies.compensation.base import Compensator
     from paceline.policies.controllers.base import Controller
+    from paceline.protocols.local_steps import LocalSteps
 
-    Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | Phase"
+    Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | LocalSteps | Phase"
 
 
 class PlanPart(ABC):
@@ -53,8 +54,8 @@ class PlanPart(ABC):
         for each in added if isinstance(added, tuple) else (added,):
             if not hasattr(each, "added_to"):
                 raise UsageError(
-                    f"{each!r} cannot be added to {phase}; expected a compensator, a controller or a momentum, "
-                    "such as pl.staleness_lr(C=0.01), pl.elastic() or pl.momentum('1/n')"
+                    f"{each!r} cannot be added to {phase}; expected a compensator, a controller, a momentum or local "
+                    "steps, such as pl.staleness_lr(C=0.01), pl.elastic(), pl.momentum('1/n') or pl.local_steps(H=16)"
                 )
             phase = each.added_to(phase)
         return phase
@@ -147,8 +148,9 @@ class Phase(PlanPart):
         compensators: corrections of stale gradients.
         momentum: limit on the momentum of the optimizer.
         allreduce: configuration of the all-reduce, if there is no server; None for a server.
+        local_steps: local steps of each worker's work; None for one gradient.
 
-    A plus adds compensators, controllers and a momentum rule.
+    A plus adds compensators, controllers, a momentum rule and local steps.
 
     Example:
         >>> from paceline import asp, bsp, elastic, momentum, staleness_lr
@@ -163,6 +165,7 @@ class Phase(PlanPart):
     compensators: tuple[Compensator, ...] = ()
     momentum: Momentum = KEEP
     allreduce: AllReduceConfig | None = None
+    local_steps: LocalSteps | None = None
 
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with the correction of this phase, as in ``pl.asp() + pl.dc_s3gd()``."""
@@ -184,7 +187,8 @@ class Phase(PlanPart):
 
     def __str__(self) -> str:
         momentum = [] if self.momentum == KEEP else [self.momentum]
-        name = " + ".join(map(str, [self.title, *self.compensators, *momentum]))
+        local_steps = [] if self.local_steps is None else [self.local_steps]
+        name = " + ".join(map(str, [self.title, *self.compensators, *momentum, *local_steps]))
         return f"{name}{f' until {self.end}' if self.end else ''}"
 
 
@@ -228,12 +232,20 @@ class Plan:
     @property
     def in_full(self) -> str:
         """Plan with every knob; two plans with the same name may differ in it."""
-        return repr([(vars(phase.protocol), *_KNOBS(phase)) for phase in self.phases])
+        knobs: list[tuple[object, ...]] = [(vars(phase.protocol), *_KNOBS(phase)) for phase in self.phases]
+        if self.local_steps is not None:  # not in the checkpoints of early runs
+            knobs.append((self.local_steps,))
+        return repr(knobs)
 
     @property
     def allreduce(self) -> AllReduceConfig | None:
         """Configuration of the all-reduce; None for a plan with a server."""
         return self.phases[0].allreduce
+
+    @property
+    def local_steps(self) -> LocalSteps | None:
+        """Local steps of each worker's work; None for one gradient."""
+        return self.phases[0].local_steps
 
     def checked(
         self,
@@ -261,6 +273,7 @@ class Plan:
             phase.protocol.check_workers(n)
             _check_serverless(phase, len(self.phases))
             _check_compensators(phase)
+            _check_local_steps(phase, self.phases[0])
             if phase.momentum.counts_epochs and per_epoch is None:
                 raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
             end = phase.end and phase.end.in_gradients(total, per_epoch)
@@ -346,11 +359,38 @@ def _check_serverless(phase: Phase, phases: int) -> None:
             f"{phase.title} has no server, and the other parts of this plan need one; type {phase.title} alone, or "
             "bsp in its place"
         )
+    if phase.local_steps is not None:
+        raise UsageError(
+            f"{phase}: {phase.protocol.name} has no server, to which workers could hand in local steps; type "
+            f"local_sgd(H={phase.local_steps.H or 16}) alone, or add {phase.local_steps} to bsp"
+        )
     if phase.controllers or phase.compensators or phase.momentum != KEEP:
         raise UsageError(
             f"{phase}: {phase.protocol.name} has no server, at which something could be added; type "
             f"{phase.protocol.name} alone (dc_s3gd is s3gd with its correction), or add to bsp or asp"
         )
+
+
+def _check_local_steps(phase: Phase, first: Phase) -> None:
+    if phase.local_steps != first.local_steps:
+        raise UsageError(
+            f"{phase}: all parts of a plan have the same local steps, but {first} has "
+            f"{first.local_steps or 'none'}; add {first.local_steps or phase.local_steps} to every part, or to none"
+        )
+    if phase.local_steps is None:
+        return
+    for compensator in phase.compensators:
+        if compensator.kind == "correction":
+            raise UsageError(
+                f"{phase}: {compensator} approximates curvature by the square of a gradient, and a worker with local "
+                "steps hands in the sum of its steps; type staleness_weight() in its place, or leave it out"
+            )
+    for controller in phase.controllers:
+        if controller.reads == "noise":
+            raise UsageError(
+                f"{phase}: {controller} sets the learning rate from the variance of gradients, and a worker with local "
+                "steps hands in the sum of its steps; take a protocol such as k_sync(k=6)"
+            )
 
 
 def _is_count(value: object, least: int) -> bool:

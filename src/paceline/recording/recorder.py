@@ -195,7 +195,7 @@ class Recorder(Stateful):
     def _update(self, now: float, command: events.Apply) -> None:
         staleness = [gradient.staleness for gradient in command.gradients]
         k = len(command.gradients)
-        self._workload += k
+        self._workload += command.workload
         self._updated_s = now
         self._version = command.version
         self._publish(

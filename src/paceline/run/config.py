@@ -52,8 +52,7 @@ class RunConfig:
     @cached_property
     def per_epoch(self) -> int | None:
         """Number of gradients per epoch, None for data without a length."""
-        per_shard = self.job.minibatches_per_epoch(self.shards)
-        return per_shard and per_shard * self.shards
+        return self.job.gradients_per_epoch(self.cluster.n)
 
     @property
     def shards(self) -> int:
@@ -71,7 +70,22 @@ class RunConfig:
         if plan.found_for is not None:
             model = model_in_short(build_model(self.job, self.seed))
             plan.found_for.check(job=self.job.name, model=model, batch_size=self.job.batch_size)
+        if plan.local_steps is not None:
+            self._check_local_steps(plan)
         return plan
+
+    def _check_local_steps(self, plan: Plan) -> None:
+        job = self.job
+        if job.lr_rule != "constant" or job.lr_is != "total" or job.schedule is not None:
+            raise UsageError(
+                f"{plan}: the workers step with the rate of the optimizer and of scheduler=, but job {job.name} has "
+                f"lr_rule={job.lr_rule!r}, lr_is={job.lr_is!r} and schedule={job.schedule}; leave them out"
+            )
+        if isinstance(self.cluster, Torchrun) and self.cluster.workers == "node":
+            raise UsageError(
+                f"{plan}: the processes of a node share each gradient, but not local steps; give workers='process', "
+                "or leave the local steps out"
+            )
 
     @cached_property
     def schedule(self) -> ScheduleCurve | None:
@@ -154,5 +168,5 @@ class RunConfig:
             "per_epoch": per_epoch,
             "partitioned": job.sharding == "partitioned",
             "requeue": job.on_drop == "requeue",
-            "ahead": job.minibatches_ahead,
+            "ahead": job.minibatches_ahead if self.plan.local_steps is None else 0,
         }

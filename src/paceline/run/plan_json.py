@@ -23,6 +23,7 @@ from paceline.policies.controllers.patient import Patient
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
 from paceline.policies.outer_optimizer import OuterSGD
 from paceline.protocols.allreduce import AllReduceConfig
+from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
 from paceline.protocols.protocol import Phase, Plan, Protocol
 
@@ -71,9 +72,10 @@ def _phase_as_data(phase: Phase) -> dict[str, Any]:
         "controllers": [_part_as_data(each) for each in phase.controllers],
         "compensators": [_part_as_data(each) for each in phase.compensators],
         "momentum": _knobs(phase.momentum),
-        "allreduce": _allreduce_as_data(phase.allreduce) if phase.allreduce is not None else None,
+        "allreduce": _with_parts(phase.allreduce, "correction", "outer") if phase.allreduce is not None else None,
         "end": _knobs(phase.end) if phase.end is not None else None,
         "name": phase.name,
+        **({"local_steps": _with_parts(phase.local_steps, "outer")} if phase.local_steps is not None else {}),
     }
 
 
@@ -85,18 +87,19 @@ def _phase(data: Mapping[str, Any]) -> Phase:
         name=data["name"],
         compensators=tuple(_part(each) for each in data["compensators"]),  # type: ignore[misc]  # checked by Phase
         momentum=Momentum(**data["momentum"]),
-        allreduce=_allreduce(data["allreduce"]) if data["allreduce"] is not None else None,
+        allreduce=AllReduceConfig(**_parts(data["allreduce"])) if data["allreduce"] is not None else None,
+        local_steps=LocalSteps(**_parts(data["local_steps"])) if "local_steps" in data else None,
     )
 
 
-def _allreduce_as_data(allreduce: AllReduceConfig) -> dict[str, Any]:
-    parts = {name: getattr(allreduce, name) for name in ("correction", "outer")}
-    return {**_knobs(allreduce), **{name: part and _part_as_data(part) for name, part in parts.items()}}
+def _with_parts(whole: AllReduceConfig | LocalSteps, *names: str) -> dict[str, Any]:
+    """Return the knobs as plain data; those of these names are parts with knobs of their own."""
+    parts = {name: getattr(whole, name) for name in names}
+    return {**_knobs(whole), **{name: part and _part_as_data(part) for name, part in parts.items()}}
 
 
-def _allreduce(data: Mapping[str, Any]) -> AllReduceConfig:
-    knobs: dict[str, Any] = {name: _part(each) if isinstance(each, Mapping) else each for name, each in data.items()}
-    return AllReduceConfig(**knobs)
+def _parts(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _part(each) if isinstance(each, Mapping) else each for name, each in data.items()}
 
 
 def _part_as_data(part: Part) -> dict[str, Any]:

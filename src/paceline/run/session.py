@@ -33,13 +33,15 @@ from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.plan_json import plan_as_json
 from paceline.server.flat_buffers import FlatLayout
+from paceline.server.outer_optimizer import server_job
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.wording import counted
 from paceline.worker.allreduce import AllReduceAlgorithm, make_algorithm
 from paceline.worker.evaluation import evaluate
 from paceline.worker.loss_check import warn_of_summed_loss
-from paceline.worker.replica import Replica, check_reported
+from paceline.worker.local_steps import make_replica
+from paceline.worker.replica import check_reported
 from paceline.worker.task_runner import device_of
 from paceline.worker.torch_utils import build_model, usable_device
 
@@ -68,10 +70,12 @@ class Session:
         self.shards = distributed.ShardClients(ranks)
         self.layout = FlatLayout(self.model, len(ranks), only=0)
         _check_memory(self.layout, self._sharing)
-        self.server = ParameterServer(job, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
+        trained = server_job(job, config.plan.local_steps)
+        self.server = ParameterServer(trained, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
         if not isinstance(cluster, Torchrun) or cluster.is_server:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
-            self.server.watch_gradients()
+            if config.plan.local_steps is None:  # else workers watch the gradients of their steps
+                self.server.watch_gradients()
         self._step_scale = self._check_step_scale()
         if config.measure_steps and config.plan.allreduce and config.plan.allreduce.sums == "updates":
             raise UsageError(
@@ -127,14 +131,15 @@ class Session:
         """Return the engine for the cluster."""
         job, cluster, seed = self.config.job, self.config.cluster, self.config.seed
         if isinstance(cluster, LocalCluster):
-            return LocalEngine(job, cluster, seed, self.server, self.layout)
+            return LocalEngine(job, cluster, seed, self.server, self.layout, self.config.plan.local_steps)
         if isinstance(cluster, Torchrun):
             return distributed.make_engine(rank_of(self.config, cluster), self.server, self.layout, self.shards)
-        replica = Replica(job, seed, cluster.n, device=cluster.device)
+        local_steps = self.config.plan.local_steps
+        replica = make_replica(job, seed, cluster.n, local_steps=local_steps, device=cluster.device)
         allreduce = self.config.plan.allreduce
         if allreduce is not None:
             return VirtualAllReduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
-        return VirtualEngine(cluster, seed, replica, self.server)
+        return VirtualEngine(cluster, seed, replica, self.server, local_steps)
 
     def _workers(self, allreduce: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
         """Return the all-reduce algorithms of n simulated workers, the first with the parameters of this session."""

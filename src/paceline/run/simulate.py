@@ -172,7 +172,7 @@ def _simulate_by_events(
     if plan.allreduce:
         engine: TimingEngine = AllReduceTiming(cluster, seed, plan.allreduce, payload_bytes)
     else:
-        engine = TimingEngine(cluster, seed, payload_bytes)
+        engine = TimingEngine(cluster, seed, payload_bytes, plan.local_steps)
     with engine, _collector_paused():
         end = engine.run(coordinator)
     if end.outcome is Outcome.INTERRUPTED:

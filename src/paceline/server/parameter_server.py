@@ -214,7 +214,11 @@ class ParameterServer:
 
     def advance(self, update: Apply) -> None:
         """Advance the schedule by the workload of an update."""
-        self._scheduler.advance(len(update.gradients))
+        self._scheduler.advance(update.workload)
+
+    def advance_to(self, workload: int) -> None:
+        """Advance the schedule to a workload; an earlier one changes nothing."""
+        self._scheduler.advance(max(0, workload - self._scheduler.workload))
 
     def _step(self, mean: FlatBuffers, measure: bool) -> Step | None:
         clip_norm, learning_rate = self._job.clip_norm, self._max_learning_rate
@@ -251,6 +255,15 @@ class ParameterServer:
         for state in others:
             self._copy_into_model(state["model"])
         return {**merge_shards([own, *others]), "model": self._tensors()}
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer and of the schedule, without a copy of the tensors."""
+        return {"optimizer": self.optimizer.state_dict(), **self._scheduler.state_dict()}
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._scheduler.load_state_dict(state)
 
     def gather_shards(self) -> None:
         """Copy the current parameters and buffers of the other shards into this server's model."""

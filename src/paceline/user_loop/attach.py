@@ -109,6 +109,11 @@ def attach(
     """
     check_range("[1, inf)", accumulate=accumulate)
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+    if plan.local_steps is not None:
+        raise UsageError(
+            f"{plan}: an attached loop hands in each gradient; type 'local_sgd(H={plan.local_steps.H or 16})' for "
+            "local steps without a server, or give pl.train a Job"
+        )
     callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.events import Minibatch
+from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
@@ -91,6 +91,7 @@ class GradientStats(NamedTuple):
     finite: bool
     compute_s: float
     skipped: bool = False
+    minibatches: int = 1
 
 
 class TaskProgress(NamedTuple):
@@ -102,12 +103,19 @@ class TaskProgress(NamedTuple):
         last: what became of the previous gradient of this worker: "used", "late", "interrupted", "skipped" because its
             loop skipped the step, or "not finite"; empty for the first task.
         staleness: staleness of that gradient in versions; 0 if it was not used.
+        accepted: newest accepted draw of this worker; 0 for none.
     """
 
     update: int = 0
     workload: int = 0
     last: str = ""
     staleness: int = 0
+    accepted: int = 0
+
+    @classmethod
+    def of(cls, command: Compute, last: str = "", staleness: int = 0) -> TaskProgress:
+        """Return the progress at the start of this task."""
+        return cls(command.version, command.workload, last, staleness, command.accepted)
 
 
 class Replica:
@@ -197,7 +205,7 @@ class Replica:
                     change.sub_(before)
             if self._group is not None:
                 part = self._group.all_reduce(own, part)
-            squared_norm = sum(_norm(own.parameters[i]) ** 2 for i in own.written)
+            squared_norm = squared_norm_of(own.parameters[i] for i in own.written)
             if own is not gradient:
                 gradient.copy_(own)
                 torch.cuda.synchronize(self._device)
@@ -319,6 +327,11 @@ def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, 
     ends = [size * i // count for i in range(count + 1)]
     for start, end in pairwise(ends):
         yield part_of(batch, start, end), (end - start) / max(size, 1)
+
+
+def squared_norm_of(flats: Iterable[Tensor]) -> float:
+    """Return the squared norm of vectors, summed in at least single precision."""
+    return sum(_norm(flat) ** 2 for flat in flats)
 
 
 def _norm(flat: Tensor) -> float:

@@ -15,6 +15,7 @@ from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Minibatch
 from paceline.server.flat_buffers import FlatBuffers
+from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.torch_utils import usable_device
 
@@ -79,12 +80,19 @@ class TaskRunner:
         """
         start_s = time.monotonic()
         self._inject_fault(draw)
-        if self._slowness is not None:
-            self._sleep(self._slowness.times(self._worker, draw, run_s).compute_s)
+        if isinstance(self._replica, LocalStepsReplica):
+            self._replica.before_step = lambda number: self._slow_down(number, run_s + time.monotonic() - start_s)
+        else:
+            self._slow_down(draw, run_s)
         slept_s = time.monotonic() - start_s
         measured = self._replica.gradient(self._worker, draw, minibatch, version, gradient)
         finite = measured.finite and self._faults.get(draw) != "not_finite"
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
+
+    def _slow_down(self, number: int, run_s: float) -> None:
+        """Sleep for the simulated time of a minibatch."""
+        if self._slowness is not None:
+            self._sleep(self._slowness.times(self._worker, number, run_s).compute_s)
 
     def _inject_fault(self, draw: int) -> None:
         kind = self._faults.get(draw, "")

@@ -19,6 +19,7 @@ from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
+from paceline.worker.local_steps import make_replica
 from paceline.worker.replica import Replica
 from paceline.worker.task_runner import FAULT_ACTIONS
 
@@ -45,8 +46,8 @@ class HostProcess:
         return SidecarProcess(worker)
 
     def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
-        """Return the replica that computes gradients; the arguments are those of `Replica`."""
-        return Replica(job, seed, n, **settings)
+        """Return the replica that computes gradients; the arguments are those of `make_replica`."""
+        return make_replica(job, seed, n, **settings)
 
     def set_num_threads(self, count: int) -> None:
         """Set the number of threads that torch uses."""

@@ -23,10 +23,12 @@ from paceline.processes.child_process import Launcher, ProcessSettings, describe
 from paceline.processes.shared_memory import SharedBuffers, SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
+from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
+from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 
@@ -62,12 +64,21 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         seed: seed of the run, >= 0.
         server: owner of the parameters.
         layout: layout of the model.
+        local_steps: local steps of each worker's work; None for one gradient.
 
     Raises:
         RunError: the evaluation failed, a process did not start, or the user's code failed in every worker.
     """
 
-    def __init__(self, job: Job, cluster: LocalCluster, seed: int, server: ParameterServer, layout: FlatLayout) -> None:
+    def __init__(
+        self,
+        job: Job,
+        cluster: LocalCluster,
+        seed: int,
+        server: ParameterServer,
+        layout: FlatLayout,
+        local_steps: LocalSteps | None = None,
+    ) -> None:
         n = cluster.n
         # Each worker may reference three versions: that of its task, that of a cancelled task that it has not answered,
         # and that of a gradient that the coordinator has not handled.
@@ -79,6 +90,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         self._cluster = cluster
         self._seed = seed
         self._layout = layout
+        self._local_steps = local_steps
         self._launcher = Launcher([processes.__name__])
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
@@ -129,11 +141,9 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
     def _send(self, peer: _Peer, command: events.Compute) -> None:
         version = self._versions[command.version]
         assert isinstance(version, SharedBuffers)
-        peer.send(
-            messages.ComputeTask(
-                command.draw, command.version, version.slot, command.minibatch, self._elapsed_s(), time.monotonic()
-            )
-        )
+        progress = TaskProgress.of(command)
+        task = (command.draw, command.version, version.slot, command.minibatch, progress)
+        peer.send(messages.ComputeTask(*task, self._elapsed_s(), time.monotonic()))
 
     def _read(self, key: selectors.SelectorKey) -> None:
         worker: int = key.data
@@ -221,7 +231,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
 
     def _pack(self) -> SharedPickle:
         job, cluster = self._job, self._cluster
-        spec = processes.WorkerSpec(job, cluster, self._seed, ProcessSettings.capture())
+        spec = processes.WorkerSpec(job, cluster, self._seed, ProcessSettings.capture(), self._local_steps)
         return pickled(spec, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
 
     def _start_process(self, worker: int) -> _Peer:

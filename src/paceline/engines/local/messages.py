@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.core.events import Minibatch
-from paceline.worker.replica import GradientStats
+from paceline.worker.replica import GradientStats, TaskProgress
 
 
 class ComputeTask(NamedTuple):
@@ -15,6 +15,7 @@ class ComputeTask(NamedTuple):
     version: int
     slot: int  # of the version in shared memory
     minibatch: Minibatch | None
+    progress: TaskProgress
     run_s: float  # seconds since the start of the run
     sent_s: float  # monotonic clock, common to all processes of a machine
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -16,9 +17,11 @@ from paceline.jobs.job import Job
 from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
+from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import at_place, failure_of, place_of
 from paceline.utils.wording import first_line
+from paceline.worker.local_steps import make_replica
 from paceline.worker.replica import Interrupted, Replica
 from paceline.worker.task_runner import FAULT_ACTIONS, TaskRunner, device_of, pin
 
@@ -31,6 +34,7 @@ class WorkerSpec:
     cluster: LocalCluster
     seed: int
     settings: ProcessSettings
+    local_steps: LocalSteps | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ class _Worker:
         self._connection = arguments.connection
         self._draw = 0
         device = device_of(cluster.device, self._worker)
-        self._replica = Replica(job, seed, cluster.n, device=device, check=self._check, debug=cluster.debug)
+        settings: dict[str, Any] = {"device": device, "check": self._check, "debug": cluster.debug}
+        self._replica = make_replica(job, seed, cluster.n, local_steps=spec.local_steps, **settings)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
@@ -135,6 +140,7 @@ class _Worker:
         if version is None:
             version = self._memory.version(self._replica.layout, request.slot)
             self._versions[request.slot] = version
+        self._replica.progress = request.progress
         try:
             with at_place(f"after update {request.version}"):
                 measured = self._task_runner.gradient(

@@ -8,14 +8,16 @@ from operator import itemgetter
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster, RoundTrip
-from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Interrupt, Lost, Minibatch
+from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Interrupt, Lost
 from paceline.engines.base import compensated
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
+from paceline.protocols.local_steps import LocalSteps
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.utils.user_code import at_place
+from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import GradientStats, Replica
+from paceline.worker.replica import GradientStats, Replica, TaskProgress
 
 
 class VirtualEngine(TimingEngine):
@@ -26,15 +28,24 @@ class VirtualEngine(TimingEngine):
         seed: seed of the run, >= 0.
         replica: replica that computes all gradients and evaluations.
         server: owner of the parameters.
+        local_steps: local steps that the replica makes; None for none.
     """
 
     _saved = (*TimingEngine._saved, "work", "times")
-    _parts = ("versions",)
+    _parts = ("versions", "optimizers")
 
-    def __init__(self, cluster: Cluster, seed: int, replica: Replica, server: ParameterServer) -> None:
-        super().__init__(cluster, seed, payload_bytes=replica.layout.gradient_nbytes)
+    def __init__(
+        self,
+        cluster: Cluster,
+        seed: int,
+        replica: Replica,
+        server: ParameterServer,
+        local_steps: LocalSteps | None = None,
+    ) -> None:
+        super().__init__(cluster, seed, replica.layout.gradient_nbytes, local_steps)
         device = server.device
         self._replica = replica
+        self._optimizers = replica if isinstance(replica, LocalStepsReplica) else None  # of the workers' local steps
         self._server = server
         self._versions = VersionStore(lambda: replica.layout.allocate(device))
         self._gradient = replica.layout.allocate(device)
@@ -84,6 +95,8 @@ class VirtualEngine(TimingEngine):
 
     def _lose(self, fault: Fault, reason: str) -> Lost:
         self._versions.release(self._work.pop(fault.worker).version)
+        if self._optimizers is not None:
+            self._optimizers.forget(fault.worker)
         return super()._lose(fault, reason)
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
@@ -91,26 +104,35 @@ class VirtualEngine(TimingEngine):
         work = self._work.pop(worker)
         measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
         if self._coordinator.would_accept(worker, draw):
-            measured = self._compute_gradient(work.worker, work.draw, work.minibatch, work.version)
+            measured = self._compute_gradient(work)
         times = self._times[worker]
-        arrival = Arrival(self.now, worker, draw, **{**measured._asdict(), **times._asdict()})
+        steps = self._steps.get(worker, 1)
+        arrival = Arrival(self.now, worker, draw, **{**measured._asdict(), **times._asdict(), "minibatches": steps})
         then = self._versions[work.version]
         arrival = compensated(arrival, self._coordinator, self._server, work.version, then, self._gradient)
         self._versions.release(work.version)
         return arrival
 
-    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
+    def _compute_gradient(self, work: Compute) -> GradientStats:
         self._server.flush()  # the next gradient overwrites the only gradient buffer
         if self._replica.prefetches:
             self._replica.prefetch(self._in_flight())
-        with at_place(f"after update {version}"):
-            return self._replica.gradient(worker, draw, minibatch, self._versions[version], self._gradient)
+        self._replica.progress = TaskProgress.of(work)
+        if self._optimizers is not None:
+            self._optimizers.steps = self._steps[work.worker]
+        with at_place(f"after update {work.version}"):
+            version = self._versions[work.version]
+            return self._replica.gradient(work.worker, work.draw, work.minibatch, version, self._gradient)
 
     def _in_flight(self) -> Iterator[UpcomingMinibatch]:
         """Yield the tasks in flight, in the order of their arrivals."""
         for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
             if worker != NOT_A_WORKER and self._current[worker] == draw and worker in self._work:
                 yield UpcomingMinibatch(worker, draw, self._work[worker].minibatch)
+
+    def _local_round_trip(self, command: Compute, local_steps: LocalSteps) -> RoundTrip:
+        self._times[command.worker] = times = super()._local_round_trip(command, local_steps)
+        return times
 
     def _stored_duration_s(self, worker: int, draw: int, start_s: float) -> float:
         self._times[worker] = times = self._round_trips.times(worker, draw, start_s)

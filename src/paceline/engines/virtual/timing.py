@@ -9,9 +9,10 @@ from math import inf
 from typing import Any, ClassVar
 
 from paceline.clusters.faults import Fault
-from paceline.clusters.simulated import Cluster
+from paceline.clusters.simulated import Cluster, RoundTrip
 from paceline.core import events
 from paceline.engines.base import Engine
+from paceline.protocols.local_steps import LocalSteps
 from paceline.recording.history import Totals
 from paceline.utils.state_dict import Stateful
 
@@ -27,6 +28,7 @@ class TimingEngine(Stateful, Engine):
         cluster: workers and their times.
         seed: seed of the run, >= 0.
         payload_bytes: bytes of the parameters, and of a gradient, >= 0.
+        local_steps: local steps of each worker's work; None for one gradient.
 
     Attributes:
         pulls: number of tasks.
@@ -43,12 +45,17 @@ class TimingEngine(Stateful, Engine):
         "_busy_s",
         "_arrivals",
         "fired",
+        "steps",
     )
 
-    def __init__(self, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+    def __init__(
+        self, cluster: Cluster, seed: int, payload_bytes: float = 0, local_steps: LocalSteps | None = None
+    ) -> None:
         super().__init__()
         self._round_trips = cluster.round_trips(seed, payload_bytes)
         self._duration_s = self._round_trips.duration_s
+        self._local_steps = local_steps
+        self._steps: dict[int, int] = {}  # of the newest task of each worker that makes local steps
         self._confirm = None if self._round_trips.is_certain else self._round_trips.confirm
         self._gradient_s = cluster.server.gradient_s
         self._update_s = cluster.server.update_s
@@ -106,7 +113,10 @@ class TimingEngine(Stateful, Engine):
         self._current[worker] = draw
         self._started_s[worker] = self.now
         self._sequence += 1
-        at_s = self.now + self._duration_s(worker, draw, self.now)
+        if self._local_steps is None:
+            at_s = self.now + self._duration_s(worker, draw, self.now)
+        else:
+            at_s = self.now + self._local_round_trip(command, self._local_steps).total_s
         heappush(self._heap, (at_s, self._sequence, worker, draw))
 
     def interrupt(self, command: events.Interrupt) -> None:
@@ -171,7 +181,13 @@ class TimingEngine(Stateful, Engine):
     def _arrival(self, worker: int, draw: int) -> events.Arrival:
         self._arrivals += 1
         self._finish(worker)
-        return events.Arrival(self.now, worker, draw)
+        return events.Arrival(self.now, worker, draw, minibatches=self._steps.get(worker, 1))
+
+    def _local_round_trip(self, command: events.Compute, local_steps: LocalSteps) -> RoundTrip:
+        worker, _, draw, minibatch, *_ = command
+        most = local_steps.most if minibatch is None else minibatch.count
+        times, self._steps[worker] = self._round_trips.local_steps(worker, draw, self.now, local_steps, most)
+        return times
 
     def _at(self, at_s: float, event: events.Event) -> None:
         self._sequence += 1

@@ -214,7 +214,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             self._elapsed_s(),
             command.minibatch,
             upcoming=command.upcoming,
-            progress=TaskProgress(self._coordinator.version, self._coordinator.workload, *worker.last),
+            progress=TaskProgress.of(command, *worker.last),
         )
         if self._cluster.debug:
             task = replace(task, checksum=checksum(self._published.packed(command.version)))

@@ -36,6 +36,7 @@ from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
 from paceline.policies.compensation.base import Compensator
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
 
@@ -66,8 +67,10 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
             return end  # the shard has a server: its rank was restarted, and has started this one too
         events: EventQueue[PeerEvent] = EventQueue()
         peers = _RankZero(session.connection, events)
-        server = ParameterServer(rank.job, model, layout, rank.per_epoch, peers, cluster.n)
-        server.watch_gradients()
+        job = server_job(rank.job, rank.plan.local_steps)
+        server = ParameterServer(job, model, layout, rank.per_epoch, peers, cluster.n)
+        if rank.plan.local_steps is None:
+            server.watch_gradients()
         wire = WireFormat(cluster.wire, layout)
         buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
         host = session.connection.local_host

@@ -107,8 +107,12 @@ class WorkerProcess:
             self._replica = LeadingReplica(job, seed, cluster.n, leader=self.leader, **settings)
         else:
             check = self._check if is_worker else None
-            self._replica = rank.process.replica(job, seed, cluster.n, check=check, **settings)
-            self._replica.on_gradient_ready = self._on_accumulated
+            local_steps = rank.plan.local_steps
+            self._replica = rank.process.replica(
+                job, seed, cluster.n, check=check, local_steps=local_steps, **settings
+            )
+            if local_steps is None:
+                self._replica.on_gradient_ready = self._on_accumulated
         faults = tuple(cluster.faults)
         actions = rank.process.fault_actions
         self._task_runner = TaskRunner(

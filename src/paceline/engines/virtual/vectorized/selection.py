@@ -39,11 +39,13 @@ def vectorized_simulation(
 def is_exact(plan: Plan, cluster: Cluster) -> bool:
     """Return whether a vectorized simulation makes the same updates as the coordinator.
 
-    It does for one protocol without controllers and without a bound on the lead, on workers that are never lost, with
-    times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need the coordinator.
+    It does for one protocol without controllers, local steps or a bound on the lead, on workers that are never lost,
+    with times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need the
+    coordinator.
     """
     [first, *others] = plan.phases
-    is_fixed = not (others or first.controllers or first.allreduce) and first.protocol.max_lead == inf
+    is_plain = not (others or first.controllers or first.allreduce or first.local_steps)
+    is_fixed = is_plain and first.protocol.max_lead == inf
     is_steady = not (cluster.slowdowns or cluster.transient or cluster.faults or isinstance(cluster.timing, Trace))
     return is_fixed and is_steady and cluster.server.gradient_s == 0
 

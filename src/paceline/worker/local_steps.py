@@ -1,0 +1,178 @@
+"""Model replica that makes local steps: it hands in the change of its parameters as a pseudo-gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from math import nan
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.core.events import Accept, Apply, Minibatch
+from paceline.jobs.job import Job
+from paceline.protocols.local_steps import LocalSteps
+from paceline.server.flat_buffers import FlatBuffers
+from paceline.server.parameter_server import ParameterServer
+from paceline.worker.minibatch_forecast import UpcomingMinibatch
+from paceline.worker.replica import GradientStats, Replica, squared_norm_of
+from paceline.worker.torch_utils import build_model
+
+STEP = Apply(version=0, gradients=(Accept(worker=0, draw=0, staleness=0, samples=1),), lr_scale=1.0, reason="")
+
+
+class _States(NamedTuple):
+    """States of the optimizer of one worker.
+
+    Attributes:
+        draw: draw of the worker's newest work.
+        before: state before that work.
+        after: state after it; None if the work was not completed.
+    """
+
+    draw: int
+    before: Mapping[str, Any]
+    after: Mapping[str, Any] | None
+
+
+class LocalStepsReplica(Replica):
+    """Model replica whose gradient is the change that local steps make.
+
+    With w_0 the version and U the step of the job's optimizer,
+
+        w_j = U(w_{j-1}, gradient of minibatch j at w_{j-1}),   gradient = w_0 - w_H
+
+    The state of the optimizer is that after the worker's newest accepted work: what became of later work depends on the
+    times of other workers, and must change nothing. Step j has the learning rate of the schedule after
+    w + (j - 1) n gradients, with w the workload of the version, or that of an earlier step if it was further.
+
+    Args:
+        job: job to compute.
+        seed: seed of the run, >= 0.
+        n: workers of the run, >= 1.
+        local_steps: number of steps, or time for them.
+        settings: further arguments, as of `Replica`.
+
+    Attributes:
+        steps: number of steps of the next gradient; None to take those that fit by the clock.
+        before_step: called before each step with the number of its minibatch.
+    """
+
+    def __init__(self, job: Job, seed: int, n: int, *, local_steps: LocalSteps, **settings: Any) -> None:
+        super().__init__(job, seed, n, **settings)
+        self.steps: int | None = None
+        self.before_step: Callable[[int], None] = lambda number: None
+        self._local_steps = local_steps
+        self._n = n
+        model = build_model(job, seed).to(self._device)
+        self._optimizer = ParameterServer(job, model, self.layout, job.gradients_per_epoch(n), workers=n)
+        self._initial = self._optimizer_state()
+        self._is_watched = False
+        self._states: dict[int, _States] = {}
+        self._step_gradient = self.layout.allocate(self._device)
+
+    def gradient(
+        self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
+    ) -> GradientStats:
+        """Make the local steps of a draw, and return their mean loss.
+
+        Raises:
+            Interrupted: the task is cancelled; the content of `gradient` is undefined.
+        """
+        start_s = perf_counter()
+        if worker == 0 and not self._is_watched:  # one process is enough
+            self._optimizer.watch_gradients()
+            self._is_watched = True
+        before = self._accepted_state(worker)
+        self._states[worker] = _States(draw, before, after=None)
+        self._load_optimizer_state(before)
+        self._optimizer.state.copy_(version)
+        most = self._local_steps.most if minibatch is None else minibatch.count
+        most = most if self.steps is None else self.steps
+        steps, losses, samples, is_finite = 0, 0.0, 0, True
+        while steps < most and is_finite and (not steps or self._takes_another(steps, perf_counter() - start_s)):
+            step = self._step(worker, draw, minibatch, steps)
+            losses += step.loss * step.samples
+            samples += step.samples
+            is_finite = step.finite
+            steps += 1
+        self._write_change(version, gradient)
+        self._states[worker] = _States(draw, before, self._optimizer_state())
+        squared_norm = squared_norm_of(gradient.flat_parameters)
+        return GradientStats(
+            losses / max(samples, 1),
+            samples,
+            squared_norm,
+            variance=nan,
+            finite=is_finite,
+            compute_s=perf_counter() - start_s,
+            minibatches=steps,
+        )
+
+    def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
+        """Do nothing: the loader's own forecast is exact for the steps of a draw."""
+
+    def forget(self, worker: int) -> None:
+        """Discard the optimizer state of a worker that was lost."""
+        self._states.pop(worker, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer states of all workers."""
+        return {worker: states._asdict() for worker, states in self._states.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such states."""
+        self._states = {worker: _States(**states) for worker, states in state.items()}
+
+    def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:
+        number = self._local_steps.first_number(draw) + steps
+        self.before_step(number)
+        self._optimizer.advance_to(self.progress.workload + steps * self._n)
+        one = None if minibatch is None else minibatch.after(steps)._replace(count=1)
+        stats = super().gradient(worker, number, one, self._optimizer.state, self._step_gradient)
+        if stats.finite:
+            self._optimizer.enqueue(self._step_gradient, samples=1)
+            self._optimizer.step(STEP)
+        return stats
+
+    def _takes_another(self, steps: int, elapsed_s: float) -> bool:
+        return self.steps is not None or self._local_steps.takes_another(steps, elapsed_s)
+
+    def _write_change(self, version: FlatBuffers, gradient: FlatBuffers) -> None:
+        """Write version - parameters, and the changes of the buffers."""
+        change, local = self._step_gradient, self._optimizer.state
+        change.copy_(version)
+        change.written = set(range(len(change.parameters)))
+        for start, end in zip(change.flat_parameters, local.flat_parameters, strict=True):
+            start.sub_(end)
+        for start, end in zip(change.flat_buffers, local.flat_buffers, strict=True):
+            if start.dtype == torch.bool:
+                start.copy_(end)
+            else:
+                torch.sub(end, start, out=start)
+        gradient.copy_(change)
+        if change.memory.is_cuda:
+            torch.cuda.synchronize(self._device)
+
+    def _accepted_state(self, worker: int) -> Mapping[str, Any]:
+        """Return the optimizer state after the worker's newest accepted work."""
+        states = self._states.get(worker)
+        if states is None:
+            return self._initial
+        if states.after is not None and states.draw == self.progress.accepted:
+            return states.after
+        return states.before
+
+    def _optimizer_state(self) -> Mapping[str, Any]:
+        return deepcopy(self._optimizer.optimizer_state_dict())
+
+    def _load_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_optimizer_state_dict(deepcopy(state))
+
+
+def make_replica(job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any) -> Replica:
+    """Return the replica of a job, with local steps if there are any; other arguments are those of `Replica`."""
+    if local_steps is None:
+        return Replica(job, seed, n, **settings)
+    return LocalStepsReplica(job, seed, n, local_steps=local_steps, **settings)
