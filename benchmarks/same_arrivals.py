@@ -30,7 +30,7 @@ import paceline as pl
 from common import options, report, rounded
 from equality import difference
 from paceline.catalogue.parser import parse_plan
-from paceline.core.events import Apply, Arrival, Command, Event, Minibatch, SetTimer, Step
+from paceline.core.events import Apply, Arrival, Command, Compute, Event, SetTimer, Step
 from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
@@ -116,13 +116,13 @@ class Again(VirtualEngine):
     def report_step(self, command: Apply, step: Step | None) -> None:
         """Do nothing: measured steps are among the events."""
 
-    def _compute_gradient(self, worker: int, draw: int, minibatch: Minibatch | None, version: int) -> GradientStats:
+    def _compute_gradient(self, work: Compute) -> GradientStats:
         if not self._rounds:
-            return super()._compute_gradient(worker, draw, minibatch, version)
+            return super()._compute_gradient(work)
         self._server.flush()
-        self._rounded.copy_(self._versions[version])
+        self._rounded.copy_(self._versions[work.version])
         round_(self._rounded)
-        measured = self._replica.gradient(worker, draw, minibatch, self._rounded, self._gradient)
+        measured = self._replica.gradient(work.worker, work.draw, work.minibatch, self._rounded, self._gradient)
         round_(self._gradient)
         return measured
 

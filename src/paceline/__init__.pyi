@@ -3,8 +3,8 @@ from . import theory as theory
 from .catalogue.modifiers import dc_asgd as dc_asgd
 from .catalogue.modifiers import elastic as elastic
 from .catalogue.modifiers import grace as grace
-from .catalogue.modifiers import local_steps as local_steps
 from .catalogue.modifiers import greedy as greedy
+from .catalogue.modifiers import local_steps as local_steps
 from .catalogue.modifiers import momentum as momentum
 from .catalogue.modifiers import staleness_lr as staleness_lr
 from .catalogue.modifiers import staleness_weight as staleness_weight

@@ -87,7 +87,11 @@ SETTINGS = {
     "noise": ("asp", EPOCHS | {"lr_rule": "noise", "microbatches": 2, "optimizer": ADAM}, {"stop": "updates=60"}),
     "patient": ("patient", EPOCHS, {}),
     "local steps": ("k_batch_async(k=2) + local_steps(H=3)", EPOCHS | SCHEDULED, {}),
-    "local seconds": ("k_sync(k=2) + local_steps(seconds=3, outer=nesterov)", EPOCHS | {"optimizer": ADAM}, {"cluster": DYING}),
+    "local seconds": (
+        "k_sync(k=2) + local_steps(seconds=3, outer=nesterov)",
+        EPOCHS | {"optimizer": ADAM},
+        {"cluster": DYING},
+    ),
     "patient pull": ("patient(base=pull)", EPOCHS, {}),
     "auto": ("auto", {"lr_of": 2}, {"stop": "gradients=300", "checkpoint_every": "updates=7"}),
 }

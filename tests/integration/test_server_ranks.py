@@ -18,7 +18,7 @@ from rank_threads import ranks, run
 from ranks import flat, lost, used_by
 from selections import each_value_once
 from this_process import what_is_open
-from tiny_counting import BATCH, counting_job, times_applied
+from tiny_counting import BATCH, counting_job, tallying_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
 
 EXACT = 1e-12
@@ -37,7 +37,10 @@ def assert_is_simulation(ends, job, n, **settings):
         assert end.reason == simulated.reason
 
 
-@pytest.mark.parametrize(("protocol", "n"), [("bsp", 1), ("asp", 1), ("bsp", 3), ("k_sync(k=3)", 3)])
+@pytest.mark.parametrize(
+    ("protocol", "n"),
+    [("bsp", 1), ("asp", 1), ("bsp", 3), ("k_sync(k=3)", 3), ("bsp + local_steps(H=3, outer=nesterov)", 3)],
+)
 def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
     job = tiny_job(model=batch_norm_net)
     settings = {"protocol": protocol, "stop": "updates=15"}
@@ -119,6 +122,23 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
         assert job.faults("die") >= n
     assert len(lost(end)) >= n
     assert counts_of(end, train) == [epochs] * samples
+
+
+@pytest.mark.parametrize("deaths", [1, pytest.param(13, marks=pytest.mark.slow)])
+def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_once_an_epoch(deaths):
+    n, samples, epochs = 4, 20 * BATCH, 2 * deaths + 4
+    # More than the deaths of each worker: work that is interrupted before it begins has no fault.
+    faults = [pl.Fault(worker, draw, step=1 + draw // 2 % 3) for worker in range(n) for draw in range(2, 50, 2)]
+    protocol = "k_async(k=2) + local_steps(H=3)"
+    with ranks(n + 1, tallying_job(samples), {"faults": faults}, protocol=protocol, stop=f"epochs={epochs}") as job:
+        job.start_all()
+        for death in range(1, deaths + 1):
+            for rank in range(1, n + 1):
+                job.join(rank)
+                job.start(rank, **({"torchrun": {"faults": ()}} if death == deaths else {}))
+        end = job.end(0)
+        assert job.faults("die") == len(lost(end)) == n * deaths
+    assert end.parameters["used"].tolist() == [epochs] * samples
 
 
 @pytest.mark.parametrize(

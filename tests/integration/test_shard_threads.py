@@ -19,6 +19,14 @@ from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 EXACT = 1e-12
 
 
+def test_local_steps_on_shards_are_those_of_the_simulation():
+    job = tiny_job(model=batch_norm_net, clip_norm=0.5)
+    settings = {"protocol": "bsp + local_steps(H=3, outer=nesterov)", "stop": "updates=8"}
+    ends = run(4, job, {"shards": 2}, **settings)
+    simulated = pl.train(job, cluster=pl.Cluster(3), seed=1, **settings)
+    assert largest_relative_difference(flat(ends[0].parameters), flat(simulated.model.state_dict())) < EXACT
+
+
 @pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(shards):
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)

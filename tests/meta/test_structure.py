@@ -51,6 +51,7 @@ ALLOWED = {
     "worker/seeding": {"random", "threading"},
     "worker/background_loader": {"multiprocessing"},
     "worker/replica": {"time"},  # which measures the seconds of a gradient
+    "worker/local_steps": {"time"},  # the same
     "worker/task_runner": {"time", "threading"},  # which injects slowness and faults
 }
 NO_TORCH = range(FLOORS.index("jobs"))

@@ -11,6 +11,7 @@ class Worker:
     live: bool = False
     version: int | None = None  # version of its task, None when idle
     draw: int = 0
+    accepted: int = 0  # its newest accepted draw
     since: int = 0  # sequence number of its last change between idle and busy
     deliveries: int = 0  # gradients since the phase began
     contributed: bool = False  # whether it has contributed to the open update
@@ -24,6 +25,7 @@ class NaiveCoordinator:
         self.phases = list(phases)
         self.protocol = self.phases[0][0]
         self.version = 0
+        self.workload = 0  # gradients in updates
         self.sequence = 0
         self.held = []
         self.workers = [Worker(live=True, since=i - n) for i in range(n)]
@@ -49,6 +51,7 @@ class NaiveCoordinator:
             self.workers[event.worker] = Worker(
                 live=True,
                 draw=worker.draw,
+                accepted=worker.accepted,
                 since=self.sequence,
                 deliveries=self.lowest(without=worker),
                 contributed=worker.contributed,
@@ -72,6 +75,7 @@ class NaiveCoordinator:
             self.commands.append(accepted)
             self.held.append(accepted)
             worker.contributed = True
+            worker.accepted = event.draw
 
     def go_on(self):
         """Make an update if min(K, accepted + live workers that can still contribute) gradients are accepted."""
@@ -112,10 +116,13 @@ class NaiveCoordinator:
         worker.since = self.sequence
         worker.version = self.version
         worker.draw += 1
-        self.commands.append(Compute(self.number(worker), self.version, worker.draw))
+        self.commands.append(
+            Compute(self.number(worker), self.version, worker.draw, None, (), self.workload, worker.accepted)
+        )
 
     def update(self):
         self.version += 1
+        self.workload += len(self.held)
         self.commands.append(Apply(self.version, tuple(self.held), 1.0, "complete"))
         self.held = []
         newcomers = [worker for worker in self.workers if not worker.counts]

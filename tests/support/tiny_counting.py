@@ -1,4 +1,4 @@
-"""Counting job: its parameters show how many times each sample was applied."""
+"""Jobs whose parameters, or a buffer, show how many times each sample was applied."""
 
 from functools import partial
 
@@ -45,3 +45,30 @@ def counting_job(samples, **settings):
 
 def times_applied(model):
     return (-model.count.detach()).round(decimals=9).tolist()
+
+
+class Tally(nn.Module):
+    """Model with a buffer that counts how many times each sample was used, also by local steps."""
+
+    def __init__(self, samples):
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        self.register_buffer("used", torch.zeros(samples, dtype=torch.int64))
+
+    def forward(self, index):
+        self.used[index] += 1
+        return self.linear(index[:, None].float() / 100)
+
+
+def tallying_job(samples, **settings):
+    """Return a job whose buffer `used` counts the uses of each sample."""
+    return Job(
+        model=partial(Tally, samples),
+        step=mean_count,
+        optimizer=partial(torch.optim.SGD, lr=1e-3),
+        data=TensorDataset(torch.arange(samples)),
+        batch_size=BATCH,
+        sampling="epoch",
+        name="tallying",
+        **settings,
+    )

@@ -9,7 +9,7 @@ from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeig
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
-from paceline.policies.outer_optimizer import OuterSGD
+from paceline.policies.outer_optimizer import OuterSGD, parse_outer
 from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
 from paceline.utils.argument_types import checked_types
@@ -133,19 +133,18 @@ def grace(seconds: float) -> Grace:
 
 
 @checked_types
-def local_steps(
-    H: int | None = None, seconds: float | None = None, outer: str | OuterSGD = "sgd(lr=1)"
-) -> LocalSteps:
+def local_steps(H: int | None = None, seconds: float | None = None, outer: str | OuterSGD | None = None) -> LocalSteps:
     """Local steps: each worker hands in the change that several steps of its own optimizer make.
 
     Args:
         H: number of steps, >= 1; with seconds, the largest number.
         seconds: time for the steps, > 0; a worker takes as many as fit, and at least one.
-        outer: optimizer with which the server steps; the default continues from the mean of the workers' parameters.
+        outer: outer optimizer of the server, as "nesterov(lr=0.7, momentum=0.9)" of DiLoCo, or "sgd(lr=1)"; the mean
+            of the workers' parameters if not given.
 
     Paper: Stich, "Local SGD", 2019; Douillard et al., "DiLoCo", 2023; Ferdinand et al., "Anytime minibatch", 2019.
     """
-    return LocalSteps(H, seconds, outer)
+    return LocalSteps(H, seconds, parse_outer(outer) if isinstance(outer, str) else outer)
 
 
 @checked_types

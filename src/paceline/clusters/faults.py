@@ -20,6 +20,8 @@ class Fault:
         kind: "die" kills the worker, "raise" raises an exception in it, "hang" makes it stop responding, and
             "not_finite" makes it send a gradient with nan. A simulated worker that hangs is lost after
             ``worker_timeout_s``; without a timeout, when no other worker computes.
+        step: local step before which it occurs, >= 1, where a real worker makes local steps; "not_finite" and simulated
+            faults are those of the whole draw.
         back_after_s: simulated seconds after which a killed worker joins again, >= 0; None for never. Real processes
             are restarted by ``LocalCluster(respawn=True)``.
     """
@@ -28,10 +30,11 @@ class Fault:
     draw: int
     kind: Literal["die", "raise", "hang", "not_finite"] = "die"
     back_after_s: float | None = None
+    step: int = 1
 
     def __post_init__(self) -> None:
-        if self.worker < 0 or self.draw < 1:
-            raise UsageError(f"{self}: expected worker >= 0 and draw >= 1")
+        if self.worker < 0 or self.draw < 1 or self.step < 1:
+            raise UsageError(f"{self}: expected worker >= 0, draw >= 1 and step >= 1")
 
 
 def check_faults(faults: Sequence[Fault], n: int) -> None:

@@ -188,11 +188,7 @@ class RoundTrips:
     def local_steps(
         self, worker: int, draw: int, start_s: float, local_steps: LocalSteps, most: int
     ) -> tuple[RoundTrip, int]:
-        """Return the parts of a round trip with local steps, and their number.
-
-        Args:
-            most: largest number of steps, >= 1.
-        """
+        """Return the parts of a round trip with at most this number of local steps, and the number of steps."""
         number = local_steps.first_number(draw)
         pull_s, compute_s, push_s = self.times(worker, number, start_s)
         steps = 1

@@ -101,7 +101,7 @@ class Dispatcher(Stateful):
         if self._local_steps is None:
             return
         state.minibatches = minibatches
-        if self._minibatches is not None and state.minibatch is not None and state.minibatch.count > minibatches:
+        if self._minibatches is not None and state.minibatch is not None and state.minibatch.length > minibatches:
             self._minibatches.put_back_unused(state.minibatch.after(minibatches))
             self.is_due |= self.is_limited
 

@@ -51,6 +51,7 @@ class MinibatchSampler:
         """Return the next minibatch of a worker; a worker that owns several shards takes them in turn.
 
         Args:
+            worker: number of the worker.
             count: largest number of minibatches for its local steps, >= 1; one without a reserve.
         """
         if not self._ahead:
@@ -147,9 +148,9 @@ class _Shard:
             return Minibatch(self._shard, None, None, count)
         if self.returned:
             first = self.returned.popleft()
-            if first.count > count:
+            if first.length > count:
                 self.returned.appendleft(first.after(count))
-                first = first._replace(count=count)
+                first = first._replace(length=count)
             return first
         epoch, index = divmod(self.dealt, self._per_epoch)
         count = int(min(count, self._per_epoch - index, self._per_run - self.dealt))

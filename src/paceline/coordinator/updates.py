@@ -96,9 +96,7 @@ class UpdateRunner:
             )
 
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
-        command = events.Accept(
-            event.worker, event.draw, staleness, event.samples, event.step_scale, event.minibatches
-        )
+        command = events.Accept(event.worker, event.draw, staleness, event.samples, event.step_scale, event.minibatches)
         self._run.commands.append(command)
         self._dispatcher.accept(worker, event.draw, event.minibatches)
         self._update.hold(command)

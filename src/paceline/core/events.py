@@ -26,18 +26,18 @@ class Minibatch(NamedTuple):
         shard: number of the shard of the data; 0 if all workers share the data.
         epoch: number of the pass over the shard; None if samples are drawn with replacement.
         number: position in the shuffled epoch; None if samples are drawn with replacement.
-        count: number of minibatches from this position on, >= 1.
+        length: number of minibatches from this position on, >= 1.
     """
 
     shard: int
     epoch: int | None
     number: int | None
-    count: int = 1
+    length: int = 1
 
     def after(self, count: int) -> Minibatch:
         """Return this run of minibatches without its first ones."""
         number = None if self.number is None else self.number + count
-        return self._replace(number=number, count=self.count - count)
+        return self._replace(number=number, length=self.length - count)
 
 
 class Outcome(StrEnum):

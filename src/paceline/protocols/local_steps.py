@@ -7,12 +7,12 @@ from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
-from paceline.policies.outer_optimizer import OuterSGD, parse_outer
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_optional_range
 
 if TYPE_CHECKING:
+    from paceline.policies.outer_optimizer import OuterSGD
     from paceline.protocols.protocol import Phase
 
 FIRST_BUDGET = 8
@@ -32,14 +32,14 @@ class LocalSteps:
         H: largest number of steps, >= 1; None for no limit.
         seconds: time for the steps, > 0; None for exactly H steps. The worker takes another step if one of mean length
             fits, and at least one.
-        outer: optimizer of the server, or its text.
+        outer: optimizer of the server; None to continue from the mean of the workers' parameters.
 
     Raises:
         UsageError: neither H nor seconds is given, or one is out of its range.
 
     Example:
-        >>> LocalSteps(H=50, outer="nesterov(lr=0.7, momentum=0.9)").outer
-        nesterov(lr=0.7, momentum=0.9)
+        >>> LocalSteps(seconds=5).takes_another(steps=3, elapsed_s=4.0)
+        False
 
     Source: Stich, "Local SGD", 2019; Douillard et al., "DiLoCo", 2023, Algorithm 1 (outer optimizer); Ferdinand et al.,
     "Anytime minibatch", 2019 (as many steps as fit into a time).
@@ -47,7 +47,7 @@ class LocalSteps:
 
     H: int | None = None
     seconds: float | None = None
-    outer: OuterSGD | str = OuterSGD(lr=1.0)
+    outer: OuterSGD | None = None
 
     name: ClassVar[str] = "local_steps"
 
@@ -59,8 +59,6 @@ class LocalSteps:
                 "local_steps() has neither a number of steps nor a time; type for example local_steps(H=16) or "
                 "local_steps(seconds=5)"
             )
-        if isinstance(self.outer, str):
-            object.__setattr__(self, "outer", parse_outer(self.outer))
 
     def __repr__(self) -> str:
         return short_repr(self, self.name)

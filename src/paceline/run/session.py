@@ -33,14 +33,14 @@ from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.plan_json import plan_as_json
 from paceline.server.flat_buffers import FlatLayout
-from paceline.server.outer_optimizer import server_job
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
+from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.wording import counted
 from paceline.worker.allreduce import AllReduceAlgorithm, make_algorithm
 from paceline.worker.evaluation import evaluate
-from paceline.worker.loss_check import warn_of_summed_loss
 from paceline.worker.local_steps import make_replica
+from paceline.worker.loss_check import warn_of_summed_loss
 from paceline.worker.replica import check_reported
 from paceline.worker.task_runner import device_of
 from paceline.worker.torch_utils import build_model, usable_device

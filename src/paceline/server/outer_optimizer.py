@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from paceline.jobs.job import Job
 from paceline.policies.outer_optimizer import OuterSGD
@@ -21,10 +19,7 @@ def server_job(job: Job, local_steps: LocalSteps | None) -> Job:
     """
     if local_steps is None:
         return job
-    assert isinstance(local_steps.outer, OuterSGD)
-    optimizer = _factory(local_steps.outer)
+    outer = local_steps.outer or OuterSGD(lr=1.0)
+    has_nesterov = outer.nesterov and outer.momentum > 0
+    optimizer = partial(torch.optim.SGD, lr=outer.lr, momentum=outer.momentum, nesterov=has_nesterov)
     return replace(job, optimizer=optimizer, scheduler=None, clip_norm=None, no_decay_on=())
-
-
-def _factory(outer: OuterSGD) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer]:
-    return partial(torch.optim.SGD, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)

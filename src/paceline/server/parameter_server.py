@@ -44,6 +44,7 @@ class ParameterServer:
 
     Attributes:
         state: current parameters and buffers; the next update changes them in place.
+        scheduler: schedule of the learning rate.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ParameterServer:
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
         self._meter = StepMeter(self.optimizer, self.state.flat_parameters, self._vector)
-        self._scheduler = WorkloadScheduler(job, self.optimizer, per_epoch, workers)
+        self.scheduler = WorkloadScheduler(job, self.optimizer, per_epoch, workers)
 
     def watch_gradients(self) -> None:
         """Warn, once enough gradients were accepted, of parameters whose gradient was always zero.
@@ -185,7 +186,7 @@ class ParameterServer:
     def apply(self, update: Apply) -> Step | None:
         """Make one update of the enqueued gradients; return the measured step, None if `update.measure` is false."""
         step = self.step(update)
-        self.advance(update)
+        self.scheduler.advance(update.workload)
         return step and step._replace(next_learning_rate=self._max_learning_rate)
 
     def step(self, update: Apply) -> Step | None:
@@ -212,14 +213,6 @@ class ParameterServer:
                 buffers.add_(change)
         return step
 
-    def advance(self, update: Apply) -> None:
-        """Advance the schedule by the workload of an update."""
-        self._scheduler.advance(update.workload)
-
-    def advance_to(self, workload: int) -> None:
-        """Advance the schedule to a workload; an earlier one changes nothing."""
-        self._scheduler.advance(max(0, workload - self._scheduler.workload))
-
     def _step(self, mean: FlatBuffers, measure: bool) -> Step | None:
         clip_norm, learning_rate = self._job.clip_norm, self._max_learning_rate
         squared_norm = nan
@@ -236,7 +229,7 @@ class ParameterServer:
         for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
             parameter.grad = gradient
         before = [flat._version for flat in mean.flat_parameters]
-        with at_place(f"the optimizer of job {self._job.name} failed after {self._scheduler.workload} gradients"):
+        with at_place(f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"):
             self.optimizer.step()
         if before != [flat._version for flat in mean.flat_parameters] and mean is not self._accumulator.mean:
             for flat in mean.flat_parameters:  # the optimizer wrote into a worker's gradient: the worker expects zeros
@@ -256,15 +249,6 @@ class ParameterServer:
             self._copy_into_model(state["model"])
         return {**merge_shards([own, *others]), "model": self._tensors()}
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer and of the schedule, without a copy of the tensors."""
-        return {"optimizer": self.optimizer.state_dict(), **self._scheduler.state_dict()}
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._scheduler.load_state_dict(state)
-
     def gather_shards(self) -> None:
         """Copy the current parameters and buffers of the other shards into this server's model."""
         for tensors in self._peers.models():
@@ -280,7 +264,7 @@ class ParameterServer:
         return {
             "model": {name: tensor.detach() for name, tensor in self._named_tensors() if id(tensor) in owned},
             "optimizer": self._optimizer_state(self.optimizer.state_dict()),
-            **self._scheduler.state_dict(),
+            **self.scheduler.state_dict(),
             **self._accumulator.state_dict(),
             "memories": memories,
         }
@@ -297,7 +281,7 @@ class ParameterServer:
         self._copy_into_model(state["model"])
         self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
         check_state_shapes(self.optimizer)
-        self._scheduler.load_state_dict(state)
+        self.scheduler.load_state_dict(state)
         own = slice(self._layout.parameters.start, self._layout.parameters.stop)
         for name, memory in state["memories"].items():
             self._memories[name] = {

@@ -55,3 +55,8 @@ class WorkloadScheduler(Stateful):
             with at_place(f"the scheduler of job {self._job.name} failed after {self.workload} gradients"):
                 self._scheduler.step()
         self._scheduled = due
+
+    def advance_to(self, workload: int) -> None:
+        """Advance to this workload, unless the schedule is further."""
+        if workload > self.workload:
+            self.advance(workload - self.workload)

@@ -216,7 +216,7 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     def advance(self, update: Apply) -> None:
         """Advance the schedule: the step of a single worker does not."""
-        self.server.advance(update)
+        self.server.scheduler.advance(update.workload)
 
     def skip(self) -> None:
         """Contribute zeros; continue from the average if sums overlap, else from the own weights until the next sum."""

@@ -56,13 +56,13 @@ class LocalStepsReplica(Replica):
 
     Attributes:
         steps: number of steps of the next gradient; None to take those that fit by the clock.
-        before_step: called before each step with the number of its minibatch.
+        before_step: called before each step with its number in the draw, from 1, and the number of its minibatch.
     """
 
     def __init__(self, job: Job, seed: int, n: int, *, local_steps: LocalSteps, **settings: Any) -> None:
         super().__init__(job, seed, n, **settings)
         self.steps: int | None = None
-        self.before_step: Callable[[int], None] = lambda number: None
+        self.before_step: Callable[[int, int], None] = lambda step, number: None
         self._local_steps = local_steps
         self._n = n
         model = build_model(job, seed).to(self._device)
@@ -88,7 +88,7 @@ class LocalStepsReplica(Replica):
         self._states[worker] = _States(draw, before, after=None)
         self._load_optimizer_state(before)
         self._optimizer.state.copy_(version)
-        most = self._local_steps.most if minibatch is None else minibatch.count
+        most = self._local_steps.most if minibatch is None else minibatch.length
         most = most if self.steps is None else self.steps
         steps, losses, samples, is_finite = 0, 0.0, 0, True
         while steps < most and is_finite and (not steps or self._takes_another(steps, perf_counter() - start_s)):
@@ -117,19 +117,19 @@ class LocalStepsReplica(Replica):
         """Discard the optimizer state of a worker that was lost."""
         self._states.pop(worker, None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[int, Any]:
         """Return the optimizer states of all workers."""
         return {worker: states._asdict() for worker, states in self._states.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
         """Restore such states."""
         self._states = {worker: _States(**states) for worker, states in state.items()}
 
     def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:
         number = self._local_steps.first_number(draw) + steps
-        self.before_step(number)
-        self._optimizer.advance_to(self.progress.workload + steps * self._n)
-        one = None if minibatch is None else minibatch.after(steps)._replace(count=1)
+        self.before_step(steps + 1, number)
+        self._optimizer.scheduler.advance_to(self.progress.workload + steps * self._n)
+        one = None if minibatch is None else minibatch.after(steps)._replace(length=1)
         stats = super().gradient(worker, number, one, self._optimizer.state, self._step_gradient)
         if stats.finite:
             self._optimizer.enqueue(self._step_gradient, samples=1)
@@ -165,10 +165,12 @@ class LocalStepsReplica(Replica):
         return states.before
 
     def _optimizer_state(self) -> Mapping[str, Any]:
-        return deepcopy(self._optimizer.optimizer_state_dict())
+        server = self._optimizer
+        return deepcopy({"optimizer": server.optimizer.state_dict(), "scheduler": server.scheduler.state_dict()})
 
     def _load_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_optimizer_state_dict(deepcopy(state))
+        self._optimizer.optimizer.load_state_dict(deepcopy(state["optimizer"]))
+        self._optimizer.scheduler.load_state_dict(state["scheduler"])
 
 
 def make_replica(job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any) -> Replica:

@@ -59,7 +59,7 @@ class TaskRunner:
         self._replica = replica
         self._worker = worker
         self._slowness = slowness.round_trips(seed) if slowness is not None else None
-        self._faults = {fault.draw: fault.kind for fault in faults if fault.worker == worker}
+        self._faults = {fault.draw: fault for fault in faults if fault.worker == worker}
         self._sleep = sleep
         self._fault_actions = fault_actions
 
@@ -79,14 +79,20 @@ class TaskRunner:
             Interrupted: the task is cancelled.
         """
         start_s = time.monotonic()
-        self._inject_fault(draw)
         if isinstance(self._replica, LocalStepsReplica):
-            self._replica.before_step = lambda number: self._slow_down(number, run_s + time.monotonic() - start_s)
+
+            def before_step(step: int, number: int) -> None:
+                self._inject_fault(draw, step)
+                self._slow_down(number, run_s + time.monotonic() - start_s)
+
+            self._replica.before_step = before_step
         else:
+            self._inject_fault(draw)
             self._slow_down(draw, run_s)
         slept_s = time.monotonic() - start_s
         measured = self._replica.gradient(self._worker, draw, minibatch, version, gradient)
-        finite = measured.finite and self._faults.get(draw) != "not_finite"
+        fault = self._faults.get(draw)
+        finite = measured.finite and (fault is None or fault.kind != "not_finite")
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
 
     def _slow_down(self, number: int, run_s: float) -> None:
@@ -94,12 +100,14 @@ class TaskRunner:
         if self._slowness is not None:
             self._sleep(self._slowness.times(self._worker, number, run_s).compute_s)
 
-    def _inject_fault(self, draw: int) -> None:
-        kind = self._faults.get(draw, "")
-        if kind == "raise":
+    def _inject_fault(self, draw: int, step: int = 1) -> None:
+        fault = self._faults.get(draw)
+        if fault is None or fault.step != step:
+            return
+        if fault.kind == "raise":
             raise RuntimeError(f"scripted fault at draw {draw}")
-        if kind in self._fault_actions:
-            self._fault_actions[kind]()
+        if fault.kind in self._fault_actions:
+            self._fault_actions[fault.kind]()
 
 
 def device_of(kind: str, number: int) -> str:

@@ -13,7 +13,7 @@ from naive_coordinator import NaiveCoordinator, told
 from paceline.catalogue.protocols import asp, backup, k_batch_async, k_sync, pull
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.coordinator.ssp_bound import SSPBound
-from paceline.core.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost
+from paceline.core.events import Accept, Apply, Arrival, Compute, Decision, Drop, Interrupt, Joined, Lost, Minibatch
 from paceline.policies.controllers.base import (
     CallAgainAt,
     ChangeProtocol,
@@ -295,7 +295,7 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
     undealt += [*minibatches.upcoming(0), *reserved]
     everything = [*dealt.applied, *dealt.held, *dealt.discarded, *dealt.out.values(), *undealt]
     for shard in range(shards):
-        numbers = sorted(epoch * per_epoch + number for part, epoch, number in everything if part == shard)
+        numbers = sorted(epoch * per_epoch + number for part, epoch, number, _ in everything if part == shard)
         assert numbers == list(range(len(numbers))), "each exactly once, none left out"
 
 
@@ -337,4 +337,4 @@ def test_without_requeue_dropped_minibatches_are_not_repeated():
 
 def test_with_replacement_minibatches_have_no_number():
     minibatches = MinibatchSampler(2, per_epoch=None, partitioned=True)
-    assert [minibatches.next(worker) for worker in (0, 1)] == [(0, None, None), (1, None, None)]
+    assert [minibatches.next(worker) for worker in (0, 1)] == [Minibatch(0, None, None), Minibatch(1, None, None)]

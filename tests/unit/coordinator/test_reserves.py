@@ -52,7 +52,7 @@ def test_every_minibatch_is_applied_exactly_once_and_no_worker_is_without_data(a
     while not minibatches.are_used_up or in_flight:
         take(0)  # the other workers are slow
         applied.update(each for worker in list(in_flight) for each in [in_flight.pop(worker)])
-    assert applied == {(0, epoch, number): 1 for epoch in range(epochs) for number in range(per_epoch)}
+    assert applied == {Minibatch(0, epoch, number): 1 for epoch in range(epochs) for number in range(per_epoch)}
 
 
 @given(ahead=st.integers(1, 4), turns=st.lists(st.integers(0, N - 1), max_size=30))

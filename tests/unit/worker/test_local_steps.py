@@ -11,6 +11,7 @@ import paceline as pl
 from paceline.core.records import GradientArrived, UpdateMade
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from tiny_counting import BATCH, tallying_job
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, sgd, tiny_job
 
 EXACT = 1e-12
@@ -153,40 +154,19 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
     assert steps == {(0, 3), (1, 1)}
 
 
-class Counter(nn.Module):
-    """Model that counts in a buffer how often each sample was used."""
-
-    def __init__(self, samples):
-        super().__init__()
-        self.linear = nn.Linear(1, 1)
-        self.register_buffer("used", torch.zeros(samples, dtype=torch.int64))
-
-    def forward(self, index):
-        self.used[index] += 1
-        return self.linear(index[:, None].float() / 100)
-
-
 @pytest.mark.parametrize("steps", ["H=3", "H=7", "seconds=6", "H=40, seconds=30"])
 @pytest.mark.parametrize("sharding", ["shared", "partitioned"])
 @pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"])
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
-    samples = 4 * 22
-    job = pl.Job(
-        model=partial(Counter, samples),
-        step=lambda model, batch: model(batch[0]).mean(),
-        optimizer=sgd(lr=1e-3),
-        data=torch.utils.data.TensorDataset(torch.arange(samples)),
-        batch_size=2,
-        sampling="epoch",
-        sharding=sharding,
-    )
+    samples = 22 * 2 * BATCH
+    job = tallying_job(samples, sharding=sharding)
     faults = [pl.Fault(0, 2, back_after_s=3.0), pl.Fault(2, 3, back_after_s=0.5)]
     cluster = pl.Cluster(4, pl.Exponential(1.0), speed=[1.0, 0.5, 1.0, 2.0], faults=faults)
     result = pl.train(job, protocol=f"{protocol} + local_steps({steps})", cluster=cluster, stop="epochs=3")
     assert result.model.used.tolist() == [3] * samples
     assert result.stopped_by == "epochs"
     used = [each for each in result.history.of(GradientArrived) if each.used]
-    assert sum(each.minibatches for each in used) == 3 * samples // 2
+    assert sum(each.minibatches for each in used) == 3 * samples // BATCH
     assert sum(each.samples for each in used) == 3 * samples
 
 

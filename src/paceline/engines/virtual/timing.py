@@ -185,7 +185,7 @@ class TimingEngine(Stateful, Engine):
 
     def _local_round_trip(self, command: events.Compute, local_steps: LocalSteps) -> RoundTrip:
         worker, _, draw, minibatch, *_ = command
-        most = local_steps.most if minibatch is None else minibatch.count
+        most = local_steps.most if minibatch is None else minibatch.length
         times, self._steps[worker] = self._round_trips.local_steps(worker, draw, self.now, local_steps, most)
         return times
 

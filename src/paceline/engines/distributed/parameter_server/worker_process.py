@@ -108,9 +108,7 @@ class WorkerProcess:
         else:
             check = self._check if is_worker else None
             local_steps = rank.plan.local_steps
-            self._replica = rank.process.replica(
-                job, seed, cluster.n, check=check, local_steps=local_steps, **settings
-            )
+            self._replica = rank.process.replica(job, seed, cluster.n, check=check, local_steps=local_steps, **settings)
             if local_steps is None:
                 self._replica.on_gradient_ready = self._on_accumulated
         faults = tuple(cluster.faults)
