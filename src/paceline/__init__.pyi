@@ -101,6 +101,7 @@ from .policies.controllers.straggler_policies import Elastic as Elastic
 from .policies.controllers.straggler_policies import Greedy as Greedy
 from .policies.controllers.straggler_policies import Stragglers as Stragglers
 from .policies.learning_rate import LinearSchedule as LinearSchedule
+from .policies.outer_optimizer import DelayedNesterov as DelayedNesterov
 from .policies.outer_optimizer import OuterSGD as OuterSGD
 from .protocols.allreduce import AllReduceConfig as AllReduceConfig
 from .protocols.local_steps import LocalSteps as LocalSteps

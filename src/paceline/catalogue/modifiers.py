@@ -9,7 +9,7 @@ from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeig
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
-from paceline.policies.outer_optimizer import OuterSGD, parse_outer
+from paceline.policies.outer_optimizer import OuterOptimizer, parse_outer
 from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
 from paceline.utils.argument_types import checked_types
@@ -133,7 +133,9 @@ def grace(seconds: float) -> Grace:
 
 
 @checked_types
-def local_steps(H: int | None = None, seconds: float | None = None, outer: str | OuterSGD | None = None) -> LocalSteps:
+def local_steps(
+    H: int | None = None, seconds: float | None = None, outer: str | OuterOptimizer | None = None
+) -> LocalSteps:
     """Local steps: each worker hands in the change that several steps of its own optimizer make.
 
     Args:

@@ -16,7 +16,7 @@ from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.estimators.update_time import Unobserved
-from paceline.policies.outer_optimizer import parse_outer
+from paceline.policies.outer_optimizer import DelayedNesterov, parse_outer
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
@@ -290,6 +290,11 @@ def local_sgd(H: int, outer: str | None = None) -> Phase:
     """
     check_range("[1, inf)", Integral, H=H)
     optimizer = parse_outer(outer) if outer is not None else None
+    if isinstance(optimizer, DelayedNesterov):
+        raise UsageError(
+            f"local_sgd: {optimizer} is for updates of single gradients; type outer='nesterov', or "
+            f"asp + local_steps(H={H}, outer='{optimizer!r}')"
+        )
     told = f", outer='{optimizer!r}'" if optimizer is not None else ""
     return _serverless(AllReduceConfig("updates", period=H, outer=optimizer), f"local_sgd(H={H}{told})")
 

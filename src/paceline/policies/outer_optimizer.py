@@ -1,8 +1,9 @@
-"""Outer optimizer: a step of the average with the mean of the steps that all workers made since the last sum."""
+"""Outer optimizers: steps with the pseudo-gradients of workers that make local steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from paceline.utils.argument_types import checked_types
@@ -66,6 +67,43 @@ class OuterSGD:
             now.copy_(start)
 
 
+@checked_dataclass(frozen=True, repr=False)
+class DelayedNesterov:
+    """SGD on pseudo-gradients, whose Nesterov momentum is updated and applied at every N-th update only.
+
+    With Delta the pseudo-gradient of an update,
+
+        m = momentum m + mean of the last N Deltas,  w = w - lr (momentum m + Delta / N)    at every N-th update
+        w = w - lr Delta / N                                                                otherwise
+
+    so that N updates move w as one Nesterov step with their mean does. It is for updates of single, stale gradients,
+    whose momentum would be applied N times as often.
+
+    Args:
+        lr: learning rate, > 0.
+        momentum: in [0, 1).
+        every: N, >= 1, as a rule the number of workers.
+
+    Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024, Algorithm 3, with c = 0: no part
+    of the momentum is applied in between.
+    """
+
+    lr: float
+    momentum: float
+    every: int
+
+    def __post_init__(self) -> None:
+        check_range("(0, inf)", lr=self.lr)
+        check_range("[0, 1)", momentum=self.momentum)
+        check_range("[1, inf)", Integral, every=self.every)
+
+    def __repr__(self) -> str:
+        return f"delayed_nesterov(lr={self.lr:g}, momentum={self.momentum:g}, every={self.every})"
+
+
+OuterOptimizer = OuterSGD | DelayedNesterov
+
+
 @checked_types
 def nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterSGD:
     """SGD with Nesterov's momentum, as in DiLoCo.
@@ -88,10 +126,26 @@ def sgd(lr: float, momentum: float = 0.0) -> OuterSGD:
     return OuterSGD(lr, momentum)
 
 
-OUTER: Mapping[str, Callable[..., OuterSGD]] = {"nesterov": nesterov, "sgd": sgd}
+@checked_types
+def delayed_nesterov(every: int, lr: float = 0.7, momentum: float = 0.9) -> DelayedNesterov:
+    """Delayed Nesterov momentum, for updates of single gradients.
+
+    Args:
+        every: updates from one step of the momentum to the next, >= 1, as a rule the number of workers.
+        lr: learning rate, > 0.
+        momentum: in [0, 1).
+    """
+    return DelayedNesterov(lr, momentum, every)
 
 
-def parse_outer(text: str) -> OuterSGD:
+OUTER: Mapping[str, Callable[..., OuterOptimizer]] = {
+    "nesterov": nesterov,
+    "sgd": sgd,
+    "delayed_nesterov": delayed_nesterov,
+}
+
+
+def parse_outer(text: str) -> OuterOptimizer:
     """Read an outer optimizer.
 
     >>> parse_outer("nesterov(lr=0.5)")

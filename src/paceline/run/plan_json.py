@@ -21,13 +21,13 @@ from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
-from paceline.policies.outer_optimizer import OuterSGD
+from paceline.policies.outer_optimizer import DelayedNesterov, OuterOptimizer, OuterSGD
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
 from paceline.protocols.protocol import Phase, Plan, Protocol
 
-Part = Controller[Any] | Compensator | OuterSGD
+Part = Controller[Any] | Compensator | OuterOptimizer
 
 # Names in `run.json`: a class may be renamed, its name here may not.
 _KINDS: Mapping[str, type[Part]] = {
@@ -40,6 +40,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "Patient": Patient,
     "ScheduledQuorum": ScheduledQuorum,
     "dc_asgd": DCASGD,
+    "delayed_nesterov": DelayedNesterov,
     "dc_s3gd": DCS3GD,
     "elastic": Elastic,
     "grace": Grace,

@@ -275,7 +275,7 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
         (lambda: parse_plan("dc_s3gd(lambda0=much)"), "lambda0='much'"),
         (lambda: pl.local_sgd(H=0), "H=0 is not a whole number in [1, inf)"),
         (lambda: pl.local_sgd(H=10**400), "is not a whole number in [1, inf)"),
-        (lambda: pl.local_sgd(H=4, outer="adam"), "known: nesterov, sgd"),
+        (lambda: pl.local_sgd(H=4, outer="adam"), "known: delayed_nesterov, nesterov, sgd"),
         (lambda: pl.local_sgd(H=4, outer="sgd"), "type sgd(lr=...)"),
         (lambda: pl.local_sgd(H=4, outer="nesterov(lr=0)"), "lr=0 is not a number in (0, inf)"),
         (lambda: pl.local_sgd(H=4, outer="nesterov(momentum=1)"), "momentum=1 is not a number in [0, 1)"),

@@ -72,6 +72,32 @@ def test_each_worker_keeps_the_state_of_its_optimizer():
     assert largest_relative_difference(parameters_of(ours.model), theirs) < EXACT
 
 
+def test_delayed_nesterov_is_its_transcription():
+    job, n = tiny_job(optimizer=sgd(lr=0.1)), 3
+    outer = "delayed_nesterov(lr=0.7, momentum=0.9, every=4)"
+    ours = trained(f"asp + local_steps(H=2, outer='{outer}')", job, updates=22)
+    arrivals = [(each.worker, each.draw, each.version) for each in ours.history.of(GradientArrived) if each.used]
+    loader, model = MinibatchLoader(job, 3, n), build_model(job, 3)
+    versions = [parameters_of(model).numpy()]
+    m, deltas = 0.0, []
+    for worker, draw, version in arrivals:
+        nn.utils.vector_to_parameters(torch.tensor(versions[version]), model.parameters())
+        for number in (2 * draw - 1, 2 * draw):
+            inputs, target = loader.batch(worker, number, None)
+            model.zero_grad()
+            job.loss(model(inputs), target).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+        deltas.append(versions[version] - parameters_of(model).numpy())
+        step = deltas[-1] / 4
+        if len(deltas) % 4 == 0:
+            m = 0.9 * m + sum(deltas[-4:]) / 4
+            step = step + 0.9 * m
+        versions.append(versions[-1] - 0.7 * step)
+    assert largest_relative_difference(parameters_of(ours.model), torch.tensor(versions[-1])) < EXACT
+
+
 def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
     job = tiny_job(optimizer=ADAMW)
     cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(0, 3, kind="not_finite")])
@@ -177,7 +203,10 @@ def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
         (lambda: pl.local_steps(H=0), r"H=0 is not a whole number in \[1, inf\)"),
         (lambda: pl.local_steps(seconds=0.0), r"seconds=0.0 is not a number in \(0, inf\)"),
         (lambda: pl.local_steps(seconds=float("nan")), "seconds=nan is not a number"),
-        (lambda: pl.local_steps(H=4, outer="adam"), "known: nesterov, sgd"),
+        (lambda: pl.local_steps(H=4, outer="adam"), "known: delayed_nesterov, nesterov, sgd"),
+        (lambda: pl.local_steps(H=4, outer="delayed_nesterov"), r"type delayed_nesterov\(every=...\)"),
+        (lambda: pl.local_steps(H=4, outer="delayed_nesterov(every=0)"), "every=0 is not a whole number"),
+        (lambda: pl.local_sgd(H=4, outer="delayed_nesterov(every=3)"), r"asp \+ local_steps\(H=4"),
         (lambda: pl.bsp() + pl.local_steps(H=2) + pl.local_steps(H=2), "has local steps already"),
         (lambda: trained("local_sgd(H=4) + local_steps(H=2)", tiny_job()), "has no server"),
         (lambda: trained("all_reduce + local_steps(seconds=2)", tiny_job()), r"type local_sgd\(H=16\) alone"),

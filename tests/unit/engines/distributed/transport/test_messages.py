@@ -11,7 +11,8 @@ from paceline.engines.distributed.transport.task_messages import ApplyUpdate, Re
 from paceline.worker.replica import GradientStats
 
 WHOLE = st.integers(0, 2**53)
-SAMPLES = st.one_of(st.none(), st.builds(Minibatch, WHOLE, st.one_of(st.none(), WHOLE), st.one_of(st.none(), WHOLE)))
+NUMBER = st.one_of(st.none(), WHOLE)
+SAMPLES = st.one_of(st.none(), st.builds(Minibatch, WHOLE, NUMBER, NUMBER, WHOLE))
 
 
 def sent(message):
