@@ -6,6 +6,7 @@ from .catalogue.modifiers import grace as grace
 from .catalogue.modifiers import greedy as greedy
 from .catalogue.modifiers import local_steps as local_steps
 from .catalogue.modifiers import momentum as momentum
+from .catalogue.modifiers import restart_after as restart_after
 from .catalogue.modifiers import staleness_lr as staleness_lr
 from .catalogue.modifiers import staleness_weight as staleness_weight
 from .catalogue.modifiers import stragglers as stragglers
@@ -88,6 +89,7 @@ from .policies.controllers.base import Observation as Observation
 from .policies.controllers.base import Probe as Probe
 from .policies.controllers.base import Readmit as Readmit
 from .policies.controllers.base import ReplaceWorker as ReplaceWorker
+from .policies.controllers.base import RestartWork as RestartWork
 from .policies.controllers.base import SetQuorum as SetQuorum
 from .policies.controllers.dbw import BDBW as BDBW
 from .policies.controllers.dbw import DBW as DBW
@@ -97,6 +99,7 @@ from .policies.controllers.fixed_quorum import ScheduledQuorum as ScheduledQuoru
 from .policies.controllers.grace import Grace as Grace
 from .policies.controllers.idle_workers import IdleWorkers as IdleWorkers
 from .policies.controllers.patient import Patient as Patient
+from .policies.controllers.restart_after import RestartAfter as RestartAfter
 from .policies.controllers.straggler_policies import Elastic as Elastic
 from .policies.controllers.straggler_policies import Greedy as Greedy
 from .policies.controllers.straggler_policies import Stragglers as Stragglers

@@ -8,6 +8,7 @@ from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.grace import Grace
+from paceline.policies.controllers.restart_after import RestartAfter
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
 from paceline.policies.outer_optimizer import OuterOptimizer, parse_outer
 from paceline.protocols.local_steps import LocalSteps
@@ -133,6 +134,18 @@ def grace(seconds: float) -> Grace:
 
 
 @checked_types
+def restart_after(seconds: float) -> RestartAfter:
+    """Restart of long draws: work that is not done after this time is cancelled and begun anew.
+
+    Args:
+        seconds: time after which a draw is begun anew, > 0.
+
+    Paper: Maranjyan et al., "MindFlayer", 2024.
+    """
+    return RestartAfter(seconds)
+
+
+@checked_types
 def local_steps(
     H: int | None = None, seconds: float | None = None, outer: str | OuterOptimizer | None = None
 ) -> LocalSteps:
@@ -170,6 +183,7 @@ ADDITIONS: Mapping[str, Callable[..., Compensator | Controller[Any] | Momentum |
     "greedy": greedy,
     "elastic": elastic,
     "grace": grace,
+    "restart_after": restart_after,
     "momentum": momentum,
     "local_steps": local_steps,
 }

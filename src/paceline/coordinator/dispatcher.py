@@ -111,6 +111,11 @@ class Dispatcher(Stateful):
         self.return_minibatch(state)
         return Interrupt(worker, state.draw)
 
+    def restart(self, worker: int) -> Interrupt:
+        """Cancel the work of a busy worker, which is due for new work."""
+        self.is_due = True
+        return self.cancel(worker, self._workers[worker])
+
     def cancel_older_than(self, version: float, of: Collection[int] | None = None) -> list[Interrupt]:
         """Cancel work that began with an older version, of these workers or of all."""
         # Work assigned later began with this version or a newer one.

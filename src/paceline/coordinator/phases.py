@@ -11,7 +11,7 @@ from paceline.coordinator.pending_update import PendingUpdate
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.settings import CoordinatorSettings
 from paceline.coordinator.step_scaling import StepScaling
-from paceline.coordinator.worker_table import EXCLUDED, LOST, WorkerState
+from paceline.coordinator.worker_table import BUSY, EXCLUDED, LOST, WorkerState
 from paceline.core.duration import Duration
 from paceline.core.events import Arrival, RestartWorker, Step
 from paceline.errors import UsageError
@@ -317,6 +317,11 @@ class PhaseRunner:
             case control.ReplaceWorker(worker):
                 if self._known(worker).status is not LOST:
                     run.commands.append(RestartWorker(worker))
+            case control.RestartWork(worker, reason):
+                if self._known(worker).status is BUSY:
+                    run.decide("restart", f"worker {worker}: {reason}", worker)
+                    self.note_interrupted([worker])
+                    run.commands.append(self._membership.dispatcher.restart(worker))
             case control.ChangeProtocol(protocol, reason, counts, price, numbers):
                 self._change_protocol(protocol, reason, price, numbers)
                 self._count(counts)

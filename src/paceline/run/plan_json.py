@@ -20,6 +20,7 @@ from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuo
 from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
+from paceline.policies.controllers.restart_after import RestartAfter
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
 from paceline.policies.outer_optimizer import DelayedNesterov, OuterOptimizer, OuterSGD
 from paceline.protocols.allreduce import AllReduceConfig
@@ -46,6 +47,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "grace": Grace,
     "greedy": Greedy,
     "outer_sgd": OuterSGD,
+    "restart_after": RestartAfter,
     "staleness_lr": StalenessLR,
     "staleness_weight": StalenessWeight,
     "stragglers": Stragglers,

@@ -22,6 +22,7 @@ TYPED = [
     "dc_s3gd(lambda0=0.1)",
     "local_sgd(H=4)",
     "k_sync(k=3) + grace(seconds=0.5)",
+    "asp + restart_after(seconds=2.5)",
     "asp + local_steps(H=3, outer='delayed_nesterov(lr=0.7, momentum=0.9, every=4)')",
     "bsp + local_steps(H=3)@25% >> asp + local_steps(H=3)",
     "k_sync(k=3) + local_steps(H=9, seconds=2.5, outer='nesterov(lr=0.5, momentum=0.8)')",

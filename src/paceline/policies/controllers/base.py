@@ -187,6 +187,19 @@ class ReplaceWorker(NamedTuple):
 
 
 @checked_types
+class RestartWork(NamedTuple):
+    """Cancel the work of a busy worker, which begins anew at the newest version.
+
+    Attributes:
+        worker: number of the worker.
+        reason: text for the log.
+    """
+
+    worker: int
+    reason: str
+
+
+@checked_types
 class CallAgainAt(NamedTuple):
     """Call the controller again at a time, in seconds since the run began.
 
@@ -215,7 +228,18 @@ class Note(NamedTuple):
 
 
 # In the order in which the actions of several controllers are applied: notes, membership, protocol, quorum, timers.
-Action = Note | Exclude | Readmit | Probe | ReplaceWorker | ChangeProtocol | SetQuorum | CloseUpdate | CallAgainAt
+Action = (
+    Note
+    | Exclude
+    | Readmit
+    | Probe
+    | ReplaceWorker
+    | RestartWork
+    | ChangeProtocol
+    | SetQuorum
+    | CloseUpdate
+    | CallAgainAt
+)
 PRECEDENCE: tuple[type[Action], ...] = get_args(Action)
 
 
