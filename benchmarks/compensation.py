@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
 import paceline as pl
-from common import options, ratios, report, spread
+from common import options, ratios, report, spread, timed
 from paceline.policies.compensation.base import StaleGradient
 from paceline.policies.compensation.delay import DCS3GD
 
@@ -67,14 +65,6 @@ def compensate(
     delayed = StaleGradient(3, 0.1, squared_norm, [gradient], [now], [then])
     for compensator in compensators:
         compensator.compensate(delayed, memory)
-
-
-def timed(work: Callable[[], object], repeats: int) -> float:
-    """Return the mean seconds of one call."""
-    begun = perf_counter()
-    for _ in range(repeats):
-        work()
-    return (perf_counter() - begun) / repeats
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.launch_env import NEW_TOKEN, LaunchEnv
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
+from paceline.clusters.wire import parse_wire
 from paceline.errors import UsageError, describe_read_error
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass
@@ -22,7 +23,6 @@ from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_optional_range, check_range
 from paceline.utils.wording import counted
 
-WIRES = ("float32", "bf16", "float16")
 WORKERS = ("process", "node")
 MOST_HEARTBEAT_TIMEOUT_S = 86_400  # a day; the operating system refuses its timers for more than some days
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
@@ -64,11 +64,13 @@ class Torchrun:
         device: device of the workers, ``"cpu"`` or ``"cuda"`` (not tested on GPUs yet).
         slowness: simulated cluster whose compute times the workers sleep, as in `LocalCluster`; None for none.
         threads: number of threads of each worker, >= 1; None for an equal share of the cores of its host.
-        wire: format of float32 parameters and gradients on the network, "float32", "bf16" or "float16". The last two
-            need half the bytes and round to nearest. Server and workers compute in float32; buffers and other types
-            are sent unchanged. bf16 keeps 8 bits (relative error up to 2^-9) and the range of float32. float16 keeps
-            11 bits (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped. Parts of a
-            gradient are sent before the backward pass has ended, except with ``workers="node"`` and on CUDA.
+        wire: format of float32 parameters and gradients on the network. Server and workers compute in float32; buffers
+            and other types are sent unchanged. "bf16" and "float16" need half the bytes of "float32" and round to
+            nearest. bf16 keeps 8 bits (relative error up to 2^-9) and the range of float32. float16 keeps 11 bits
+            (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped. "int8", "int4" and
+            "top_k(share=0.01)" need a quarter, an eighth and 1/66 of the bytes, in both directions. What a message of
+            theirs leaves out is added to the next one. Parts of a gradient are sent before the backward pass has ended,
+            except with these three, with ``workers="node"`` and on CUDA.
         shards: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
             The first one is at rank 0, the others at rank j * processes // shards. The resulting parameters are the
             same up to rounding.
@@ -132,8 +134,7 @@ class Torchrun:
                 "the resulting parameters are the same"
             )
         check_optional_range("(0, inf)", bytes_per_s=self.bytes_per_s)
-        if self.wire not in WIRES:
-            raise UsageError(f"wire={self.wire!r}, expected {', '.join(WIRES[:-1])} or {WIRES[-1]}")
+        parse_wire(self.wire)
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_range(f"[1, {MOST_HEARTBEAT_TIMEOUT_S}]", heartbeat_timeout_s=self.heartbeat_timeout_s)
         check_device(self.device)

@@ -7,8 +7,6 @@ import selectors
 import threading
 import time
 
-from msgspec.structs import replace
-
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
@@ -52,7 +50,7 @@ from paceline.engines.distributed.rendezvous.session import failed_end, successf
 from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatLayout, flat_copy
@@ -81,7 +79,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         cluster = rank.cluster
         self._rank = rank
         self._needs_evaluator = rank.job.eval_data is not None
-        self._wire = WireFormat(cluster.wire, layout)
+        self._wire = make_format(cluster.wire, layout)
         self._published = PublishedVersions(server, layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
@@ -180,8 +178,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def apply(self, command: Apply) -> None:
         """Make the update, in other storage if the previous version is still read, and publish it."""
-        rebinds = self._published.reserve()
-        self._shards.apply(command, rebinds)
+        self._shards.apply(command, self._published.reserve())
         super().apply(command)
 
     def _prepare_update(self) -> None:
@@ -206,7 +203,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published.publish_storage(version)
 
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
-        sends_version = worker.newest_sent != command.version
+        sends_version, debug = worker.newest_sent != command.version, self._cluster.debug
+        buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)
         task = task_messages.RemoteTask(
             command.draw,
             command.version,
@@ -215,13 +213,12 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             command.minibatch,
             upcoming=command.upcoming,
             progress=TaskProgress.of(command, *worker.last),
+            is_difference=is_difference,
+            checksum=checksum(self._published.held_by(worker.peer_id, command.version)) if debug else None,
         )
-        if self._cluster.debug:
-            task = replace(task, checksum=checksum(self._published.packed(command.version)))
-        worker.newest_sent = command.version
-        worker.sent_s, worker.last = time.monotonic(), ("", 0)
+        worker.on_sent(command.version)
         self._shards.send(task_messages.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
-        worker.connection.send(task, [(0, self._published.packed(command.version))] if sends_version else [])
+        worker.connection.send(task, buckets)
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
         worker.last = ("interrupted", 0)
@@ -352,6 +349,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _on_gone(self, worker: RemoteWorker, reason: str) -> None:
         self._shards.send(messages.DisconnectPeer(worker.peer_id))
+        self._published.forget(worker.peer_id)
         if worker is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
         self._on_lost(worker.worker, worker, reason)
@@ -379,4 +377,4 @@ def _unused_because(stats: GradientStats) -> str:
 def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:
     """Return the bytes of each shard on the wire."""
     layouts = [FlatLayout(server.model, cluster.shards, only=number) for number in range(cluster.shards)]
-    return [WireFormat(cluster.wire, layout).nbytes for layout in layouts]
+    return [make_format(cluster.wire, layout).nbytes for layout in layouts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -58,6 +59,11 @@ class RemoteWorker(PoolWorker):
         self.last = ("", 0)
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
+
+    def on_sent(self, version: int) -> None:
+        """Record that the worker was sent a task at this version."""
+        self.newest_sent = version
+        self.sent_s, self.last = time.monotonic(), ("", 0)
 
     def has(self, draw: int) -> bool:
         """Return whether the worker computes this task."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline.engines.distributed.transport.buckets import BucketSender
+from paceline.engines.distributed.transport.compression import CompressedFormat
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
-from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.replica import Replica
 
@@ -16,7 +17,7 @@ class ShardChannel:
     """One shard of the version and of the gradient, and the connection to its server.
 
     Args:
-        dtype: dtype on the wire, a key of `wire_format.DTYPES`.
+        wire: format on the wire, as that of `make_format`.
         layout: layout of the shard.
         version: the shard's part of the version.
         gradient: the shard's part of the gradient.
@@ -28,26 +29,32 @@ class ShardChannel:
 
     connection: Connection
 
-    def __init__(self, dtype: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers) -> None:
-        wire = WireFormat(dtype, layout)
+    def __init__(self, wire: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers) -> None:
+        self._format = make_format(wire, layout)
         self.parameters = layout.parameters
-        self._version = WireBuffer(wire, version)
-        self._gradient = WireBuffer(wire, gradient)
-        self._buckets = BucketSender(wire.buckets, wire.parameters, self._send_bucket)
+        self._version = WireBuffer(self._format, version)
+        self._gradient = WireBuffer(self._format, gradient)
+        self._buckets = BucketSender(self._format.buckets, self._format.parameters, self._send_bucket)
         self._draw = 0
         self._busy_s = 0.0
 
     def use(self, connection: Connection) -> None:
         """Receive versions over this connection from now on."""
         self.connection = connection
-        connection.post_buckets([self._version.memory])
+        whole = [self._version.vectors.memory] if isinstance(self._format, CompressedFormat) else []
+        connection.post_buckets([self._version.memory, *whole])
 
-    def unpack_version(self) -> None:
-        """Convert the part of a version that has been received."""
-        self._version.unpack()
+    def unpack_version(self, *, is_difference: bool = False) -> None:
+        """Convert the part of a version that has been received, or add it to the version before."""
+        if not isinstance(self._format, CompressedFormat):
+            self._version.unpack()
+        elif is_difference:
+            self._format.add_difference(self._version.memory, self._version.vectors)
 
     def packed_version(self) -> Tensor:
-        """Return the part of the version as it is now, in the wire format."""
+        """Return the part of the version as it is now, in the wire format; whole if that is a codec."""
+        if isinstance(self._format, CompressedFormat):
+            return self._version.vectors.memory
         self._version.pack()
         return self._version.memory
 
@@ -61,11 +68,11 @@ class ShardChannel:
         self._busy_s = busy_s
         self._buckets.on_accumulated(parameter - self.parameters.start)
 
-    def pack_remaining(self) -> None:
-        """Pack the buckets that have not been sent."""
+    def pack_remaining(self, *, is_finite: bool) -> None:
+        """Pack the buckets that have not been sent; a codec would keep what is not finite for the next gradient."""
         remaining, outdated = self._buckets.remaining()
         self._remaining = [*remaining, *sorted(outdated)]
-        for number in self._remaining:
+        for number in self._remaining if is_finite else ():
             self._gradient.pack(number)
 
     def overflows(self, squared_norm: float) -> bool:
@@ -88,12 +95,12 @@ class ShardChannel:
         self.connection.send_bucket(number, self._gradient.buckets[number])
 
 
-def shard_channels(replica: Replica, dtype: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
+def shard_channels(replica: Replica, wire: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
     """Return a channel for each shard of these vectors of a replica."""
     ranges = replica.layout.shard_ranges
     channels = []
     for number, each in enumerate(ranges):
         layout = FlatLayout(replica.model, len(ranges), only=number)
         parts = (FlatBuffers(layout, vectors.memory[each]) for vectors in (version, gradient))
-        channels.append(ShardChannel(dtype, layout, *parts))
+        channels.append(ShardChannel(wire, layout, *parts))
     return channels

@@ -31,7 +31,7 @@ from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
 from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
 from paceline.policies.compensation.base import Compensator
@@ -71,7 +71,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         server = ParameterServer(job, model, layout, rank.per_epoch, peers, cluster.n)
         if rank.plan.local_steps is None:
             server.watch_gradients()
-        wire = WireFormat(cluster.wire, layout)
+        wire = make_format(cluster.wire, layout)
         buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
         host = session.connection.local_host
         acceptor = Acceptor(rank.transport, host, 0, job_spec, [*buffers, None], QueueHandler(events))
@@ -180,10 +180,11 @@ class _ShardServer:
         match message:
             case task_messages.AssignTask(peer_id, draw, version, sends_version):
                 self._server.flush()  # the worker's next gradient overwrites the previous one
-                task = task_messages.RemoteTask(draw, version, sends_version, 0.0)
-                self._send(peer_id, task, self._published.packed(version) if sends_version else None)
+                buckets, is_difference = self._published.message(peer_id, version, sends_version)
+                task = task_messages.RemoteTask(draw, version, sends_version, 0.0, is_difference=is_difference)
+                self._send(peer_id, task, buckets)
             case task_messages.AssignEvaluation(peer_id, version):
-                self._send(peer_id, task_messages.RemoteEvaluateTask(version), self._published[version].memory)
+                self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
             case task_messages.AcceptGradient(worker, samples, step_scale):
                 self._server.enqueue(self._gradients[worker], samples, step_scale)
             case task_messages.ApplyUpdate():
@@ -219,11 +220,14 @@ class _ShardServer:
         self._published.acquire(version)
 
     def _send(
-        self, peer_id: int, message: task_messages.RemoteTask | task_messages.RemoteEvaluateTask, part: Tensor | None
+        self,
+        peer_id: int,
+        message: task_messages.RemoteTask | task_messages.RemoteEvaluateTask,
+        buckets: list[tuple[int, Tensor]],
     ) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None:
-            peer.connection.send(message, [(0, part)] if part is not None else [])
+            peer.connection.send(message, buckets)
 
     def _send_state(self, part: str) -> None:
         state = self._server.shard_state()
@@ -233,6 +237,7 @@ class _ShardServer:
 
     def _disconnect(self, peer_id: int) -> None:
         peer = self._peers.pop(peer_id, None)
+        self._published.forget(peer_id)
         if peer is not None:
             del self._rank_0_ids[peer.peer_id]
             self._acceptor.disconnect(peer.peer_id, GRACE_S)

@@ -118,8 +118,8 @@ class WorkerProcess:
         )
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
-        dtype = cluster.wire if is_worker else "float32"  # an evaluation is exact
-        self._channels = shard_channels(self._replica, dtype, self._version, self._gradient)
+        wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
+        self._channels = shard_channels(self._replica, wire, self._version, self._gradient)
         self._channel_of = [channel for channel in self._channels for _ in channel.parameters]  # by parameter
         if cluster.device == "cuda":
             pin(self._version)
@@ -208,7 +208,7 @@ class WorkerProcess:
     def _send_gradient(self, stats: GradientStats) -> None:
         """Send the remaining buckets of the gradient, and its scalars."""
         for channel in self._channels:
-            channel.pack_remaining()
+            channel.pack_remaining(is_finite=stats.finite)
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
         done = task_messages.RemoteTaskDone(
@@ -260,8 +260,10 @@ class WorkerProcess:
     def _on_task(self, channel: ShardChannel, task: Message) -> None:
         """Handle one shard's part of a task; the part that arrives last starts the task."""
         assert isinstance(task, Task)
-        if isinstance(task, task_messages.RemoteEvaluateTask) or task.sends_version:
+        if isinstance(task, task_messages.RemoteEvaluateTask):
             channel.unpack_version()
+        elif task.sends_version:
+            channel.unpack_version(is_difference=task.is_difference)
         self._received[channel] = task
         if len(self._received) < len(self._channels):
             return

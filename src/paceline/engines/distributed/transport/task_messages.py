@@ -24,6 +24,7 @@ class RemoteTask(MessageStruct, frozen=True):
         checksum: checksum of the version as sent, in debug mode.
         upcoming: forecast of the minibatches that follow.
         progress: progress of the run.
+        is_difference: whether the version comes as a difference to the one before.
     """
 
     draw: int
@@ -34,6 +35,7 @@ class RemoteTask(MessageStruct, frozen=True):
     checksum: int | None = None
     upcoming: tuple[Minibatch, ...] = ()
     progress: TaskProgress = TaskProgress()
+    is_difference: bool = False
 
 
 class CancelTask(MessageStruct, frozen=True):

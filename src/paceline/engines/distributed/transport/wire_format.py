@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from paceline.clusters.wire import parse_wire
 from paceline.engines.distributed.transport.buckets import Bucket, make_buckets
+from paceline.engines.distributed.transport.compression import CompressedFormat, make_codec
 from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
+WHOLE = 1  # number of the bucket of a whole version, for a process that has none to add a difference to
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -105,6 +109,15 @@ def _aligned(sizes: list[int]) -> list[Bucket]:
     return [Bucket(*ends) for ends in pairwise(starts)]
 
 
+AnyFormat = WireFormat | CompressedFormat
+
+
+def make_format(wire: str, layout: FlatLayout) -> AnyFormat:
+    """Return a format on the wire: of a dtype, or of a code such as "int8"."""
+    code = parse_wire(wire)
+    return WireFormat(wire, layout) if code is None else CompressedFormat(make_codec(code), layout)
+
+
 class WireBuffer:
     """Vectors at one end of a connection, and their wire memory.
 
@@ -118,20 +131,32 @@ class WireBuffer:
         buckets: views of the wire memory, one for each bucket.
     """
 
-    def __init__(self, wire: WireFormat, vectors: FlatBuffers) -> None:
+    def __init__(self, wire: AnyFormat, vectors: FlatBuffers) -> None:
         self._wire = wire
         self.vectors = vectors
         self.memory = wire.allocate(vectors)
         self.buckets = [bucket.of(self.memory) for bucket in wire.buckets]
 
     def pack(self, number: int | None = None) -> None:
-        """Convert the vectors, or one bucket of them, before they are sent."""
-        self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.buckets[number])
+        """Convert the vectors, or one bucket of them, before they are sent; a codec keeps the rest for next time."""
+        if isinstance(self._wire, CompressedFormat):
+            self._wire.compress(self.vectors, self._left_out, self.memory)
+        else:
+            self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.buckets[number])
 
     def unpack(self, number: int | None = None) -> None:
         """Convert the vectors, or one bucket of them, after they have been received."""
-        self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.buckets[number])
+        if isinstance(self._wire, CompressedFormat):
+            self._wire.decompress(self.memory, self.vectors)
+        else:
+            self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.buckets[number])
 
     def overflows(self, squared_norm: float) -> bool:
         """Return whether packing a finite gradient has made a number of it infinite."""
-        return self._wire.overflows(self.memory, squared_norm)
+        return isinstance(self._wire, WireFormat) and self._wire.overflows(self.memory, squared_norm)
+
+    @cached_property
+    def _left_out(self) -> FlatBuffers:
+        """Rest of the messages so far, which no message had."""
+        assert isinstance(self._wire, CompressedFormat)
+        return self._wire.layout.allocate()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.clusters.torchrun import WIRES
+from paceline.clusters.wire import WIRES
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.transport.wire_format import DTYPES, WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
@@ -87,7 +87,7 @@ def test_every_word_for_the_wire_has_a_type_and_others_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("PACELINE_TOKEN", "t")
-    with pytest.raises(pl.UsageError, match=r"wire='fp8', expected float32, bf16 or float16"):
+    with pytest.raises(pl.UsageError, match=r"wire='fp8': .*; expected float32, bf16, float16, int8, int4 or top_k"):
         pl.Torchrun(wire="fp8")
     assert "wire='bf16'" in str(pl.Torchrun(wire="bf16"))
 

@@ -1,0 +1,48 @@
+"""Ranks that send compressed vectors, as threads: both ends agree, and training reaches the same loss."""
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.core.records import GradientArrived, WorkerJoined
+from rank_threads import ranks, run
+from ranks import flat, lost
+from rounding import single_job
+from tiny_jobs import largest_relative_difference, parameters_of, sgd
+
+CODES = ["int8", "int4", "top_k(share=0.1)"]
+STOP = "updates=24"
+
+
+@pytest.mark.parametrize("wire", CODES)
+def test_both_ends_have_the_same_version_and_training_is_nearly_the_same(wire, tmp_path):
+    job = single_job()
+    settings = {"protocol": "bsp", "stop": STOP}
+    ends = run(3, job, {"wire": wire, "debug": True}, **settings, out=tmp_path / "run")  # compares checksums
+    exact = parameters_of(pl.train(job, cluster=pl.Cluster(2), seed=1, **settings).model)
+    difference = largest_relative_difference(flat(ends[0].parameters), exact)
+    assert 1e-6 < difference < {"int8": 0.02, "int4": 0.2, "top_k(share=0.1)": 0.5}[wire]
+    assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
+    assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.parametrize("protocol", ["k_async(k=2)", "bsp + local_steps(H=3)"])
+def test_protocols_run_compressed_on_shards_and_a_worker_that_comes_back_gets_a_whole_version(protocol):
+    torchrun = {"wire": "int8", "shards": 2, "faults": [pl.Fault(1, 4)]}
+    with ranks(3, single_job(optimizer=sgd(lr=0.2)), torchrun, protocol=protocol, stop="updates=40") as job:
+        job.start_all()
+        job.join(2)
+        job.start(2)
+        end = job.end(0)
+        assert job.faults("die") == 1
+    assert [worker for worker, _ in lost(end)] == [1]
+    assert [record.worker for record in end.of(WorkerJoined)] == [1]
+    losses = [record.loss for record in end.of(GradientArrived) if record.used and record.worker == 1]
+    assert max(losses) < 2.0  # log(3) = 1.1 before training
+
+
+def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
+    faults = [pl.Fault(1, 7, "not_finite")]
+    [end, *_] = run(3, single_job(), {"wire": "int8", "faults": faults}, protocol="bsp", stop=STOP)
+    assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
+    assert torch.isfinite(flat(end.parameters)).all()
