@@ -1,0 +1,112 @@
+"""Train a small language model with local steps, against `bsp`; saved runs are not repeated.
+
+python -m papers.diloco.run --figure outer                    # search of the outer optimizer
+python -m papers.diloco.run --figure losses --processes 2     # losses after equal samples
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import paceline as pl
+from paceline.core.records import VersionEvaluated
+from papers.command import Paper
+from papers.diloco.settings import CASES, EVALUATE_EVERY, GRADIENTS, LR, OUTERS, RESULTS, SEEDS, TUNING_SEED, H
+from papers.gpt import gpt
+from papers.store import Line, Store
+from papers.tasks import Task, Where, unbroken
+
+FIGURES = ("outer", "losses")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Task: one run of a series with one seed.
+
+    Args:
+        case: name of the case.
+        protocol: protocol.
+        seed: seed.
+    """
+
+    case: str
+    protocol: str
+    seed: int
+
+    def asked(self) -> Line:
+        """Return all settings that the result depends on."""
+        cluster = str(CASES[self.case].cluster)
+        more = {"gradients": GRADIENTS, "evaluate_every": EVALUATE_EVERY, "lr": LR}
+        return {"case": self.case, "series": self.protocol, "seed": self.seed, "cluster": cluster, **more}
+
+    def carry_out(self, where: Where) -> Line:
+        """Train, and return the validation loss with workload, time and bytes at each evaluation."""
+        job = replace(gpt(where.folder), optimizer=partial(torch.optim.AdamW, lr=LR))
+        result = unbroken(
+            pl.train(
+                job,
+                protocol=self.protocol,
+                cluster=replace(CASES[self.case].cluster, device=where.device),
+                stop=pl.Stop(gradients=GRADIENTS, updates=where.updates),
+                evaluate_every=pl.Duration("gradients", EVALUATE_EVERY),
+                seed=self.seed,
+            )
+        )
+        found = result.history.of(VersionEvaluated)
+        totals = result.history.totals
+        return {
+            "time_s": round(result.time_s, 2),
+            "updates": totals.updates,
+            "pushes": totals.used + totals.dropped,
+            "mean_k": round(totals.mean_k, 3),
+            "at_s": [round(each.published_s, 2) for each in found],
+            "loss": [round(each.metrics["loss"], 4) for each in found],
+        }
+
+
+def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
+    """Return the tasks of a figure; the losses need the outer optimizer that the search has found."""
+    found = {"outer": outer, "losses": losses}[figure](seeds or SEEDS)
+    return [task for task in found if re.search(only, f"{task.case}/{task.protocol}")]
+
+
+def outer(seeds: int) -> Iterator[Run]:
+    """Yield the runs of the search."""
+    yield from (Run("equal", f"bsp + local_steps(H={H}, outer='{each}')", TUNING_SEED) for each in OUTERS)
+
+
+def losses(seeds: int) -> Iterator[Run]:
+    """Yield the runs of the comparison, seed by seed."""
+    best = best_outer(store("outer", RESULTS).lines())
+    for seed in range(seeds):
+        for name, case in CASES.items():
+            for series in case.series:
+                if best or "OUTER" not in series:
+                    yield Run(name, series.replace("OUTER", f"'{best}'"), seed)
+
+
+def best_outer(lines: Sequence[Line]) -> str:
+    """Return the outer optimizer with the least loss after all samples; empty if none was tried."""
+    if not lines:
+        return ""
+    best = min(lines, key=lambda line: line["loss"][-1])
+    return re.search(r"outer='(.*)'", best["asked"]["series"])[1]  # type: ignore[index]  # every line has one
+
+
+def store(figure: str, folder: Path) -> Store:
+    """Return the store of a figure."""
+    return Store(folder / f"{figure}.jsonl")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, folder=Path("data")).run(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Write results/tables.md: validation loss after equal samples, time and bytes, against `bsp` with the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.utils.confidence_intervals import interval_of_mean
+from papers.diloco.run import store
+from papers.diloco.settings import CASES, GRADIENTS, RESULTS
+from papers.series import SPREAD, series_of, spread
+from papers.store import Line
+
+
+def main(folder: Path = RESULTS) -> None:
+    (folder / "tables.md").write_text("\n".join(tables(folder)) + "\n")
+
+
+def tables(folder: Path) -> Iterator[str]:
+    """Yield the lines of a page: the search of the outer optimizer, and one table per case."""
+    yield from [f"## Outer optimizer: one seed, validation loss after {GRADIENTS:,} gradients", ""]
+    yield from ["| protocol | loss |", "| --- | --- |"]
+    searched = [(line["asked"]["series"], line["loss"][-1]) for line in store("outer", folder).lines()]
+    yield from [*(f"| `{series}` | {loss:.3f} |" for series, loss in searched), ""]
+    for case in CASES:
+        lines = [line for line in store("losses", folder).lines() if line["asked"]["case"] == case]
+        if lines:
+            yield from [f"## {case}", "", f"{SPREAD}. Differences and ratios are those of paired seeds.", ""]
+            yield from [*_table(series_of(lines)), ""]
+
+
+def _table(runs: dict[str, dict[int, Line]]) -> Iterator[str]:
+    first = next(iter(runs))
+    yield f"| protocol | loss | difference to {first} | virtual seconds | messages a gradient |"
+    yield "| --- | --- | --- | --- | --- |"
+    for series, of_seed in runs.items():
+        losses = [line["loss"][-1] for line in of_seed.values()]
+        differences = [
+            line["loss"][-1] - runs[first][seed]["loss"][-1] for seed, line in of_seed.items() if seed in runs[first]
+        ]
+        interval = interval_of_mean(differences) if series != first else None
+        half = f" +- {interval.high - interval.estimate:.3f}" if interval is not None else ""
+        difference = "-" if series == first else f"{sum(differences) / len(differences):+.3f}{half}"
+        times = [line["time_s"] for line in of_seed.values()]
+        messages = [line["pushes"] / GRADIENTS for line in of_seed.values()]
+        columns = (spread(losses, 3), difference, spread(times, 0), f"{sum(messages) / len(messages):.3f}")
+        yield f"| `{series}` | {' | '.join(columns)} |"
+
+
+if __name__ == "__main__":
+    main()
