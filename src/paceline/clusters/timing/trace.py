@@ -140,10 +140,18 @@ class Trace:
         Args:
             run: history of the run, or a `Result` or `SavedRun`.
             source: origin of the trace, for messages.
+
+        Raises:
+            UsageError: the run has local steps, so that a round trip is not that of one gradient.
         """
         rows: dict[tuple[int, int], TraceRow] = {}
         has_server = True
         for record in run if isinstance(run, Iterable) else run.history:
+            if isinstance(record, GradientArrived) and record.minibatches > 1:
+                raise UsageError(
+                    f"{source} has local steps: a round trip has the time of {record.minibatches} gradients, and a "
+                    "trace those of single ones; record a run without local steps"
+                )
             if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
                 rows[record.worker, record.draw] = _row(record)
                 has_server &= not isinstance(record, GradientArrived) or isnan(record.sum_s)

@@ -128,7 +128,7 @@ def _plan(given: str | Protocol | Phase, auto: AutoChoice | None) -> Plan:
         raise UsageError(
             f"{plan} has phases, controllers or compensators; give protocols with constant knobs, as k_sync(k=4)"
         )
-    if plan.allreduce is not None and plan.allreduce.sums == "updates":
+    if plan.local_steps is not None or (plan.allreduce is not None and plan.allreduce.sums == "updates"):
         raise UsageError(
             f"the workers of {plan} take steps of their own, so its number of updates cannot be predicted; give "
             "protocols with common steps, as all_reduce or k_sync(k=4)"

@@ -16,6 +16,7 @@ from paceline.errors import PacelineWarning
 from paceline.recording.event_log import to_line
 from paceline.recording.history import History
 from paceline.recording.run_folder import SavedRun
+from tiny_jobs import tiny_job
 from trace_rows import CENSORED, CLUSTER, replayed, row, rows_of, trained
 
 
@@ -82,6 +83,12 @@ def test_a_trace_has_a_row_for_each_task():
 def arrival(now_s, draw, started_s, **changes):
     times = {"pull_s": 0.25, "compute_s": 0.5, "push_s": 0.25, **changes}
     return pl.GradientArrived(now_s, 0, draw, 0, started_s, 0, True, "", 1.0, 8, 1.0, **times)
+
+
+def test_a_run_with_local_steps_is_refused():
+    result = pl.train(tiny_job(), protocol="bsp + local_steps(H=3)", cluster=pl.Cluster(2), stop="updates=3")
+    with pytest.raises(pl.UsageError, match="a round trip has the time of 3 gradients"):
+        pl.Trace.of(result)
 
 
 def test_late_arrivals_are_not_censored():
