@@ -67,7 +67,7 @@ def usual(**slow: object) -> pl.Cluster:
 
 def gpt(cluster: pl.Cluster, protocols: Sequence[str]) -> Case:
     """Return a case of the character-level GPT."""
-    return Case("gpt", 8, cluster, 2.3, 2e-3, protocols, 40, 6_000, seeds=3, tuning_seeds=1)
+    return Case("gpt", 8, cluster, 2.3, 2e-3, protocols, 40, 6_000, tuning_seeds=1)
 
 
 CASES: Mapping[str, Case] = {
