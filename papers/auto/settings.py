@@ -78,6 +78,7 @@ CASES: Mapping[str, Case] = {
     "mnist, B=64, two microbatches": Case(
         "mnist", 64, exponential(16, 0.7), 0.2, 0.16 * 2**0.5, ("pull(k=1)",), 32, 4_000, searches=False, microbatches=2
     ),
+    "mnist, B=500": Case("mnist", 500, exponential(8, 0.7), 0.2, 0.32, six(8), 8, 4_000, tuning_seeds=1),
     "mnist, B=500, alpha=1": Case(
         "mnist", 500, exponential(16, 1.0), 0.2, 0.08, ("pull(k=1)",), 4, 6_000, searches=False
     ),
