@@ -231,6 +231,6 @@ class LoopHost(HostProcess):
             self._leave(reason)
         return self._leave is not None
 
-    def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
-        """Return the replica that waits for the user's loop."""
+    def replica(self, job: Job, seed: int, n: int, *, local_steps: None = None, **settings: Any) -> Replica:
+        """Return the replica that waits for the user's loop, which makes no local steps."""
         return LoopReplica(self._exchange, job, seed, n, **settings)

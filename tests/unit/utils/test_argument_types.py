@@ -141,6 +141,7 @@ VALID = {
     "workers": [0],
 }
 OF_CALL = {
+    "DelayedNesterov": {"momentum": 0.9, "every": 4},
     "Job": {"loss": F.cross_entropy},
     "compare": {"protocols": ["bsp"], "processes": 1, "seeds": 1},
     "knee": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
