@@ -12,7 +12,7 @@ from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_optional_range
 
 if TYPE_CHECKING:
-    from paceline.policies.outer_optimizer import OuterOptimizer
+    from paceline.policies.outer_optimizer import DelayedNesterov, OuterSGD
     from paceline.protocols.protocol import Phase
 
 FIRST_BUDGET = 8
@@ -47,7 +47,7 @@ class LocalSteps:
 
     H: int | None = None
     seconds: float | None = None
-    outer: OuterOptimizer | None = None
+    outer: OuterSGD | DelayedNesterov | None = None
 
     name: ClassVar[str] = "local_steps"
 
