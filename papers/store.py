@@ -43,6 +43,11 @@ class Store:
             file.write(json.dumps(line) + "\n")
 
 
+def figure_store(figure: str, folder: Path) -> Store:
+    """Return the store of a figure that has a file of its own."""
+    return Store(folder / f"{figure}.jsonl")
+
+
 def key(asked: Line) -> str:
     """Return the key of a run, unique within its figure."""
     return json.dumps(asked, sort_keys=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from papers.auto.settings import CASES, FINAL_GRADIENTS, RESULTS
 from papers.auto.training import Final, Ruled, Tuned, mean_s
 from papers.command import Paper
-from papers.store import Line, Store
+from papers.store import Line, figure_store
 from papers.tasks import Task
 
 FIGURES = ("tuned", "ruled", "final")
@@ -22,7 +22,7 @@ FIGURES = ("tuned", "ruled", "final")
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
     """Return the tasks of a figure; all but the first one need the tuned rate of BSP."""
-    lines = store("tuned", RESULTS).lines()
+    lines = figure_store("tuned", RESULTS).lines()
     tasks_of: Mapping[str, Iterator[Tuned | Ruled | Final]] = {
         "tuned": tuned(),
         "ruled": ruled(lines),
@@ -58,13 +58,8 @@ def final(lines: Sequence[Line]) -> Iterator[Final]:
             yield from (Final(name, protocol, rates[name, "bsp"], "noise") for protocol in ruled)
 
 
-def store(figure: str, folder: Path) -> Store:
-    """Return the store of a figure."""
-    return Store(folder / f"{figure}.jsonl")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, folder=Path("data")).run(arguments)
+    Paper(__doc__ or "", FIGURES, RESULTS, tasks, figure_store, folder=Path("data")).run(arguments)
 
 
 if __name__ == "__main__":

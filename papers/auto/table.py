@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.utils.confidence_intervals import interval_of_mean
-from papers.auto.run import store
 from papers.auto.settings import CASES, FINAL_GRADIENTS, RESULTS, SEEDS
 from papers.auto.training import mean_s
 from papers.series import SPREAD, spread
-from papers.store import Line
+from papers.store import Line, figure_store
 
 OWN, RULE = "own rate", "noise"
 BSP = f"bsp, {OWN}"
@@ -27,7 +26,7 @@ def tables(folder: Path) -> Iterator[str]:
     found = {
         (line["asked"]["case"], *line["asked"]["series"].rsplit(", ", 1)): line
         for figure in ("tuned", "ruled")
-        for line in store(figure, folder).lines()
+        for line in figure_store(figure, folder).lines()
     }
     for case, about in CASES.items():
         rows = {(protocol, rule): line for (of, protocol, rule), line in found.items() if of == case}
@@ -38,7 +37,7 @@ def tables(folder: Path) -> Iterator[str]:
     for case in FINAL_GRADIENTS:
         ends = {
             line["asked"]["series"]: line["runs"]
-            for line in store("final", folder).lines()
+            for line in figure_store("final", folder).lines()
             if line["asked"]["case"] == case
         }
         if BSP in ends:

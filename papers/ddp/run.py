@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from papers.command import Paper
 from papers.ddp import real
@@ -19,7 +18,7 @@ from papers.ddp.patterns import PATTERNS
 from papers.ddp.quick import show
 from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, TUNING_SEEDS
 from papers.ddp.training import Timed, Untimed, task_of
-from papers.store import Store
+from papers.store import figure_store
 from papers.tasks import Task
 
 BY_DEFAULT = ("rates", "untimed", "timed")
@@ -52,11 +51,6 @@ def _tasks(seeds: int | None, only: str) -> Iterator[Task]:
                     yield task_of(comparison, name, seed, JOBS[comparison.job].lr[comparison.n])
 
 
-def store(figure: str, folder: Path) -> Store:
-    """Return the store of a figure."""
-    return Store(folder / f"{figure}.jsonl")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--pattern", choices=list(PATTERNS))
@@ -68,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show(given.pattern)
         return
     only = f"/{given.pattern}/" if given.pattern else ""
-    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, by_default=BY_DEFAULT, only=only).run(rest)
+    Paper(__doc__ or "", FIGURES, RESULTS, tasks, figure_store, by_default=BY_DEFAULT, only=only).run(rest)
 
 
 if __name__ == "__main__":

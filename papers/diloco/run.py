@@ -19,7 +19,7 @@ from paceline.core.records import VersionEvaluated
 from papers.command import Paper
 from papers.diloco.settings import CASES, EVALUATE_EVERY, GRADIENTS, LR, OUTERS, RESULTS, SEEDS, TUNING_SEED, H
 from papers.gpt import gpt
-from papers.store import Line, Store
+from papers.store import Line, figure_store
 from papers.tasks import Task, Where, unbroken
 
 FIGURES = ("outer", "losses")
@@ -83,7 +83,7 @@ def outer(seeds: int) -> Iterator[Run]:
 
 def losses(seeds: int) -> Iterator[Run]:
     """Yield the runs of the comparison, seed by seed."""
-    best = best_outer(store("outer", RESULTS).lines())
+    best = best_outer(figure_store("outer", RESULTS).lines())
     for seed in range(seeds):
         for name, case in CASES.items():
             for series in case.series:
@@ -99,13 +99,8 @@ def best_outer(lines: Sequence[Line]) -> str:
     return re.search(r"outer='(.*)'", best["asked"]["series"])[1]  # type: ignore[index]  # every line has one
 
 
-def store(figure: str, folder: Path) -> Store:
-    """Return the store of a figure."""
-    return Store(folder / f"{figure}.jsonl")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    Paper(__doc__ or "", FIGURES, RESULTS, tasks, store, folder=Path("data")).run(arguments)
+    Paper(__doc__ or "", FIGURES, RESULTS, tasks, figure_store, folder=Path("data")).run(arguments)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.utils.confidence_intervals import interval_of_mean
-from papers.diloco.run import store
 from papers.diloco.settings import CASES, GRADIENTS, RESULTS
 from papers.series import SPREAD, series_of, spread
-from papers.store import Line
+from papers.store import Line, figure_store
 
 
 def main(folder: Path = RESULTS) -> None:
@@ -20,10 +19,10 @@ def tables(folder: Path) -> Iterator[str]:
     """Yield the lines of a page: the search of the outer optimizer, and one table per case."""
     yield from [f"## Outer optimizer: one seed, validation loss after {GRADIENTS:,} gradients", ""]
     yield from ["| protocol | loss |", "| --- | --- |"]
-    searched = [(line["asked"]["series"], line["loss"][-1]) for line in store("outer", folder).lines()]
+    searched = [(line["asked"]["series"], line["loss"][-1]) for line in figure_store("outer", folder).lines()]
     yield from [*(f"| `{series}` | {loss:.3f} |" for series, loss in searched), ""]
     for case in CASES:
-        lines = [line for line in store("losses", folder).lines() if line["asked"]["case"] == case]
+        lines = [line for line in figure_store("losses", folder).lines() if line["asked"]["case"] == case]
         if lines:
             yield from [f"## {case}", "", f"{SPREAD}. Differences and ratios are those of paired seeds.", ""]
             yield from [*_table(series_of(lines)), ""]

@@ -10,6 +10,7 @@ from papers.auto import run, settings, table, training
 from papers.auto.settings import CASES, Case
 from papers.auto.training import Tuned, mean_s
 from papers.gpt import GPT, gpt
+from papers.store import figure_store
 from papers.tasks import Where
 
 
@@ -54,7 +55,7 @@ def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     for figure in ("tuned", "ruled"):
         run.main(["--figure", figure, "--only", "tiny", "--out", str(tmp_path)])
-    tuned, ruled = (run.store(figure, tmp_path).lines() for figure in ("tuned", "ruled"))
+    tuned, ruled = (figure_store(figure, tmp_path).lines() for figure in ("tuned", "ruled"))
     assert [line["asked"]["series"] for line in tuned] == ["asp, own rate"]
     assert [line["asked"]["series"] for line in ruled] == ["auto, noise", "asp, noise"]
     assert all(each["seconds"] is not None for line in (*tuned, *ruled) for each in line["runs"])
@@ -64,7 +65,7 @@ def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
         for protocol, lr in (("asp", 0.5), ("bsp", 1.0))
     ]
     for task in run.final(lines):
-        run.store("final", tmp_path).add({"asked": task.asked(), **task.carry_out(Where(tmp_path))})
+        figure_store("final", tmp_path).add({"asked": task.asked(), **task.carry_out(Where(tmp_path))})
     written = table.tables(tmp_path)
     assert any(line.startswith("| auto, against") for line in written)
     ends = [line for line in written if "+-" in line]
@@ -74,7 +75,7 @@ def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
         "| auto, noise",
         "| asp, noise",
     ]
-    losses = run.store("final", tmp_path).lines()
+    losses = figure_store("final", tmp_path).lines()
     assert all(0.5 < each["loss"] < 2.5 for line in losses for each in line["runs"])
     assert len({each["loss"] for line in losses for each in line["runs"]}) == 20
 

@@ -19,7 +19,7 @@ from papers.ddp.patterns import GRADIENT_S, PATTERNS
 from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
 from papers.ddp.times import cluster_of, death_of, seconds_at
 from papers.ddp.training import Timed, Untimed, task_of
-from papers.store import Store
+from papers.store import Store, figure_store
 from papers.tasks import Where
 
 HERE = Where(Path())
@@ -294,7 +294,7 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
         monkeypatch.setattr(module, "GRID", (trial,))
     for _ in range(2):  # the second time nothing is left to run
         run.main(["--figure", "untimed", "--figure", "timed", "--out", str(tmp_path)])
-    assert [len(run.store(figure, tmp_path).lines()) for figure in ("untimed", "timed")] == [4, 2]
+    assert [len(figure_store(figure, tmp_path).lines()) for figure in ("untimed", "timed")] == [4, 2]
     page = "# Title\n<!-- results -->\nold\n<!-- end of results -->\nText\n"
     found = list(table.tables("half", all_lines(tmp_path)))
     shown = table.with_tables(page, found)

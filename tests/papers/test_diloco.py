@@ -6,6 +6,7 @@ import pytest
 
 import paceline as pl
 from papers.diloco import run, settings, table
+from papers.store import figure_store
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,13 @@ def test_the_outer_optimizer_is_searched_and_used(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     assert run.best_outer([]) == ""
     run.main(["--figure", "outer", "--out", str(tmp_path)])
-    searched = run.store("outer", tmp_path).lines()
+    searched = figure_store("outer", tmp_path).lines()
     losses = {line["asked"]["series"]: line["loss"][-1] for line in searched}
     best = run.best_outer(searched)
     assert f"bsp + local_steps(H=16, outer='{best}')" == min(losses, key=losses.get)
     run.main(["--figure", "losses", "--seeds", "2", "--only", "equal", "--out", str(tmp_path)])
     run.main(["--figure", "losses", "--seeds", "2", "--only", "equal", "--out", str(tmp_path)])  # nothing is repeated
-    lines = run.store("losses", tmp_path).lines()
+    lines = figure_store("losses", tmp_path).lines()
     assert [line["asked"]["seed"] for line in lines] == [0, 0, 0, 1, 1, 1]
     assert {line["pushes"] for line in lines} == {64, 4}
     assert all(len(line["loss"]) == len(line["at_s"]) for line in lines)

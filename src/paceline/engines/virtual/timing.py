@@ -169,7 +169,7 @@ class TimingEngine(Stateful, Engine):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same cluster."""
         self._totals = Totals(**state["totals"])
-        super().load_state_dict(state)
+        super().load_state_dict({"steps": {}, **state})  # missing in early runs
 
     def _close(self, error: BaseException | None) -> None:
         """Do nothing: there are no processes."""

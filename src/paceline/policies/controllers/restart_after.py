@@ -10,7 +10,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_range
 
-ROUNDING = 1e-9  # of a time; a timer may come this share too early
+ROUNDING = 1e-12  # of the time since the run began; a timer may come this share too early
 
 
 @checked_dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class RestartAfter(Controller[None]):
 
     def decide(self, state: None, observation: Observation) -> tuple[None, Sequence[Action]]:
         """Restart what has taken too long, and ask for a call when the next draw may have."""
-        latest_s = self.seconds * (1 - ROUNDING)
+        latest_s = self.seconds - ROUNDING * observation.now
         late = [work for work in observation.in_flight if work.elapsed_s >= latest_s]
         elapsed_s = [work.elapsed_s for work in observation.in_flight if work.elapsed_s < latest_s]
         restarts = [RestartWork(work.worker, f"not done after {self.seconds:g} s") for work in late]

@@ -118,6 +118,15 @@ def test_a_busy_server_limits_the_throughput():
     assert seconds_per_update(pl.asp(), cluster, updates=2_000) == pytest.approx(1.0, rel=1e-3)
 
 
+def test_a_checkpoint_from_before_local_steps_is_loaded():
+    engine, again = (TimingEngine(pl.Cluster(2, pl.Deterministic(1.0)), seed=0) for _ in range(2))
+    engine.run(Coordinator(as_plan(pl.bsp()), workers=2, stop=pl.Stop(updates=3)))
+    state = engine.state_dict()
+    del state["steps"]
+    again.load_state_dict(state)
+    assert (again.now, again.state_dict()["steps"]) == (engine.now, {})
+
+
 # -- failures by script
 
 

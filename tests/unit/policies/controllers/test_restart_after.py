@@ -4,6 +4,8 @@ import pytest
 
 import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
+from paceline.policies.controllers.base import Observation, Work
+from paceline.policies.learning_rate import LRScaling
 from tiny_counting import BATCH, tallying_job
 from tiny_jobs import tiny_job
 
@@ -48,3 +50,12 @@ def test_a_run_on_processes_restarts_a_draw_and_replays(tmp_path):
 def test_a_time_of_zero_is_refused():
     with pytest.raises(pl.UsageError, match="seconds=0 is not a number in"):
         pl.restart_after(seconds=0)
+
+
+def test_late_in_a_long_run_a_timer_that_comes_too_early_by_rounding_restarts_the_draw():
+    now, seconds = 1e7, 0.01
+    work = Work(worker=0, version=0, elapsed_s=now + seconds - now - 2e-9)  # the sum is rounded
+    observation = Observation("timer", now + seconds, 0, now, 1, 0, 1, pl.asp(), 0, LRScaling(), in_flight=[work])
+    _, [restart, call] = pl.RestartAfter(seconds).decide(None, observation)
+    assert isinstance(restart, pl.RestartWork)
+    assert call.at_s > observation.now
