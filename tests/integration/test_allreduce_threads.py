@@ -19,7 +19,17 @@ from selections import each_value_once
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
 
 EXACT = 1e-12
-PROTOCOLS = ["all_reduce", "s3gd", "dc_s3gd", "local_sgd(H=4)", "local_sgd(H=4, outer=nesterov)"]
+PROTOCOLS = [
+    "all_reduce",
+    "s3gd",
+    "dc_s3gd",
+    "dc_s3gd(lag=2)",
+    "s3gd(lag=4)",
+    "local_sgd(H=4)",
+    "local_sgd(H=4, lag=1)",
+    "local_sgd(H=4, lag=4, outer=nesterov)",
+    "local_sgd(H=4, outer=nesterov)",
+]
 
 
 def decided(records):

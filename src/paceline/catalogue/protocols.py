@@ -278,15 +278,19 @@ def all_reduce() -> Phase:
 
 
 @named
-def local_sgd(H: int, outer: str | None = None) -> Phase:
+def local_sgd(H: int, outer: str | None = None, lag: int = 0) -> Phase:
     """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
 
     Args:
         H: number of gradients of each worker from one average to the next, >= 1.
         outer: outer optimizer of the average, as "nesterov(lr=0.7, momentum=0.9)" of DiLoCo, or "sgd(lr=1)"; the mean
             of the parameters if not given.
+        lag: number of gradients that each worker computes while a sum is under way, >= 0; with H, the sum has the time
+            of all local steps, and 0 waits for it.
 
-    Paper: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo", 2023.
+    Paper: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo", 2023. With a
+    lag: Shen et al., "CoCoD-SGD", 2019. Kale et al., "Eager updates for overlapped communication and computation in
+    DiLoCo", 2025, give a worker's own steps the weight of one worker until the sum arrives; here it keeps them whole.
     """
     check_range("[1, inf)", Integral, H=H)
     optimizer = parse_outer(outer) if outer is not None else None
@@ -296,30 +300,40 @@ def local_sgd(H: int, outer: str | None = None) -> Phase:
             f"asp + local_steps(H={H}, outer='{optimizer!r}')"
         )
     told = f", outer='{optimizer!r}'" if optimizer is not None else ""
-    return _serverless(AllReduceConfig("updates", period=H, outer=optimizer), f"local_sgd(H={H}{told})")
+    told += f", lag={lag}" if lag else ""
+    return _serverless(AllReduceConfig("updates", period=H, outer=optimizer, lag=lag), f"local_sgd(H={H}{told})")
 
 
 @named
-def s3gd() -> Phase:
-    """Stale-synchronous SGD: no server; the next gradient is computed during the all-reduce of the updates.
+def s3gd(lag: int = 1) -> Phase:
+    """Stale-synchronous SGD: no server; the next gradients are computed during the all-reduce of the updates.
+
+    Args:
+        lag: number of gradients that each worker computes while a sum is under way, >= 1.
 
     Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
     """
-    return _serverless(AllReduceConfig("updates", overlaps=True), "s3gd")
+    check_range("[1, inf)", Integral, lag=lag)
+    return _serverless(AllReduceConfig("updates", lag=lag), "s3gd" if lag == 1 else f"s3gd(lag={lag})")
 
 
 @named
-def dc_s3gd(lambda0: float = 0.2) -> Phase:
+def dc_s3gd(lambda0: float = 0.2, lag: int = 1) -> Phase:
     """Delay-compensated stale-synchronous SGD: `s3gd` with corrected gradients; after a plus, the correction alone.
 
     Args:
         lambda0: length of the correction relative to the gradient, in [0, 1e30]; 0.2 in the paper.
+        lag: number of gradients that each worker computes while a sum is under way, >= 1; 1 in the paper, which names
+            more of them as an outlook (Sect. V).
 
     Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
     """
+    check_range("[1, inf)", Integral, lag=lag)
     correction = DCS3GD(lambda0)
     name = repr(correction).removesuffix("()")
-    return _serverless(AllReduceConfig("updates", overlaps=True, correction=correction), name)
+    if lag > 1:
+        name = f"{name.removesuffix(')')}, lag={lag})" if "(" in name else f"{name}(lag={lag})"
+    return _serverless(AllReduceConfig("updates", lag=lag, correction=correction), name)
 
 
 def _serverless(allreduce: AllReduceConfig, name: str) -> Phase:

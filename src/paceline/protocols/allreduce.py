@@ -24,9 +24,9 @@ class AllReduceConfig:
     Args:
         sums: "gradients": every worker steps with the mean gradient; or "updates": every worker steps with its own
             gradient from the average, and the average moves by the mean of these steps.
-        overlaps: whether the next gradient is computed during the all-reduce, at the previous average plus the
-            worker's own step.
-        correction: correction of such a gradient for the distance between the worker's parameters and the average;
+        lag: number of gradients that each worker computes while an all-reduce is under way, >= 0. A worker's
+            parameters are the average plus its own steps that no completed sum contains.
+        correction: correction of such a gradient for the distance that a completed sum moves the worker's parameters;
             None for no correction.
         period: iterations from one all-reduce to the next, >= 1; in between, each worker steps by itself.
         outer: optimizer that steps the average with the mean of the workers' steps; None for that mean itself.
@@ -39,24 +39,44 @@ class AllReduceConfig:
     """
 
     sums: Literal["gradients", "updates"]
-    overlaps: bool = False
+    lag: int = 0
     correction: Compensator | None = None
     period: int = 1
     outer: OuterSGD | None = None
 
     def __post_init__(self) -> None:
         check_range("[1, inf)", Integral, period=self.period)
+        check_range("[0, inf)", Integral, lag=self.lag)
         if self.correction is not None and getattr(self.correction, "kind", "") != "correction":
             raise UsageError(f"correction={self.correction!r}, expected a compensator that corrects, or None")
-        if self.sums == "gradients" and (self.overlaps or self.period > 1):
+        if self.sums == "gradients" and (self.lag or self.period > 1):
             raise UsageError("gradients are summed in every iteration, before the next one; give sums='updates'")
-        if self.overlaps and self.period > 1:
-            raise UsageError(f"overlaps=True sums in every iteration, given period={self.period}; expected one of them")
-        if self.correction is not None and not self.overlaps:
-            raise UsageError(f"{self.correction!r} corrects gradients that overlap a sum; give overlaps=True")
-        if self.outer is not None and (self.overlaps or self.sums == "gradients"):
-            raise UsageError(f"{self.outer!r} steps with updates that do not overlap; give sums='updates' alone")
+        if self.sums == "gradients" and self.outer is not None:
+            raise UsageError(f"{self.outer!r} steps with the workers' updates; give sums='updates'")
+        if self.correction is not None and (self.lag == 0 or self.period > 1):
+            raise UsageError(f"{self.correction!r} corrects the gradient after each sum; give lag=1 and period=1")
 
-    def communicates(self, iteration: int) -> bool:
-        """Return whether an all-reduce follows this iteration; iterations count from 1."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are computed while an all-reduce is under way."""
+        return self.lag > 0
+
+    @property
+    def separates_steps(self) -> bool:
+        """Whether workers keep apart their own steps that no completed sum contains, since sums or steps overlap."""
+        return self.lag > 1 or (self.lag == 1 and self.period > 1)
+
+    def begins_sum(self, iteration: int) -> bool:
+        """Return whether an all-reduce begins after this iteration; iterations count from 1."""
         return iteration % self.period == 0
+
+    def awaited_sum(self, iteration: int) -> int | None:
+        """Return the iteration whose all-reduce this iteration waits for; None if there is none.
+
+        The gradient of the next iteration is computed before the wait, if sums overlap gradients.
+
+        >>> [AllReduceConfig("updates", period=2, lag=3).awaited_sum(iteration) for iteration in range(2, 7)]
+        [None, None, 2, None, 4]
+        """
+        begun = iteration - max(0, self.lag - 1)
+        return begun if begun > 0 and self.begins_sum(begun) else None

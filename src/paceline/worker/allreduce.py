@@ -14,6 +14,7 @@ from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.state_dict import Stateful
+from paceline.worker.own_steps import OwnSteps, Sign, add_vectors, pairs
 
 
 class Contribution(NamedTuple):
@@ -32,12 +33,16 @@ class AllReduceAlgorithm(Stateful, ABC):
     """Optimizer and parameters of a worker; communication is left to the engine.
 
     In every iteration a gradient is computed at `weights` into `gradient`, then `contribute` writes `payload`. Payloads
-    and shares are summed over the workers; `apply_sum` then moves every worker's `average` by the same amount. Every
-    worker calls `advance` for every update, with or without a contribution of its own: all are at the same workload.
+    and shares are summed over the workers, which call `begin_sum`; `apply_sum` then moves every worker's `average` by
+    the same amount. Sums end in the order in which they began. Every worker calls `advance` for every update, with or
+    without a contribution of its own: all are at the same workload.
 
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
         layout: layout of the model.
+
+    Attributes:
+        share: share of the newest contribution, 0 if it is zero.
     """
 
     _parts = ("server",)
@@ -45,6 +50,7 @@ class AllReduceAlgorithm(Stateful, ABC):
     def __init__(self, server: ParameterServer, layout: FlatLayout) -> None:
         self.server = server
         self.gradient = layout.allocate(server.device)
+        self.share = 0.0
 
     @property
     def average(self) -> FlatBuffers:
@@ -89,6 +95,15 @@ class AllReduceAlgorithm(Stateful, ABC):
     def skip(self) -> None:
         """Contribute zeros; steps of this worker since the last sum are lost."""
         self.payload.memory.zero_()
+
+    def begin_sum(self) -> None:
+        """Record that a sum of the payloads has begun."""
+
+    def collect_steps(self) -> None:
+        """Write the steps of this worker that no completed sum contains into the payload, times the share.
+
+        The average plus the mean of these payloads is the mean of the workers' weights.
+        """
 
     @abstractmethod
     def reset_to_average(self) -> None:
@@ -142,11 +157,13 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     With w the average, w_i the weights and U the step of the optimizer,
 
-        D_i = w - w_i,   g_i += lambda_i g_i g_i D_i,   delta_i = U(g_i) at w,   w_i = w + delta_i
+        D_i = w + s_i - w_i,   g_i += lambda_i g_i g_i D_i,   delta_i = U(g_i) at w + s_i,   w_i = w + s_i + delta_i
 
-    if sums overlap gradients; otherwise delta_i = U(g_i) at w_i, w_i += delta_i. Any optimizer of torch can be used:
-    delta_i is the difference that it makes, so weight decay is that of the weights it steps from, and each worker has
-    its own momentum.
+    if sums overlap gradients, where s_i is the sum of the worker's own steps that w does not contain; otherwise
+    delta_i = U(g_i) at w_i, w_i += delta_i. With a lag of one, s_i is zero and these are the equations of DC-S3GD; with
+    a longer lag, D_i is the mean of the steps in the newest completed sum minus the worker's own, as in eq. (9). Any
+    optimizer of torch can be used: delta_i is the difference that it makes, so weight decay is that of the weights it
+    steps from, and each worker has its own momentum.
 
     A distance within rounding counts as zero: eq. (17) would turn it into a fifth of the gradient.
 
@@ -156,10 +173,10 @@ class UpdateAveraging(AllReduceAlgorithm):
     Args:
         server: optimizer, schedule and clipping of this worker; its state is the average.
         layout: layout of the model.
-        allreduce: whether sums overlap gradients, the correction, and the outer optimizer.
+        allreduce: how long sums overlap gradients, the correction, and the outer optimizer.
 
-    Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1 and eq. (7) to (12); Stich, "Local SGD", 2019;
-    Douillard et al., "DiLoCo", 2023.
+    Source: Rigazzi, "DC-S3GD", 2019, Algorithm 1, eq. (7) to (12), and Sect. V, which names a longer lag; Stich,
+    "Local SGD", 2019; Douillard et al., "DiLoCo", 2023.
     """
 
     def __init__(self, server: ParameterServer, layout: FlatLayout, allreduce: AllReduceConfig) -> None:
@@ -171,6 +188,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         self._weights.copy_(server.state)
         self._payload = layout.allocate(server.device)
         self._counts = _integers(server.state)
+        self._own = OwnSteps(layout, server.device) if allreduce.separates_steps else None
 
     @property
     def weights(self) -> FlatBuffers:
@@ -186,11 +204,14 @@ class UpdateAveraging(AllReduceAlgorithm):
         """Correct the gradient, and step the weights of this worker."""
         compensations: tuple[Compensation, ...] = ()
         finite = True
-        if self._corrections and self._is_apart():
-            compensations, finite = self.server.compensate(
-                self._corrections, self.gradient, self._weights, 1, squared_norm
-            )
+        if self._corrections:
+            self._add_own_steps(-1)
+            if self._is_apart():
+                compensations, finite = self.server.compensate(
+                    self._corrections, self.gradient, self._weights, 1, squared_norm
+                )
         if finite:
+            self.share = share
             self._step(update)
             self._write_payload(share)
         else:
@@ -201,7 +222,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         """Move the average by the mean of the steps, or step the outer optimizer with it; no step is measured."""
         if self._outer is not None:
             self._outer.begin(self.average.flat_parameters, self.server.memory(self._outer))
-        for average, step in _pairs(self.average, total):
+        for average, step in pairs(self.average, total):
             if average.dtype == torch.bool:
                 average.logical_or_(step)
             elif _is_a_mean(average):
@@ -210,6 +231,8 @@ class UpdateAveraging(AllReduceAlgorithm):
                 average.add_(step)
         if adopts and self._outer is not None:
             self._outer.step(self.average.flat_parameters, self.server.memory(self._outer))
+        if adopts and self._own is not None:
+            self._own.end_sum()
         if adopts and not self._overlaps:  # else its next gradient is under way
             self.reset_to_average()
         return None
@@ -221,39 +244,69 @@ class UpdateAveraging(AllReduceAlgorithm):
     def skip(self) -> None:
         """Contribute zeros; continue from the average if sums overlap, else from the own weights until the next sum."""
         if self._overlaps:
-            self.reset_to_average()
+            self._set_weights()
         self._restore_counts()
+        self.share = 0.0
         super().skip()
 
+    def begin_sum(self) -> None:
+        """Record that the steps so far are in a sum."""
+        if self._own is not None:
+            self._own.begin_sum()
+
+    def collect_steps(self) -> None:
+        """Write the steps of this worker that no completed sum contains, where the payload has fewer."""
+        if self._own is not None:
+            self._own.write_total(self._payload)
+            _scale(self._payload, self.share)
+
     def reset_to_average(self) -> None:
-        """Set the weights of this worker to the average."""
-        self._weights.copy_(self.average)
-        self._counts = _integers(self.average)
+        """Set the weights of this worker to the average; forget its own steps."""
+        if self._own is not None:
+            self._own.forget()
+        self._set_weights()
 
     def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
         """Continue from another worker's average, with the own momentum if this worker has contributed before.
 
-        The momentum of one worker is not the mean over workers, which is less noisy.
+        The momentum of one worker is not the mean over workers, which is less noisy. No sum is under way any more.
         """
         if keeps_state:
             own = self.server.optimizer.state_dict()["state"]
             state = {**state, "optimizer": {**state["optimizer"], "state": own}}
+        if self._own is not None:
+            self._own.clear()
         super().restore_from(state, keeps_state=keeps_state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the weights of this worker."""
-        return {**super().state_dict(), "weights": self._weights.memory.clone(), "counts": self._counts}
+        own = self._own.state() if self._own is not None else []
+        weights = self._weights.memory.clone()
+        return {**super().state_dict(), "weights": weights, "counts": self._counts, "own": own, "share": self.share}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
         super().load_state_dict(state)
         copy_checked(self._weights.memory, state["weights"])
         self._counts = list(state["counts"])
+        if self._own is not None:
+            self._own.load(state["own"])
+        self.share = state.get("share", 0.0)  # checkpoints of version 0.1 have none
+
+    def _set_weights(self) -> None:
+        """Set the weights to the average with the worker's own steps."""
+        self._weights.copy_(self.average)
+        self._counts = _integers(self.average)
+        self._add_own_steps(1)
+
+    def _add_own_steps(self, sign: Sign) -> None:
+        if self._own is not None:
+            self._own.add_to(self._weights, sign)
 
     def _step(self, update: Apply) -> None:
         average = self.average
         if self._overlaps:
-            self.reset_to_average()
+            self._set_weights()
         self.server.rebind_storage(self._weights)
         self.server.enqueue(self.gradient, samples=1)
         self.server.step(update)
@@ -261,11 +314,13 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     def _write_payload(self, share: float) -> None:
         self._restore_counts()
-        for step, weights, average in _pairs(self._payload, self._weights, self.average):
+        for step, weights, average in pairs(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
             else:
                 torch.sub(weights, average, out=step)
+        if self._own is not None:
+            self._own.take_newest(self._payload)
         _scale(self._payload, share)
 
     def _restore_counts(self) -> None:
@@ -289,11 +344,7 @@ def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> 
     if is_first:
         total.copy_(payload)
         return
-    for sums, each in _pairs(total, payload):
-        if sums.dtype == torch.bool:
-            sums.logical_or_(each)
-        else:
-            sums.add_(each)
+    add_vectors(total, payload)
 
 
 def _are_apart(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -304,10 +355,6 @@ def _are_apart(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _norm(block: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(block))
-
-
-def _pairs(*vectors: FlatBuffers) -> zip[tuple[torch.Tensor, ...]]:
-    return zip(*([*each.flat_parameters, *each.flat_buffers] for each in vectors), strict=True)
 
 
 def _integer_buffers(vectors: FlatBuffers) -> list[torch.Tensor]:

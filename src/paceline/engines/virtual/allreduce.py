@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import copy_checked
+from paceline.server.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.user_code import at_place
 from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, add_payload
 from paceline.worker.replica import Replica
+
+
+class _Sum(NamedTuple):
+    """Sum of the payloads and of the shares of an iteration."""
+
+    iteration: int
+    total: FlatBuffers
+    shares: float
 
 
 class VirtualAllReduce(AllReduceTiming):
@@ -41,15 +50,17 @@ class VirtualAllReduce(AllReduceTiming):
         self._workers = workers
         self._distinct = list({id(worker): worker for worker in workers}.values())
         self._batch_size = replica.batch_size
-        self._total = replica.layout.allocate(workers[0].server.device)
+        self._total = self._new_total()
         self._shares = 0.0
+        self._sums: deque[_Sum] = deque()  # that are under way
         self._work: dict[int, Compute] = {}
         self._contributed: set[int] = set()  # to the open update
         self._expected: Apply | None = None
 
     def _close(self, error: BaseException | None) -> None:
-        """End the background processes of the replica."""
+        """End the background processes of the replica; the trained parameters are the mean of the workers' weights."""
         self._replica.close()
+        self._take_mean_of_weights()
 
     def compute(self, command: Compute) -> None:
         """Store the task; a worker that has joined again continues from the average."""
@@ -68,19 +79,25 @@ class VirtualAllReduce(AllReduceTiming):
     def apply(self, command: Apply) -> None:
         """Apply the sum in every worker."""
         super().apply(command)
-        adopts = self._allreduce.communicates(self._iteration)
         for worker in [worker for number, worker in enumerate(self._workers) if number not in self._contributed]:
             worker.skip()
         self._contributed.clear()
         for worker in self._distinct:
             worker.advance(command)
-        steps = [worker.apply_sum(self._total, self._shares, command, adopts=adopts) for worker in self._distinct]
+        if self._allreduce.separates_steps:
+            self._apply_awaited_sums(command)
+        else:
+            self._apply_sum(self._total, self._shares, command, self._allreduce.begins_sum(self._iteration))
         self._shares = 0.0
-        self.report_step(command, steps[0])
 
     def evaluate(self, command: Evaluate) -> None:
-        """Evaluate the average, in zero virtual time."""
-        metrics = self._replica.evaluate(self._workers[0].average)
+        """Evaluate the average, or the mean of the workers' weights where they differ, in zero virtual time."""
+        first = self._workers[0]
+        kept = first.average.memory.clone() if self._allreduce.separates_steps else None
+        self._take_mean_of_weights()
+        metrics = self._replica.evaluate(first.average)
+        if kept is not None:
+            first.average.memory.copy_(kept)
         self._at(self.now, Evaluated(self.now, command.version, metrics))
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,6 +106,7 @@ class VirtualAllReduce(AllReduceTiming):
             **super().state_dict(),
             "workers": [worker.state_dict() for worker in self._distinct],
             "total": self._total.memory.clone() if self._shares else None,
+            "sums": [(iteration, total.memory.clone(), shares) for iteration, total, shares in self._sums],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -98,6 +116,10 @@ class VirtualAllReduce(AllReduceTiming):
             worker.load_state_dict(saved)
         if state["total"] is not None:
             copy_checked(self._total.memory, state["total"])
+        for iteration, saved, shares in state.get("sums", ()):
+            total = self._new_total()
+            copy_checked(total.memory, saved)
+            self._sums.append(_Sum(iteration, total, shares))
 
     def resume_at(self, version: int, now: float) -> None:
         """Start at this time, with the parameters of the first worker's server as this version."""
@@ -106,6 +128,35 @@ class VirtualAllReduce(AllReduceTiming):
             if worker is not self._workers[0]:
                 worker.server.load_state_dict(self._workers[0].server.state_dict())
             worker.reset_to_average()
+
+    def _apply_sum(self, total: FlatBuffers, shares: float, command: Apply, adopts: bool) -> None:
+        steps = [worker.apply_sum(total, shares, command, adopts=adopts) for worker in self._distinct]
+        self.report_step(command, steps[0])
+
+    def _apply_awaited_sums(self, command: Apply) -> None:
+        """Begin the sum of this iteration, and apply those for which the iteration has waited."""
+        if self._allreduce.begins_sum(self._iteration):
+            for worker in self._distinct:
+                worker.begin_sum()
+            self._sums.append(_Sum(self._iteration, self._total, self._shares))
+            self._total = self._new_total()
+        begun = self._allreduce.awaited_sum(self._iteration)
+        while begun is not None and self._sums and self._sums[0].iteration <= begun:
+            _, total, shares = self._sums.popleft()
+            self._apply_sum(total, shares, command, adopts=True)
+
+    def _take_mean_of_weights(self) -> None:
+        """Move the average of the first worker to the mean of the workers' weights, where it does not follow them."""
+        if self._allreduce.separates_steps and self._expected is not None:
+            total = self._new_total()
+            for number, worker in enumerate(self._workers):
+                worker.collect_steps()
+                add_payload(total, worker.payload, is_first=number == 0)
+            if shares := sum(worker.share for worker in self._workers):
+                self._workers[0].apply_sum(total, shares, self._expected, adopts=False)
+
+    def _new_total(self) -> FlatBuffers:
+        return self._replica.layout.allocate(self._workers[0].server.device)
 
     def _end_iteration(self, ends_s: float) -> None:
         self._expected = self._coordinator.expected_update()

@@ -20,13 +20,15 @@ class AllReduceTiming(TimingEngine):
 
     Worker i has its gradient at f_i; an all-reduce takes t seconds. An iteration ends at max(f_i) + t, and all workers
     continue from there. If sums overlap gradients, worker i contributes at h_i = max(f_i, end of the previous
-    iteration) and continues from there; the iteration ends at max(h_i) + t. An iteration without a sum ends at
-    max(f_i), and worker i continues from max(f_i, end of the previous iteration): no worker is more than one iteration
-    ahead.
+    iteration) and continues from there; the sum begins at max(h_i), and the iteration ends when the sum that it awaits
+    is complete, but not before max(h_i). Sums share the links: the bytes of one follow those of the one before, and
+    only latencies run at the same time. An iteration that awaits no sum ends at max(f_i), and worker i continues from
+    max(f_i, end of the previous iteration): no worker is more than one iteration ahead.
 
     All gradients of an iteration arrive when it ends, ordered by worker, joining workers first. In an arrival,
-    `compute_s` is the compute time, `pull_s` the exposed part of the previous sum, and the rest of the round trip was
-    spent waiting for other workers. `sum_s` is t, exposed or not, for traces.
+    `compute_s` is the compute time, `pull_s` the exposed part of the sum that the previous iteration awaited, and the
+    rest of the round trip was spent waiting for other workers. `sum_s` is the t of the previous iteration's sum,
+    exposed or not, for traces; a trace does not tell its latency from its bytes, so all of it counts as bytes.
 
     Args:
         cluster: workers and their times; the network's times are those of the all-reduce, and there is no server.
@@ -50,6 +52,7 @@ class AllReduceTiming(TimingEngine):
         "_summed_s",
         "_exposed_s",
         "_sum_before_s",
+        "_links_free_s",
     )
 
     def __init__(self, cluster: Cluster, seed: int, allreduce: AllReduceConfig, payload_bytes: float = 0) -> None:
@@ -71,6 +74,9 @@ class AllReduceTiming(TimingEngine):
         self._sum_s = 0.0
         self._exposed_s = 0.0  # of the sum before the iteration whose gradients arrive
         self._sum_before_s = 0.0
+        self._begins_s = 0.0  # when the sum of the current iteration begins, as known so far
+        self._links_free_s = 0.0  # when the bytes of all sums so far have been sent
+        self._sum_ends_s: deque[tuple[int, float]] = deque()  # iteration and end of each sum that is not awaited yet
 
     def compute(self, command: Compute) -> None:
         """Start the task when the worker became free, which may be in the past."""
@@ -106,12 +112,13 @@ class AllReduceTiming(TimingEngine):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the tasks of the workers."""
-        return {**super().state_dict(), "arriving": list(self._arriving)}
+        return {**super().state_dict(), "arriving": list(self._arriving), "sum_ends_s": list(self._sum_ends_s)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same cluster."""
         super().load_state_dict(state)
         self._arriving = deque(state["arriving"])
+        self._sum_ends_s = deque(tuple(each) for each in state.get("sum_ends_s", ()))
 
     def _fault(self, worker: int) -> Fault | None:
         return self._faults.get((worker, self._current[worker]))
@@ -124,14 +131,16 @@ class AllReduceTiming(TimingEngine):
         coming = self._arriving_workers()
         if not coming:
             return inf
-        last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
-        is_summed = self._allreduce.communicates(self._iteration + 1) and len(coming) == len(awaited)
-        self._sum_s = self._sum_duration_s(coming) if is_summed else 0.0
-        return last_s + self._sum_s
-
-    def _sum_duration_s(self, workers: list[int]) -> float:
-        recorded_s = max(self._recorded_sum_s[worker] for worker in workers)
-        return self._network.all_reduce_s(len(workers), self._payload_bytes) + recorded_s
+        self._begins_s = last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
+        iteration = self._iteration + 1
+        is_summed = self._allreduce.begins_sum(iteration) and len(coming) == len(awaited)
+        recorded_s = max(self._recorded_sum_s[worker] for worker in coming)
+        sum_s = self._network.all_reduce_s(len(coming), self._payload_bytes) + recorded_s
+        self._sum_s = sum_s if is_summed else 0.0
+        begun = self._allreduce.awaited_sum(iteration)
+        if begun == iteration:
+            return last_s + self._sum_s
+        return max([last_s, *(end_s for other, end_s in self._sum_ends_s if begun is not None and other <= begun)])
 
     def _arriving_workers(self) -> list[int]:
         """Return the awaited workers that do not hang; while one hangs, gradients arrive without a sum."""
@@ -156,16 +165,27 @@ class AllReduceTiming(TimingEngine):
         hidden_s = max(self._finished_s[worker] for worker in coming) if overlaps else -inf
         self._exposed_s = min(self._sum_before_s, max(0.0, before_s - hidden_s))
         self._sum_before_s = self._sum_s
-        communicates = self._allreduce.communicates(self._iteration)
+        self._follow_sums(len(coming))
+        all_wait = self._allreduce.begins_sum(self._iteration) and not overlaps
         for worker in coming:
             finished_s = self._finished_s.pop(worker)
-            self._free_s[worker] = ends_s if communicates and not overlaps else max(finished_s, before_s)
+            self._free_s[worker] = ends_s if all_wait else max(finished_s, before_s)
             if len(coming) < len(self._awaited):
                 self._free_s[worker] = inf
         self._summed_s = self.now = ends_s
         newcomers = self._coordinator.joining  # an update that all others have contributed to does not wait for them
         self._arriving.extend(sorted(coming, key=lambda worker: worker not in newcomers))
         self._awaited = []
+
+    def _follow_sums(self, workers: int) -> None:
+        """Record when the sum of the iteration that ends will be complete; remove the sums that it has awaited."""
+        if self._sum_s:
+            latency_s = self._network.all_reduce_s(workers, 0.0)
+            self._links_free_s = max(self._begins_s, self._links_free_s) + self._sum_s - latency_s
+            self._sum_ends_s.append((self._iteration, self._links_free_s + latency_s))
+        begun = self._allreduce.awaited_sum(self._iteration)
+        while begun is not None and self._sum_ends_s and self._sum_ends_s[0][0] <= begun:
+            self._sum_ends_s.popleft()
 
     def _arrived(self, worker: int) -> Event:
         fault = self._fault(worker)

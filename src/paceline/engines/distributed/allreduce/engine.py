@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Self
 
@@ -34,20 +36,37 @@ from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.transport.messages import End
-from paceline.engines.distributed.transport.process_group import CompletionTimer
+from paceline.engines.distributed.transport.process_group import CompletionTimer, PendingCollective
 from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.allreduce import AllReduceAlgorithm
 from paceline.worker.replica import Replica, TaskProgress
+
+
+@dataclass
+class _Sum:
+    """Sum that has begun after an iteration, when all reports were there, and the update that followed."""
+
+    iteration: int
+    total: FlatBuffers
+    pending: list[PendingCollective]
+    completion: CompletionTimer
+    reports_s: float = 0.0
+    update: Apply | None = None
+
+    def is_awaited(self, begun: int | None) -> bool:
+        """Return whether an iteration that awaits the sum of iteration `begun` awaits this one, too."""
+        return begun is not None and self.iteration <= begun
 
 
 class AllReduceEngine(WallClockEngine):
     """Engine of every rank under a protocol without a server.
 
     An iteration: compute the gradient; report it; start the sum; compute the next gradient meanwhile, if the protocol
-    allows it; wait for the reports of all ranks; wait for the sum. Then all gradients arrive, in the order of the
-    workers, those of joining workers first.
+    allows it; wait for the reports of all ranks; wait for the sum that the protocol awaits now. Then all gradients
+    arrive, in the order of the workers, those of joining workers first.
 
     All events have the time at which rank 0 had all reports. The wait for the sum is the `pull_s` of the next
     gradients: the time for which all ranks have waited though every gradient was there. Rank 0 also measures the time
@@ -81,7 +100,9 @@ class AllReduceEngine(WallClockEngine):
         self._tasks: dict[int, Compute] = {}
         self._evaluation: Evaluate | None = None
         self._iteration = 0
-        self._not_summed: Apply | None = None  # update since the last sum, which the average does not contain
+        self._sums: deque[_Sum] = deque()  # that have begun, and are not applied
+        self._not_summed: Apply | None = None  # newest update, if the average does not contain it
+        self._unused: list[FlatBuffers] = []  # buffers for sums
         self._has_taken_part = False
         self._is_to_reform = False
         self._times = StepTimes(allreduce, now=0.0)
@@ -142,8 +163,10 @@ class AllReduceEngine(WallClockEngine):
         self._not_summed = command
         self.is_settled = False
         self._algorithm.advance(command)
-        if self._allreduce.communicates(self._iteration):
-            self._apply_sum(adopts=True)
+        if self._allreduce.begins_sum(self._iteration):
+            self._sums[-1].update = command
+        while self._sums and self._sums[0].is_awaited(self._allreduce.awaited_sum(self._iteration)):
+            self._apply_awaited_sum(command)
         if self._is_rank_0:
             self.now = max(self.now, self._elapsed_s())
 
@@ -183,22 +206,26 @@ class AllReduceEngine(WallClockEngine):
             self._tasks.get(self._number), self.now, self._coordinator.expected_update()
         )
         compute_s = report.compute_s + self._times.busy_s
-        communicates = self._allreduce.communicates(self._iteration + 1)
-        pending = self._membership.begin_sum(self._algorithm.payload) if communicates else []
-        completion = CompletionTimer(pending)
+        begins = self._allreduce.begins_sum(self._iteration + 1)
+        if begins:
+            self._begin_sum()
         times = {"compute_s": compute_s, "waited_s": self._times.waited_s}
         generation = self._membership.generation
         self._membership.report(replace(report, generation=generation, interruption=self._interruption, **times))
-        if self._allreduce.overlaps or not communicates:
+        if self._allreduce.overlaps or not begins:
             next_task = self._coordinator.expected_work().get(self._number)
             if next_task is not None:
                 self._local_step.prefetch(next_task, self.now)
         since_s = time.monotonic()
         summary = self._membership.summary(self._timeout_s)
-        self._membership.wait(pending, self._timeout_s)
+        if begins:
+            self._sums[-1].reports_s = summary.now
+        awaited = [each for each in self._sums if each.is_awaited(self._allreduce.awaited_sum(self._iteration + 1))]
+        for each in awaited:
+            self._membership.wait(each.pending, self._timeout_s)
         self._times.on_step(summary, since_s)
-        if communicates:
-            self._times.on_sum(completion, begun_s=self._begun_s, reports_s=summary.now)
+        if awaited:
+            self._times.on_sum(awaited[-1].completion, begun_s=self._begun_s, reports_s=awaited[-1].reports_s)
         self._iteration += 1
         self._add_events(summary)
 
@@ -242,27 +269,54 @@ class AllReduceEngine(WallClockEngine):
             self._events.append(AbortRun(now, Outcome.INTERRUPTED, interruptions[0]))
         self._is_to_reform = summary.reforms
 
-    def _apply_sum(self, *, adopts: bool) -> None:
-        """Move the average by the sum, which is in the payload's storage."""
-        update, self._not_summed = self._not_summed, None
-        assert update is not None
+    def _begin_sum(self) -> None:
+        """Begin the sum of the payloads after the next iteration."""
+        payload = self._algorithm.payload
+        if self._allreduce.separates_steps:  # the payload changes before the sum is complete
+            total = self._unused.pop() if self._unused else self._replica.layout.allocate(self._algorithm.server.device)
+            total.copy_(payload)
+            payload = total
+        else:
+            self._sums.clear()  # a sum that no update has followed is zero
+        pending = self._membership.begin_sum(payload)
+        self._algorithm.begin_sum()
+        self._sums.append(_Sum(self._iteration + 1, payload, pending, CompletionTimer(pending)))
+
+    def _apply_awaited_sum(self, command: Apply) -> None:
+        """Apply the oldest sum, which is complete; it is zero if no update followed its iteration."""
+        done = self._sums.popleft()
+        self._apply_sum(done.total, done.update or command, adopts=True)
+        if self._allreduce.separates_steps:
+            self._unused.append(done.total)
+
+    def _apply_sum(self, total: FlatBuffers, update: Apply, *, adopts: bool) -> None:
+        """Move the average by the sum of an update."""
+        self._not_summed = None if not self._allreduce.separates_steps else self._not_summed
         self.is_settled = True
         self._local_step.check()
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
-        step = self._algorithm.apply_sum(self._algorithm.payload, shares, update, adopts=adopts)
+        step = self._algorithm.apply_sum(total, shares, update, adopts=adopts)
         self._local_step.snapshot(f"applied version {update.version}")
         if step is not None:
             self._applied = UpdateApplied(self._common_s, update.version, step)
 
     def _update_average(self) -> None:
-        """Bring the average up to date with a sum that does not change the workers' own parameters."""
+        """Move the average to the mean of the workers' parameters, which does not change the workers' own ones."""
         if self._not_summed is not None:
+            for each in self._sums:
+                self._membership.wait(each.pending, self._timeout_s)
+            self._algorithm.collect_steps()
             self._membership.wait(self._membership.begin_sum(self._algorithm.payload), self._timeout_s)
-            self._apply_sum(adopts=False)
+            self._apply_sum(self._algorithm.payload, self._not_summed, adopts=False)
 
     def _evaluate(self, command: Evaluate) -> None:
+        average = self._algorithm.average.memory
+        kept = average.clone() if self._allreduce.separates_steps else None
         self._update_average()
         metrics = self._membership.metrics(self._measure)
+        if kept is not None:
+            average.copy_(kept)
+            self._local_step.snapshot(f"evaluated version {command.version}")
         self._events.append(Evaluated(self._common_s, command.version, metrics))
         self._evaluation = None
         self._times.on_free()
@@ -323,6 +377,7 @@ class AllReduceEngine(WallClockEngine):
         self.now = max(self.now, self._common_s)
         events: list[Event] = state["events"]
         self._events.clear()
+        self._sums.clear()
         self._not_summed = None
         self._local_step.discard_prefetched()
         self.is_settled = True
