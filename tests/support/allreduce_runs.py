@@ -13,6 +13,8 @@ ALGORITHMS = (
     "local_sgd(H=3, outer='nesterov(lr=0.7,momentum=0.5)')",
     "s3gd",
     "dc_s3gd",
+    "dc_s3gd(lag=2)",
+    "local_sgd(H=3, lag=4)",
 )
 
 
