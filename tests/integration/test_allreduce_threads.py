@@ -67,6 +67,17 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     assert measured[0] == pytest.approx(measured[1], rel=EXACT)
 
 
+@pytest.mark.parametrize("protocol", ["dc_s3gd", "dc_s3gd(lag=3)", "local_sgd(H=3)", "local_sgd(H=3, lag=2)"])
+def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation(protocol):
+    faults = [pl.Fault(worker, 6, "not_finite") for worker in range(2)]
+    settings = {"protocol": protocol, "stop": "updates=14"}
+    ends = run(2, tiny_job(), {"faults": faults}, **settings)
+    simulated = pl.train(tiny_job(), cluster=pl.Cluster(2, faults=faults), seed=1, **settings)
+    assert [each.draw for each in ends[0].of(GradientArrived) if not each.used] == [6, 6]
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), flat(simulated.model.state_dict())) < EXACT
+
+
 def test_a_killed_rank_is_named_by_all_others():
     with ranks(3, tiny_job(), {"faults": [pl.Fault(2, 9)]}, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
@@ -78,7 +89,11 @@ def test_a_killed_rank_is_named_by_all_others():
 
 @pytest.mark.parametrize(
     "protocol",
-    ["all_reduce", "dc_s3gd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("s3gd", "local_sgd(H=4)"))],
+    [
+        "all_reduce",
+        "dc_s3gd(lag=2)",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("s3gd", "dc_s3gd", "local_sgd(H=4)")),
+    ],
 )
 def test_the_ranks_that_are_left_go_on(protocol, caplog):
     torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 14, "raise")], "elastic": True}

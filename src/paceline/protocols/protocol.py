@@ -169,7 +169,7 @@ class Phase(PlanPart):
 
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with the correction of this phase, as in ``pl.asp() + pl.dc_s3gd()``."""
-        if self.allreduce is None or self.allreduce.correction is None:
+        if self.allreduce is None or self.allreduce.correction is None or self.allreduce.lag > 1:
             raise UsageError(
                 f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
                 "or a momentum, such as pl.staleness_lr(C=0.01)"

@@ -1,8 +1,8 @@
-"""Schema of run folders, and translation of `run.json` and of saved options as version 0.1 wrote them.
+"""Schema of run folders, and translation of `run.json` and of saved options as earlier versions wrote them.
 
 Schema 1 (version 0.1) has no entry "schema". It describes controllers and compensators by calls in text. It has names
 of classes and modules that version 0.2 has renamed, and its log has reasons that version 0.2 words differently. This is
-the only module with those names and words.
+the only module with those names and words. Schema 2 has `overlaps` in place of the `lag` of an all-reduce.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.utils.files import ContentError
 from paceline.utils.spec_parser import parse_call
 
-SCHEMA = 2
+SCHEMA = 3
 _RENAMED = {
     "Extent(": "Duration(",
     "paceline.jobs.images.": "paceline.jobs.datasets.images.",
@@ -48,8 +48,12 @@ def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ContentError(f"it has schema {schema}, expected at most {SCHEMA}; install a newer paceline")
     if schema == SCHEMA:
         return dict(content)
-    plan = [_phase(phase) for phase in content.get("plan", ())]
-    return {**content, "schema": SCHEMA, "plan": plan, "identity": _renamed(content.get("identity", {}))}
+    phases = content.get("plan", ())
+    identity = content.get("identity", {})
+    if schema == 1:
+        phases, identity = [_phase(phase) for phase in phases], _renamed(identity)
+    plan = [{**phase, "allreduce": _with_lag(phase["allreduce"])} for phase in phases]
+    return {**content, "schema": SCHEMA, "plan": plan, "identity": identity}
 
 
 def upgrade_cluster(text: str) -> str:
@@ -76,6 +80,15 @@ def _phase(phase: Mapping[str, Any]) -> dict[str, Any]:
         "end": {"unit": phase["end"][0], "amount": phase["end"][1]} if phase["end"] else None,
         "name": phase.get("name", ""),
     }
+
+
+def _with_lag(allreduce: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if allreduce is None:
+        return None
+    knobs = dict(allreduce)
+    if "overlaps" in knobs:
+        knobs["lag"] = int(knobs.pop("overlaps"))
+    return knobs
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def _tasks(run: RunData) -> Iterator[Bar]:
     """Yield the tasks by worker and time.
 
     Without a server the log has one time for all gradients of an iteration, its end. A worker that does not wait for
-    the sum continues from its own contribution, so the beginning of its task is computed. A gradient that overlaps a
-    sum has a staleness of one iteration.
+    the sum continues from its own contribution, so the beginning of its task is computed. The staleness of a gradient
+    that overlaps sums is their number.
     """
     phases: list[dict[str, Any]] = run.run.configuration.get("plan") or [{}]
     allreduce = phases[0].get("allreduce")
@@ -78,9 +78,10 @@ def _tasks(run: RunData) -> Iterator[Bar]:
             yield _task(worker, start_s, end_s, FATES[fate], staleness)
             continue
         begin_s = min(free_s.get(worker, inf), start_s)
-        has_waited = not allreduce["overlaps"] and (version + 1) % allreduce["period"] == 0
+        lag = allreduce["lag"]
+        has_waited = not lag and (version + 1) % allreduce["period"] == 0
         free_s[worker] = end_s if has_waited else max(begin_s + compute_s, start_s)
-        yield _task(worker, begin_s, begin_s + compute_s, FATES[fate], int(allreduce["overlaps"] and version > 0))
+        yield _task(worker, begin_s, begin_s + compute_s, FATES[fate], min(lag, version))
 
 
 def _task(worker: int, start_s: float, end_s: float, fate: str, staleness: int) -> Bar:

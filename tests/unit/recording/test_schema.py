@@ -9,6 +9,14 @@ def test_the_current_schema_is_unchanged():
     assert upgrade(content) == content
 
 
+def test_overlaps_of_schema_2_is_a_lag_of_one():
+    knobs = {"sums": "updates", "correction": None, "period": 1}
+    plans = [{"allreduce": {**knobs, "overlaps": overlaps}} for overlaps in (False, True)]
+    upgraded = upgrade({"schema": 2, "plan": [*plans, {"allreduce": None}]})
+    assert upgraded["plan"] == [*({"allreduce": {**knobs, "lag": lag}} for lag in (0, 1)), {"allreduce": None}]
+    assert upgraded["schema"] == SCHEMA
+
+
 def test_a_newer_schema_is_refused():
     with pytest.raises(ContentError, match=f"has schema {SCHEMA + 1}, expected at most {SCHEMA}"):
         upgrade({"schema": SCHEMA + 1})

@@ -356,7 +356,7 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
         (lambda: pl.s3gd(lag=0), "lag=0 is not a whole number in [1, inf)"),
         (lambda: pl.dc_s3gd(lag=1.5), "lag=1.5, expected"),
         (lambda: pl.local_sgd(H=4, lag=-1), "lag=-1 is not a whole number in [0, inf)"),
-        (lambda: pl.asp() + pl.dc_s3gd(lag=2), "add pl.dc_s3gd() without lag"),
+        (lambda: pl.asp() + pl.dc_s3gd(lag=2), "it is a protocol of its own"),
         (lambda: parse_plan("asp + dc_s3gd(lag=2)"), "lag"),
         (
             lambda: pl.train(

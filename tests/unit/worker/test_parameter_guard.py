@@ -184,7 +184,7 @@ class MeddlingLoader(MeddlingData):
         return super().minibatch(indices)
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd", "dc_s3gd(lag=2)"])
 def test_without_a_server_the_rank_that_changes_its_parameters_is_named(protocol):
     job = tiny_job(loss=None, step=ClampingStep("1"))
     with rank_threads.ranks(2, job, DEBUG, protocol=protocol, stop="updates=9") as started:
@@ -204,7 +204,7 @@ def test_without_a_server_valid_ranks_raise_no_error(protocol):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd", "dc_s3gd(lag=2)"])
 def test_without_a_server_data_that_change_the_parameters_are_detected(protocol):
     job = tiny_job(model=remembered_net, data=MeddlingLoader(torch.float64))
     with ranks(2, job, DEBUG, protocol=protocol, stop="updates=9", evaluate_every=None) as started:

@@ -165,8 +165,9 @@ class AllReduceEngine(WallClockEngine):
         self._algorithm.advance(command)
         if self._allreduce.begins_sum(self._iteration):
             self._sums[-1].update = command
+            self._algorithm.begin_sum()
         while self._sums and self._sums[0].is_awaited(self._allreduce.awaited_sum(self._iteration)):
-            self._apply_awaited_sum(command)
+            self._end_sum()
         if self._is_rank_0:
             self.now = max(self.now, self._elapsed_s())
 
@@ -276,22 +277,21 @@ class AllReduceEngine(WallClockEngine):
             total = self._unused.pop() if self._unused else self._replica.layout.allocate(self._algorithm.server.device)
             total.copy_(payload)
             payload = total
-        else:
-            self._sums.clear()  # a sum that no update has followed is zero
         pending = self._membership.begin_sum(payload)
-        self._algorithm.begin_sum()
         self._sums.append(_Sum(self._iteration + 1, payload, pending, CompletionTimer(pending)))
 
-    def _apply_awaited_sum(self, command: Apply) -> None:
-        """Apply the oldest sum, which is complete; it is zero if no update followed its iteration."""
+    def _end_sum(self) -> None:
+        """Apply the oldest sum, which is complete; it is zero, and is not applied, if no update has followed it."""
         done = self._sums.popleft()
-        self._apply_sum(done.total, done.update or command, adopts=True)
+        if done.update is not None:
+            self._apply_sum(done.total, done.update, adopts=True)
         if self._allreduce.separates_steps:
             self._unused.append(done.total)
 
     def _apply_sum(self, total: FlatBuffers, update: Apply, *, adopts: bool) -> None:
         """Move the average by the sum of an update."""
-        self._not_summed = None if not self._allreduce.separates_steps else self._not_summed
+        if not self._allreduce.separates_steps:
+            self._not_summed = None
         self.is_settled = True
         self._local_step.check()
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
