@@ -174,10 +174,6 @@ class Phase(PlanPart):
                 f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
                 "or a momentum, such as pl.staleness_lr(C=0.01)"
             )
-        if self.allreduce.lag > 1:
-            raise UsageError(
-                f"{self} cannot be added to {phase}: its lag is that of sums; add pl.dc_s3gd() without lag"
-            )
         return self.allreduce.correction.added_to(phase)
 
     def _as_phase(self) -> Phase:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,11 @@ class AllReduceAlgorithm(Stateful, ABC):
 
         The average plus the mean of these payloads is the mean of the workers' weights.
         """
+
+    @contextmanager
+    def keeping_average(self) -> Iterator[None]:
+        """Return a block in which the average may move to the mean of the workers' weights, for an evaluation."""
+        yield
 
     @abstractmethod
     def reset_to_average(self) -> None:
@@ -259,6 +265,15 @@ class UpdateAveraging(AllReduceAlgorithm):
         if self._own is not None:
             self._own.write_total(self._payload)
             _scale(self._payload, self.share)
+
+    @contextmanager
+    def keeping_average(self) -> Iterator[None]:
+        """Return a block after which the average is as before, if the workers continue from its sums alone."""
+        average = self.average.memory
+        kept = average.clone() if self._own is not None else None
+        yield
+        if kept is not None:
+            average.copy_(kept)
 
     def reset_to_average(self) -> None:
         """Set the weights of this worker to the average; forget its own steps."""

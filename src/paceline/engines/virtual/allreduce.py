@@ -93,11 +93,9 @@ class VirtualAllReduce(AllReduceTiming):
     def evaluate(self, command: Evaluate) -> None:
         """Evaluate the average, or the mean of the workers' weights where they differ, in zero virtual time."""
         first = self._workers[0]
-        kept = first.average.memory.clone() if self._allreduce.separates_steps else None
-        self._take_mean_of_weights()
-        metrics = self._replica.evaluate(first.average)
-        if kept is not None:
-            first.average.memory.copy_(kept)
+        with first.keeping_average():
+            self._take_mean_of_weights()
+            metrics = self._replica.evaluate(first.average)
         self._at(self.now, Evaluated(self.now, command.version, metrics))
 
     def state_dict(self) -> dict[str, Any]:

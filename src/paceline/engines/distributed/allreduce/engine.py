@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from math import inf
 from typing import Any, Self
 
@@ -29,36 +28,20 @@ from paceline.core.events import (
 from paceline.engines.base import Observer
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import MembershipChanged
-from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTimes, arrival_of
+from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTimes, arrivals_of
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.allreduce.sum_queue import SumQueue
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.transport.messages import End
-from paceline.engines.distributed.transport.process_group import CompletionTimer, PendingCollective
 from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.allreduce import AllReduceAlgorithm
 from paceline.worker.replica import Replica, TaskProgress
-
-
-@dataclass
-class _Sum:
-    """Sum that has begun after an iteration, when all reports were there, and the update that followed."""
-
-    iteration: int
-    total: FlatBuffers
-    pending: list[PendingCollective]
-    completion: CompletionTimer
-    reports_s: float = 0.0
-    update: Apply | None = None
-
-    def is_awaited(self, begun: int | None) -> bool:
-        """Return whether an iteration that awaits the sum of iteration `begun` awaits this one, too."""
-        return begun is not None and self.iteration <= begun
 
 
 class AllReduceEngine(WallClockEngine):
@@ -69,8 +52,7 @@ class AllReduceEngine(WallClockEngine):
     arrive, in the order of the workers, those of joining workers first.
 
     All events have the time at which rank 0 had all reports. The wait for the sum is the `pull_s` of the next
-    gradients: the time for which all ranks have waited though every gradient was there. Rank 0 also measures the time
-    of the sum itself (`CompletionTimer`) and the overhead of the iteration (`OverheadEstimator`).
+    gradients: the time for which all ranks have waited though every gradient was there.
 
     Args:
         rank: settings of this process.
@@ -100,9 +82,8 @@ class AllReduceEngine(WallClockEngine):
         self._tasks: dict[int, Compute] = {}
         self._evaluation: Evaluate | None = None
         self._iteration = 0
-        self._sums: deque[_Sum] = deque()  # that have begun, and are not applied
+        self._sums = SumQueue(allreduce, algorithm, replica.layout)
         self._not_summed: Apply | None = None  # newest update, if the average does not contain it
-        self._unused: list[FlatBuffers] = []  # buffers for sums
         self._has_taken_part = False
         self._is_to_reform = False
         self._times = StepTimes(allreduce, now=0.0)
@@ -163,11 +144,9 @@ class AllReduceEngine(WallClockEngine):
         self._not_summed = command
         self.is_settled = False
         self._algorithm.advance(command)
-        if self._allreduce.begins_sum(self._iteration):
-            self._sums[-1].update = command
-            self._algorithm.begin_sum()
-        while self._sums and self._sums[0].is_awaited(self._allreduce.awaited_sum(self._iteration)):
-            self._end_sum()
+        self._sums.on_update(self._iteration, command)
+        for total, update in self._sums.end(self._iteration):
+            self._apply_sum(total, update, adopts=True)
         if self._is_rank_0:
             self.now = max(self.now, self._elapsed_s())
 
@@ -203,31 +182,25 @@ class AllReduceEngine(WallClockEngine):
         if self._leaves_alone and isinstance(self._membership, MembershipClient):
             self._membership.leave(self._caught)
             raise SystemExit(self._cluster.leaving_status)
-        report = self._local_step.contribute(
-            self._tasks.get(self._number), self.now, self._coordinator.expected_update()
-        )
-        compute_s = report.compute_s + self._times.busy_s
-        begins = self._allreduce.begins_sum(self._iteration + 1)
-        if begins:
-            self._begin_sum()
-        times = {"compute_s": compute_s, "waited_s": self._times.waited_s}
-        generation = self._membership.generation
-        self._membership.report(replace(report, generation=generation, interruption=self._interruption, **times))
+        task = self._tasks.get(self._number)
+        report = self._local_step.contribute(task, self.now, self._coordinator.expected_update())
+        times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
+        iteration = self._iteration + 1
+        if begins := self._allreduce.begins_sum(iteration):
+            self._sums.begin(iteration, self._membership)
+        about = {"generation": self._membership.generation, "interruption": self._interruption}
+        self._membership.report(replace(report, **about, **times))
         if self._allreduce.overlaps or not begins:
-            next_task = self._coordinator.expected_work().get(self._number)
-            if next_task is not None:
-                self._local_step.prefetch(next_task, self.now)
+            self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
         summary = self._membership.summary(self._timeout_s)
-        if begins:
-            self._sums[-1].reports_s = summary.now
-        awaited = [each for each in self._sums if each.is_awaited(self._allreduce.awaited_sum(self._iteration + 1))]
-        for each in awaited:
-            self._membership.wait(each.pending, self._timeout_s)
+        self._sums.on_reports(iteration, summary.now)
+        awaited = self._sums.awaited(iteration)
+        self._membership.wait([each for done in awaited for each in done.pending], self._timeout_s)
         self._times.on_step(summary, since_s)
         if awaited:
             self._times.on_sum(awaited[-1].completion, begun_s=self._begun_s, reports_s=awaited[-1].reports_s)
-        self._iteration += 1
+        self._iteration = iteration
         self._add_events(summary)
 
     @property
@@ -256,37 +229,15 @@ class AllReduceEngine(WallClockEngine):
         common: dict[str, Any] = {"now": now, "pull_s": min(report.waited_s for report in summary.reports.values())}
         if self._is_rank_0:
             common |= {"sum_s": self._times.sum_s, "left_over_s": self._times.overhead_s}
-        arrivals = []
-        for worker, report in summary.reports.items():
-            if report.draw:
-                assert self._tasks.pop(worker).draw == report.draw, "all ranks make the same decisions"
-                arrivals.append(arrival_of(worker, report, self._allreduce)._replace(**common))
-        joining = self._coordinator.joining  # no update waits for them, once the others are in it
-        arrivals.sort(key=lambda arrival: arrival.worker not in joining)
-        self._events.extend(arrivals)
+        arrivals = arrivals_of(summary, self._allreduce, self._coordinator.joining)
+        for arrival in arrivals:
+            assert self._tasks.pop(arrival.worker).draw == arrival.draw, "all ranks make the same decisions"
+        self._events.extend(arrival._replace(**common) for arrival in arrivals)
         self._add_timers(now, now)  # after the gradients, so that no worker counts as silent
         interruptions = [report.interruption for report in summary.reports.values() if report.interruption]
         if interruptions:
             self._events.append(AbortRun(now, Outcome.INTERRUPTED, interruptions[0]))
         self._is_to_reform = summary.reforms
-
-    def _begin_sum(self) -> None:
-        """Begin the sum of the payloads after the next iteration."""
-        payload = self._algorithm.payload
-        if self._allreduce.separates_steps:  # the payload changes before the sum is complete
-            total = self._unused.pop() if self._unused else self._replica.layout.allocate(self._algorithm.server.device)
-            total.copy_(payload)
-            payload = total
-        pending = self._membership.begin_sum(payload)
-        self._sums.append(_Sum(self._iteration + 1, payload, pending, CompletionTimer(pending)))
-
-    def _end_sum(self) -> None:
-        """Apply the oldest sum, which is complete; it is zero, and is not applied, if no update has followed it."""
-        done = self._sums.popleft()
-        if done.update is not None:
-            self._apply_sum(done.total, done.update, adopts=True)
-        if self._allreduce.separates_steps:
-            self._unused.append(done.total)
 
     def _apply_sum(self, total: FlatBuffers, update: Apply, *, adopts: bool) -> None:
         """Move the average by the sum of an update."""
@@ -303,20 +254,16 @@ class AllReduceEngine(WallClockEngine):
     def _update_average(self) -> None:
         """Move the average to the mean of the workers' parameters, which does not change the workers' own ones."""
         if self._not_summed is not None:
-            for each in self._sums:
-                self._membership.wait(each.pending, self._timeout_s)
+            self._membership.wait([each for begun in self._sums for each in begun.pending], self._timeout_s)
             self._algorithm.collect_steps()
             self._membership.wait(self._membership.begin_sum(self._algorithm.payload), self._timeout_s)
             self._apply_sum(self._algorithm.payload, self._not_summed, adopts=False)
 
     def _evaluate(self, command: Evaluate) -> None:
-        average = self._algorithm.average.memory
-        kept = average.clone() if self._allreduce.separates_steps else None
-        self._update_average()
-        metrics = self._membership.metrics(self._measure)
-        if kept is not None:
-            average.copy_(kept)
-            self._local_step.snapshot(f"evaluated version {command.version}")
+        with self._algorithm.keeping_average():
+            self._update_average()
+            metrics = self._membership.metrics(self._measure)
+        self._local_step.snapshot(f"evaluated version {command.version}")
         self._events.append(Evaluated(self._common_s, command.version, metrics))
         self._evaluation = None
         self._times.on_free()
@@ -329,10 +276,9 @@ class AllReduceEngine(WallClockEngine):
 
     def _finish(self) -> None:
         """Bring the average up to date at the end, if all ranks are still there."""
-        try:
+        with suppress(MembershipChanged):  # then the steps of the other ranks since the last sum are lost
             self._update_average()
-        except MembershipChanged:
-            self._not_summed = None  # what the other ranks have done since the last sum is lost
+        self._not_summed = None
 
     # --- membership ---------------------------------------------------------------------------------------
 

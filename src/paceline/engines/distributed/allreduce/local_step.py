@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from math import inf, isnan, nan
 from typing import NamedTuple
@@ -122,8 +122,17 @@ class StepTimes:
         self.sum_s = self._estimator.on_sum(max(0.0, summed_s - reports_s))
 
 
-def arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> Arrival:
-    """Return the arrival that a report is about, without the times that all arrivals of an iteration share."""
+def arrivals_of(summary: StepSummary, allreduce: AllReduceConfig, joining: Collection[int]) -> list[Arrival]:
+    """Return the arrivals of an iteration, without the times that they share.
+
+    They are in the order of the workers, those of joining workers first: no update waits for them, once the others are
+    in it.
+    """
+    reports = [(worker, report) for worker, report in summary.reports.items() if report.draw]
+    return [_arrival_of(*each, allreduce) for each in sorted(reports, key=lambda each: each[0] not in joining)]
+
+
+def _arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> Arrival:
     correction = allreduce.correction
     is_corrected = correction is not None and not isnan(report.factor)
     return Arrival(
@@ -234,9 +243,11 @@ class LocalStep:
         self._algorithm.skip()
         return StepReport()
 
-    def prefetch(self, command: Compute, run_s: float) -> None:
-        """Compute the gradient of the task that this rank will probably have next."""
+    def prefetch(self, command: Compute | None, run_s: float) -> None:
+        """Compute the gradient of the task that this rank will probably have next, if there is one."""
         self.discard_prefetched()
+        if command is None:
+            return
         begun_s = time.monotonic()
         with suppress(Interrupted):  # this process leaves the run
             stats, _ = self._gradient(command, run_s)

@@ -1,0 +1,93 @@
+"""Queue of the sums of this rank that have begun and are not applied."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.core.events import Apply
+from paceline.engines.distributed.allreduce.base import GroupMembership
+from paceline.engines.distributed.transport.process_group import CompletionTimer, PendingCollective
+from paceline.protocols.allreduce import AllReduceConfig
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.worker.allreduce import AllReduceAlgorithm
+
+
+@dataclass
+class BegunSum:
+    """Sum that has begun after an iteration.
+
+    Attributes:
+        iteration: iteration whose payloads are summed.
+        total: payload of this rank, and the sum when it is complete.
+        pending: operations to wait for.
+        completion: timer of these operations.
+        reports_s: when all ranks had reported the iteration, in seconds since the run began.
+        update: update of the iteration; None if no gradient was finite, so that the sum is zero.
+    """
+
+    iteration: int
+    total: FlatBuffers
+    pending: list[PendingCollective]
+    completion: CompletionTimer
+    reports_s: float = 0.0
+    update: Apply | None = None
+
+
+class SumQueue:
+    """Queue of sums, in the order in which they begin and end.
+
+    Args:
+        allreduce: when sums begin, and when they are awaited.
+        algorithm: algorithm of this rank, whose payload is summed.
+        layout: layout of the model.
+    """
+
+    def __init__(self, allreduce: AllReduceConfig, algorithm: AllReduceAlgorithm, layout: FlatLayout) -> None:
+        self._allreduce = allreduce
+        self._algorithm = algorithm
+        self._layout = layout
+        self._sums: deque[BegunSum] = deque()
+        self._unused: list[FlatBuffers] = []
+
+    def __iter__(self) -> Iterator[BegunSum]:
+        return iter(self._sums)
+
+    def begin(self, iteration: int, membership: GroupMembership) -> None:
+        """Begin the sum of an iteration's payloads."""
+        total = self._algorithm.payload
+        if self._allreduce.separates_steps:  # the payload changes before the sum is complete
+            total = self._unused.pop() if self._unused else self._layout.allocate(self._algorithm.server.device)
+            total.copy_(self._algorithm.payload)
+        pending = membership.begin_sum(total)
+        self._sums.append(BegunSum(iteration, total, pending, CompletionTimer(pending)))
+
+    def awaited(self, iteration: int) -> list[BegunSum]:
+        """Return the sums that are complete when an iteration ends."""
+        begun = self._allreduce.awaited_sum(iteration)
+        return [each for each in self._sums if begun is not None and each.iteration <= begun]
+
+    def on_reports(self, iteration: int, now: float) -> None:
+        """Record when all ranks had reported an iteration, for the sum that it has begun."""
+        if self._allreduce.begins_sum(iteration):
+            self._sums[-1].reports_s = now
+
+    def on_update(self, iteration: int, update: Apply) -> None:
+        """Record the update of an iteration, for the sum that it has begun."""
+        if self._allreduce.begins_sum(iteration):
+            self._sums[-1].update = update
+            self._algorithm.begin_sum()
+
+    def end(self, iteration: int) -> Iterator[tuple[FlatBuffers, Apply]]:
+        """Remove the sums that are complete when an iteration ends; yield those with an update, and it."""
+        for done in self.awaited(iteration):
+            self._sums.popleft()
+            if done.update is not None:
+                yield done.total, done.update
+            if self._allreduce.separates_steps:
+                self._unused.append(done.total)
+
+    def clear(self) -> None:
+        """Forget all sums: the group in which they began has ended."""
+        self._sums.clear()
