@@ -17,6 +17,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.trace import Trace
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.evidence import nearest_evidence
+from paceline.experiments.advise.local_steps_prediction import predict_local_steps, without_local_steps
 from paceline.experiments.advise.observed_run import Needs, ObservedRun, observed_run
 from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.result import PARTS, Advice, AutoChoice, Prediction
@@ -27,6 +28,7 @@ from paceline.run.simulate import simulate
 from paceline.utils.argument_types import checked_types
 
 UPDATES = 300  # simulated for each protocol
+FLOAT32_BYTES = 4
 
 
 @checked_types
@@ -45,12 +47,16 @@ def advise(
     S = Lambda / (K d + phi), with the phi and d of the run. The advice also has the choice of `auto`, by the same S,
     and the comparison with DDP on the cluster that is nearest to the recorded one.
 
+    Local steps change the loss after equal samples, so they are not ranked. `Advice.local_steps` has the seconds per
+    minibatch with H = 1, 2, 4 ... 256 local steps, and the smallest H with 90 % of the largest speed-up.
+
     Args:
         run: folder of a run with lr_rule="noise"; or of one recorded with ``measure_steps=True``, with at least two
             gradients per update or with microbatches, because the noise of single gradients cannot be measured. Or a
             trace, or its file, which has times only.
         protocols: protocols to rank, with constant knobs, or "auto" for its choice; those of the papers with
-            K = 1, 2, 4 ... n if none is given.
+            K = 1, 2, 4 ... n if none is given. One with local steps, as "bsp + local_steps(H=16)", is ranked without
+            them, and its times with them are in `Advice.local_steps`.
         cluster: simulated cluster whose times replace those of the run.
         seed: seed of the simulations, >= 0.
 
@@ -58,7 +64,7 @@ def advise(
         UsageError: the run lacks the data that are needed; the message says how to record them.
     """
     with believed(getattr(run, "path", run)):
-        trace, recorded = _read(run)
+        trace, recorded, payload_bytes = _read(run)
     given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if given is not None and not isinstance(given, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster, for example '16*exp(mean=1)'")
@@ -67,26 +73,33 @@ def advise(
     n = given.n if given else trace.workers
     fifths = (None, *range(PARTS)) if recorded else (None,)
     times = {fifth: given or Cluster(n, replace(_without(trace, fifth), censored="km")) for fifth in fifths}
-    trips_s = trips_of(times[None], seed) if recorded else []
+    trips_s = trips_of(times[None], seed, payload_bytes or 0) if recorded else []
     auto = choose(trips_s, recorded.final_phi, recorded.reach) if recorded else None
-    plans = {str(plan): plan for plan in (_plan(each, auto) for each in protocols or default_protocols(n))}
+    wanted = without_local_steps(_plan(each, auto) for each in protocols or default_protocols(n))
     predictions: dict[str, list[Prediction]] = {}
-    for name, plan in plans.items():
-        timed = {fifth: _timed(plan, cluster, seed) for fifth, cluster in times.items()}
+    for name, plan in wanted.plans.items():
+        timed = {fifth: _timed(plan, cluster, seed, payload_bytes or 0) for fifth, cluster in times.items()}
         if recorded:
             price = score(plan.phases[0].protocol, trips_s, recorded.reach).price
             timed = {fifth: _predicted(each, recorded, n, price, fifth) for fifth, each in timed.items()}
         predictions[name] = list(timed.values())
-    return replace(_ranked(predictions, recorded, auto), evidence=None if given else nearest_evidence(trace))
+    ranked = _ranked(predictions, recorded, auto)
+    local_steps = [
+        predict_local_steps(wanted.plans[name], times[None], more, seed=seed, payload_bytes=payload_bytes)
+        for name, more in (wanted.local_steps or {ranked.best.protocol: set()}).items()
+    ]
+    return replace(ranked, evidence=None if given else nearest_evidence(trace), local_steps=local_steps)
 
 
-def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, ObservedRun | None]:
+def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, ObservedRun | None, float | None]:
+    """Return the times, the gradients and the bytes of the parameters of a run; a trace has only times."""
     if isinstance(run, Trace):
-        return run, None
+        return run, None, None
     if not isinstance(run, SavedRun) and os.path.isfile(run):
-        return Trace.from_csv(run), None
+        return Trace.from_csv(run), None, None
     saved = run if isinstance(run, SavedRun) else SavedRun(run)
-    return Trace.of(saved.history, source=str(saved.path)), observed_run(saved)
+    payload_bytes = FLOAT32_BYTES * saved.configuration["parameters"]
+    return Trace.of(saved.history, source=str(saved.path)), observed_run(saved), payload_bytes
 
 
 def default_protocols(n: int) -> list[str]:
@@ -128,7 +141,7 @@ def _plan(given: str | Protocol | Phase, auto: AutoChoice | None) -> Plan:
         raise UsageError(
             f"{plan} has phases, controllers or compensators; give protocols with constant knobs, as k_sync(k=4)"
         )
-    if plan.local_steps is not None or (plan.allreduce is not None and plan.allreduce.sums == "updates"):
+    if plan.allreduce is not None and plan.allreduce.overlaps:
         raise UsageError(
             f"the workers of {plan} take steps of their own, so its number of updates cannot be predicted; give "
             "protocols with common steps, as all_reduce or k_sync(k=4)"
@@ -136,11 +149,11 @@ def _plan(given: str | Protocol | Phase, auto: AutoChoice | None) -> Plan:
     return plan
 
 
-def _timed(plan: Plan, cluster: Cluster, seed: int) -> Prediction:
+def _timed(plan: Plan, cluster: Cluster, seed: int, payload_bytes: float) -> Prediction:
     """Return the prediction of times only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
-        simulated = simulate(plan, cluster, updates=UPDATES, seed=seed)
+        simulated = simulate(plan, cluster, updates=UPDATES, seed=seed, payload_bytes=payload_bytes)
     k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
     return Prediction(str(plan), update_s, k / update_s, staleness, nan, nan, nan, nan, 0)
 

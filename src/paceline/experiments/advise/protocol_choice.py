@@ -18,9 +18,9 @@ TRIPS = 100  # of each worker
 GRADIENTS, GRADIENTS_OF_WORKER = 400, 24  # replayed for each protocol
 
 
-def trips_of(cluster: Cluster, seed: int) -> list[list[float]]:
+def trips_of(cluster: Cluster, seed: int, payload_bytes: float = 0) -> list[list[float]]:
     """Return the first round trips of each worker of a cluster, in seconds, for work without breaks."""
-    trips = cluster.round_trips(seed)
+    trips = cluster.round_trips(seed, payload_bytes)
     table: list[list[float]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat

@@ -18,10 +18,12 @@ from paceline.ddp_recording.waiting import StragglerFacts, find_stragglers, time
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.advise import default_protocols
 from paceline.experiments.advise.evidence import nearest_evidence
+from paceline.experiments.advise.local_steps_prediction import predict_local_steps, without_local_steps
 from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.experiments.advise.recording_advice import DDPPrediction, RecordingAdvice
 from paceline.experiments.advise.result import AutoChoice
+from paceline.protocols.protocol import Plan
 from paceline.run.simulate import Simulated, simulate
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
@@ -43,10 +45,14 @@ def advise_recording(
     reached follow from the recorded noise of the gradients, for the learning-rate rule "noise". The choice of `auto` by
     the same rule is in the ranking.
 
+    `RecordingAdvice.local_steps` has the seconds per minibatch of all-reduce with H = 1, 2, 4 ... 256 local steps, as
+    local SGD makes them. Local steps change the loss after equal samples, so they are not ranked.
+
     Args:
         recording: recording, or its folder, that ``paceline record`` has written.
         protocols: protocols to rank, or "auto" for its choice; those of the papers with K = 1, 2, 4 ... n, one that
-            waits for no persistent straggler, and "auto", if none is given.
+            waits for no persistent straggler, and "auto", if none is given. One with local steps is ranked without
+            them, and has its times with them in place of all-reduce.
         price: price of one worker-hour, >= 0; None to show no cost.
         seed: seed of the simulations, >= 0.
 
@@ -59,10 +65,16 @@ def advise_recording(
     noise = _noise(read)
     auto = _choice(read, noise, seed)
     names = _with_choice(protocols or [*_protocols(read.ranks, stragglers), "auto"], auto, read)
-    ranking = [_predict(read, name, (), seed) for name in names]
+    wanted = without_local_steps(map(_plan, names))
+    ranking = [_predict(read, plan, (), seed) for plan in wanted.plans.values()]
     dropped = _slow_node(read, stragglers)
     if dropped:
-        ranking.append(_predict(read, "bsp", dropped, seed))
+        ranking.append(_predict(read, _plan("bsp"), dropped, seed))
+    cluster = Cluster(read.ranks, trace_of(read))
+    local_steps = [
+        predict_local_steps(_plan(name), cluster, more, seed=seed, payload_bytes=read.payload_bytes)
+        for name, more in (wanted.local_steps or {"all_reduce": set()}).items()
+    ]
     return RecordingAdvice(
         recording=read,
         shares=time_shares(read),
@@ -72,6 +84,7 @@ def advise_recording(
         auto=auto,
         price=price,
         evidence=None if read.is_coarse else nearest_evidence(trace_of(read)),
+        local_steps=local_steps,
     )
 
 
@@ -133,15 +146,19 @@ def _recorded(recording: DDPRecording) -> DDPPrediction:
     return DDPPrediction(AS_RECORDED, update_s, n / update_s, 0.0, 8 * ring_bytes / update_s, *spread)
 
 
-def _predict(recording: DDPRecording, name: str, dropped: Sequence[int], seed: int) -> DDPPrediction:
+def _plan(name: str) -> Plan:
     plan = parse_plan(name)
     if len(plan.phases) > 1 or plan.phases[0].controllers or plan.phases[0].compensators:
         raise UsageError(f"{name} has phases, controllers or compensators; give constant knobs, as k_sync(k=4)")
+    return plan
+
+
+def _predict(recording: DDPRecording, plan: Plan, dropped: Sequence[int], seed: int) -> DDPPrediction:
     trace = trace_of(recording, without=dropped)
     updates = min(max(recording.steps, LEAST_UPDATES), MOST_UPDATES)
-    whole = _simulate(name, trace, updates, recording.payload_bytes, seed)
+    whole = _simulate(plan, trace, updates, recording.payload_bytes, seed)
     link_bytes_per_s = max(whole.bytes_up, whole.bytes_down) / whole.time_s
-    label = f"{name} without {_ranks(dropped)}" if dropped else name
+    label = f"{plan} without {_ranks(dropped)}" if dropped else str(plan)
     k, staleness, update_s = whole.totals.mean_k, whole.totals.mean_staleness, whole.seconds_per_update
     facts = (label, update_s, k / update_s, staleness, 8 * link_bytes_per_s)
     noise = _noise(recording)
@@ -149,26 +166,26 @@ def _predict(recording: DDPRecording, name: str, dropped: Sequence[int], seed: i
         return DDPPrediction(*facts, nan, nan, nan)
     price = score(plan.phases[0].protocol, _trips_s(trace, seed)).price
     seconds = recording.steps * noise.relative_updates(k, price) * update_s
-    parts = [_part_seconds(recording, name, trace, part, seed) for part in range(PARTS)]
+    parts = [_part_seconds(recording, plan, trace, part, seed) for part in range(PARTS)]
     return DDPPrediction(*facts, seconds, min(parts), max(parts))
 
 
-def _part_seconds(recording: DDPRecording, name: str, trace: Trace, part: int, seed: int) -> float:
+def _part_seconds(recording: DDPRecording, plan: Plan, trace: Trace, part: int, seed: int) -> float:
     """Return the seconds by the noise of one fifth and the times of the others."""
     noise = _noise(recording, part)
     assert noise is not None
     borders = [round(i * recording.steps / PARTS) for i in (part, part + 1)]
     rows = [row for row in trace.rows if not borders[0] < row.draw <= borders[1]]
     others = Trace(rows, has_server=False, sums_as_transfers=True, source=trace.source)
-    simulated = _simulate(name, others, LEAST_UPDATES, 0, seed)
-    price = score(parse_plan(name).phases[0].protocol, _trips_s(others, seed)).price
+    simulated = _simulate(plan, others, LEAST_UPDATES, 0, seed)
+    price = score(plan.phases[0].protocol, _trips_s(others, seed)).price
     return recording.steps * noise.relative_updates(simulated.totals.mean_k, price) * simulated.seconds_per_update
 
 
-def _simulate(name: str, trace: Trace, updates: int, payload_bytes: int, seed: int) -> Simulated:
+def _simulate(plan: Plan, trace: Trace, updates: int, payload_bytes: int, seed: int) -> Simulated:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
-        return simulate(name, Cluster(trace.workers, trace), updates=updates, seed=seed, payload_bytes=payload_bytes)
+        return simulate(plan, Cluster(trace.workers, trace), updates=updates, seed=seed, payload_bytes=payload_bytes)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

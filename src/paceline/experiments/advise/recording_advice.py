@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import StragglerFacts, TimeShares
 from paceline.experiments.advise.evidence import Evidence
+from paceline.experiments.advise.local_steps_advice import LocalStepsAdvice
 from paceline.experiments.advise.recorded_noise import NoiseScale
 from paceline.experiments.advise.result import AutoChoice, choice_sentence
 from paceline.recording.run_folder import plain
@@ -72,6 +73,8 @@ class RecordingAdvice(TableRepresentation):
         auto: choice of `auto` with lr_rule="noise"; None if too few gradients were sampled.
         price: price of a worker-hour, >= 0; None if not given.
         evidence: comparison with DDP on the cluster that is nearest to the recorded one.
+        local_steps: times per minibatch with local steps, of the protocols that were given with local steps, or else of
+            all-reduce.
     """
 
     recording: DDPRecording
@@ -82,6 +85,7 @@ class RecordingAdvice(TableRepresentation):
     auto: AutoChoice | None = None
     price: float | None = None
     evidence: Evidence | None = None
+    local_steps: Sequence[LocalStepsAdvice] = ()
 
     @property
     def waiting_hours(self) -> float:
@@ -109,6 +113,7 @@ class RecordingAdvice(TableRepresentation):
             "evidence": self.evidence and self.evidence._asdict(),
             "noise_scale": None if self.noise is None else plain(self.noise.ratio),
             "ranking": [plain(each._asdict()) for each in self.ranking],
+            "local_steps": [each.as_json() for each in self.local_steps],
         }
 
     def _facts(self) -> Mapping[str, object]:
@@ -133,15 +138,24 @@ class RecordingAdvice(TableRepresentation):
 
     def _grids(self) -> list[TextTable]:
         columns = _TIMES - self.recording.is_coarse if self.noise is None else len(_HEAD)
-        return [TextTable(_HEAD[:columns], [_row(each)[:columns] for each in self.ranking])]
+        ranking = TextTable(_HEAD[:columns], [_row(each)[:columns] for each in self.ranking])
+        return [ranking, *(grid for each in self.local_steps for grid in each.grids())]
 
     def _notes(self) -> list[str]:
+        local_steps = [sentence for each in self.local_steps for sentence in each.sentences()]
         if self.recording.is_coarse:
-            return [*self._straggler_notes(), COARSE]
+            return [*self._straggler_notes(), *local_steps, COARSE]
         devices = {model.device for header in self.recording.headers for model in header.models}
         on_device = [ON_DEVICE] if any(not device.startswith("cpu") for device in devices) else []
         evidence = [self.evidence.sentence] if self.evidence else []
-        return [*on_device, *self._straggler_notes(), *self._noise_notes(), *self._link_notes(), *evidence]
+        return [
+            *on_device,
+            *self._straggler_notes(),
+            *self._noise_notes(),
+            *self._link_notes(),
+            *local_steps,
+            *evidence,
+        ]
 
     def _straggler_notes(self) -> list[str]:
         if not self.stragglers:

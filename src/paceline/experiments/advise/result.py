@@ -8,6 +8,7 @@ from math import isfinite, isnan, nan
 from typing import Any, NamedTuple
 
 from paceline.experiments.advise.evidence import Evidence
+from paceline.experiments.advise.local_steps_advice import LocalStepsAdvice
 from paceline.recording.run_folder import plain
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
@@ -95,12 +96,15 @@ class Advice(TableRepresentation):
         seen: statistics of the gradients of the run; None for a trace, which has no gradients.
         auto: choice of `auto` at the end of the run; None for a trace.
         evidence: comparison with DDP on the cluster that is nearest to the recorded one.
+        local_steps: times per minibatch with local steps, of the protocols that were given with local steps, or else of
+            the best one.
     """
 
     ranking: Sequence[Prediction]
     seen: GradientSummary | None
     auto: AutoChoice | None = None
     evidence: Evidence | None = None
+    local_steps: Sequence[LocalStepsAdvice] = ()
 
     @property
     def best(self) -> Prediction:
@@ -111,9 +115,9 @@ class Advice(TableRepresentation):
         return {"best": self.best.protocol, "protocols": len(self.ranking), "seen": self.seen}
 
     def _grids(self) -> list[TextTable]:
-        if self._follows_noise:
-            return [TextTable(_NOISE_HEAD, [_noise_row(each) for each in self.ranking])]
-        return [TextTable(_HEAD, [_row(each) for each in self.ranking])]
+        head, row = (_NOISE_HEAD, _noise_row) if self._follows_noise else (_HEAD, _row)
+        ranking = TextTable(head, [row(each) for each in self.ranking])
+        return [ranking, *(grid for each in self.local_steps for grid in each.grids())]
 
     @property
     def _follows_noise(self) -> bool:
@@ -121,7 +125,8 @@ class Advice(TableRepresentation):
         return self.seen is not None and isnan(self.seen.noise)
 
     def _notes(self) -> list[str]:
-        return [*self._verdict(), *([self.evidence.sentence] if self.evidence else [])]
+        local_steps = [sentence for each in self.local_steps for sentence in each.sentences()]
+        return [*self._verdict(), *local_steps, *([self.evidence.sentence] if self.evidence else [])]
 
     def _verdict(self) -> list[str]:
         """Return sentences on the best protocol, the reason, and the uncertainty."""
@@ -155,7 +160,8 @@ class Advice(TableRepresentation):
         ranking = [plain(each._asdict()) for each in self.ranking]
         seen = self.seen and {name: plain(value) for name, value in asdict(self.seen).items()}
         auto, evidence = (each and plain(each._asdict()) for each in (self.auto, self.evidence))
-        return {"ranking": ranking, "seen": seen, "auto": auto, "evidence": evidence}
+        local_steps = [each.as_json() for each in self.local_steps]
+        return {"ranking": ranking, "seen": seen, "auto": auto, "evidence": evidence, "local_steps": local_steps}
 
     def _verdict_of_times(self) -> list[str]:
         most = max(self.ranking, key=lambda each: each.gradients_per_s)
