@@ -79,6 +79,15 @@ def test_workers_compute_for_nine_tenths_of_the_time_that_the_largest_h_leaves_t
     assert found <= sufficient_local_steps(constant_times(2 * transfers_s, compute_s))
 
 
+def test_a_larger_h_than_the_largest_may_save_more():
+    slow, fast = (
+        predict("bsp", pl.Cluster(2, pl.Deterministic(1.0), network=pl.Network(latency_s))) for latency_s in (500, 1)
+    )
+    assert slow.best.H == 256
+    assert "A larger H may save more." in slow.sentences()[0]
+    assert "A larger H" not in fast.sentences()[0]
+
+
 @pytest.mark.parametrize(("transfers_s", "H"), [(0.05, 1), (0.11, 1), (0.12, 2), (1.0, 16), (1000.0, 256)])
 def test_local_steps_pay_if_transfers_take_more_than_a_tenth_of_the_time(transfers_s, H):
     assert sufficient_local_steps(constant_times(transfers_s, 1.0)) == H
@@ -183,6 +192,7 @@ def test_the_bandwidth_of_another_cluster_counts(folder):
     advice = pl.advise(folder, protocols=["bsp"], cluster=cluster)
     assert advice.best.seconds_per_update == pytest.approx(1 + 2 * 2600 / 1300)
     assert advice.local_steps[0].times[0].seconds_per_minibatch == pytest.approx(5 / 4)
+    assert advice.auto.gradients_per_s <= 4 / 5 * 1.05
 
 
 def test_a_ddp_recording_gets_local_sgd(tmp_path):
@@ -196,6 +206,7 @@ def test_a_ddp_recording_gets_local_sgd(tmp_path):
     assert found.transfer_share == pytest.approx(0.5)
     assert found.as_json()["times"][0]["bytes_per_minibatch"] == pytest.approx(1.5 * advice.recording.payload_bytes)
     assert "local_sgd(H=16): 1.8" in str(advice)
+    assert "local_sgd(H=256)  " in str(advice)
     assert max(map(len, str(advice).splitlines())) <= 80
     asked = pl.advise_recording(tmp_path, protocols=["bsp + local_steps(H=3)"])
     assert [each.protocol for each in asked.local_steps] == ["bsp"]
