@@ -106,6 +106,7 @@ LARGE = replace(MNIST, epochs=10)
 HIGH_LR = 0.1
 RATES = (0.025, 0.05, 0.1, 0.2)
 LAMBDAS = (0.05, 0.5, 1.0)  # in addition to 0.2
+LAGS = (2, 4)  # gradients during a sum, in addition to 1
 
 
 def grid(setup: Setup, workers: Sequence[int], batch_sizes: Sequence[int]) -> dict[str, Case]:
@@ -147,6 +148,14 @@ FIGURES: Mapping[str, Figure] = {
             f"mnist, lr={HIGH_LR:g}": Case(
                 replace(MNIST, lr=HIGH_LR),
                 [*ALL, *(Series(f"{COMPENSATED}(lambda0={each:g})") for each in LAMBDAS)],
+            )
+        },
+    ),
+    "lag": Figure(
+        "more gradients during a sum, 16 workers",
+        {
+            "mnist": Case(
+                LARGE, [*ALL, *(Series(f"{each}(lag={lag})") for lag in LAGS for each in (OVERLAPPING, COMPENSATED))]
             )
         },
     ),
