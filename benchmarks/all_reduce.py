@@ -25,7 +25,7 @@ from typing import Any
 
 from all_reduce_ranks import ANSWER
 from common import options, ratios, report, rounded, spread
-from shaped_link import ShapedLink
+from namespaces import JUMBO_MTU_BYTES, Hosts, hosts
 
 RANKS = Path(__file__).with_name("all_reduce_ranks.py")
 LAYERS = {"250 k": (1, 500), "1 M": (4, 500)}  # by number of parameters: number of layers and their width
@@ -199,8 +199,8 @@ def run(steps: list[Step], ranks: int = 2) -> list[dict[str, Any]]:
 
 def run_all(steps: list[Step], ranks: int = 2) -> list[list[dict[str, Any]]]:
     """Return the answers of all ranks."""
-    with ShapedLink() as link:
-        processes = [_start(link, rank, ranks, steps) for rank in range(ranks)]
+    with hosts(2, mtu_bytes=JUMBO_MTU_BYTES) as made:
+        processes = [_start(made, rank, ranks, steps) for rank in range(ranks)]
         try:
             said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
         finally:
@@ -211,19 +211,18 @@ def run_all(steps: list[Step], ranks: int = 2) -> list[list[dict[str, Any]]]:
     return [json.loads(line.removeprefix(ANSWER)) for line in lines]
 
 
-def _start(link: ShapedLink, rank: int, world_size: int, steps: list[Step]) -> subprocess.Popen[str]:
+def _start(made: Hosts, rank: int, world_size: int, steps: list[Step]) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": link.addresses[0],
+        "MASTER_ADDR": made.address(0),
         "PACELINE_TOKEN": "benchmark",
         "OMP_NUM_THREADS": "1",
     }
-    command = [*link.inside(rank), sys.executable, str(RANKS), json.dumps(steps)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return made.run(made.names[rank], [sys.executable, str(RANKS), json.dumps(steps)], env=environment)
 
 
 if __name__ == "__main__":

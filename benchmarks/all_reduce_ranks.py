@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import paceline as pl
+from namespaces import DEVICE, shape_this_host
 from paceline.core.records import GradientArrived, UpdateMade
 from paceline.jobs import resnet18
 from paceline.jobs.digits import digits
 from paceline.recording.callback import Callback
-from shaped_link import DEVICE, shape
 
 ANSWER = "answer: "
 FIRST_PORT = 29500
@@ -116,7 +116,7 @@ def probe_loss(model: nn.Module, workload: Workload) -> float:
 def gloo(settings: Answer) -> Iterator[int]:
     """Form a group of both ranks over the link of the given rate, and yield the rank."""
     if "mbit_per_s" in settings:
-        shape(settings["mbit_per_s"])
+        shape_this_host(settings["mbit_per_s"])
     dist.init_process_group("gloo")
     try:
         yield dist.get_rank()
@@ -172,7 +172,7 @@ def train_by_hand(model: nn.Module, workload: Workload, rank: int, settings: Ans
 def train_ours(settings: Answer) -> Answer:
     """Train without a server; return the times, and the waiting time that rank 0 measured."""
     if "mbit_per_s" in settings:
-        shape(settings["mbit_per_s"])
+        shape_this_host(settings["mbit_per_s"])
     workload = make_workload(settings)
     notes = Notes(settings)
     slowness = pl.Cluster(2, timing=pl.Deterministic(workload.compute_s)) if workload.compute_s else None

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -29,6 +28,7 @@ from typing import Any
 
 from common import options, ratios, report, spread
 from distributed_ranks import ANSWER
+from namespaces import hosts
 
 RANKS = Path(__file__).with_name("distributed_ranks.py")
 MOVED = {"4 MB": (1_000_000, 150), "47 MB": (11_700_000, 40)}  # parameters, updates
@@ -73,8 +73,6 @@ def move(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def overlap(args: argparse.Namespace) -> dict[str, Any]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-    hosts = import_module("hosts").hosts
     measured: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     with hosts(2) as made:
         made.shape(1, OVERLAP_LINK)
@@ -100,8 +98,6 @@ def overlap(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def shards(args: argparse.Namespace) -> dict[str, Any]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-    hosts = import_module("hosts").hosts
     measured: dict[int, list[float]] = {1: [], 2: []}
     with hosts(SHARDS_RANKS) as made:
         for host in range(SHARDS_RANKS):
@@ -303,10 +299,10 @@ class Job:
         self._processes.append(self._start(rank, IS_BACK="1"))
         return begun_s
 
-    def answers(self) -> list[Any]:
-        """Wait until all ranks have ended, and return the answers of those that gave one."""
+    def answers(self, limit_s: float = LIMIT_S) -> list[Any]:
+        """Wait until all ranks have ended, at most some seconds each, and return the answers of those that gave one."""
         try:
-            said = [process.communicate(timeout=LIMIT_S)[0] for process in self._processes]
+            said = [process.communicate(timeout=limit_s)[0] for process in self._processes]
         finally:
             for process in self._processes:
                 process.kill()

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import options, ratios, report, spread
 from distributed import Job, free_port, rate
+from namespaces import DEVICE, hosts
 
 RANKS = Path(__file__).with_name("transport_ranks.py")
 LOOPBACK = "127.0.0.1"
@@ -112,12 +111,10 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def interrupt(args: argparse.Namespace) -> dict[str, Any]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-    hosts = import_module("hosts").hosts
     results = {}
     with hosts(2) as made:
         for name in made.names:
-            shaping = ["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *LINK]
+            shaping = ["tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *LINK]
             subprocess.run(shaping, check=True, capture_output=True)
         addresses = [made.address(0), made.address(1)]
         for kind in ("plain", "tls"):

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from hosts import hosts, need_hosts, why_there_are_none
+from benchmarks.namespaces import hosts, why_there_are_none
+from hosts import need_hosts
 from paths import environment
 
 DOCTOR = [sys.executable, "-m", "paceline", "doctor", "--format", "json"]

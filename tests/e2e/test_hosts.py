@@ -7,8 +7,9 @@ import pytest
 from torch import nn
 
 import paceline as pl
+from benchmarks.namespaces import hosts
 from end_when import FOREVER, EndWhen
-from hosts import Cut, Parting, hosts, need_hosts, ranks_on_hosts
+from hosts import Cut, Parting, need_hosts, ranks_on_hosts
 from paceline.coordinator.updates import LATE_RETURN
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
 from tiny_jobs import tiny_job

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hosts import hosts, need_hosts
+from benchmarks.namespaces import hosts
+from hosts import need_hosts
 from paceline.clusters.job_token import make_token
 from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun

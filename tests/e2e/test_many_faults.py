@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 import paceline as pl
-from hosts import hosts, need_hosts, ranks_on_hosts
+from benchmarks.namespaces import hosts
+from hosts import need_hosts, ranks_on_hosts
 from paceline.core.records import WorkUnfinished
 from tiny_counting import BATCH, counting_job, times_applied
 

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import paceline as pl
-from hosts import Cut, hosts, need_hosts, ranks_on_hosts
+from benchmarks.namespaces import hosts
+from hosts import Cut, need_hosts, ranks_on_hosts
 from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
 from ranks import flat, lost, ranks, run, used_by
 from tiny_counting import BATCH, counting_job, times_applied

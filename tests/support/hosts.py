@@ -1,141 +1,18 @@
-"""Hosts on this machine: network namespaces, each with a link to a switch that can be slow, delayed or cut."""
+"""Ranks on the hosts of `benchmarks/namespaces.py`, and callbacks that cut their links."""
 
-import itertools
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
-from functools import cache
 
 import pytest
 
-import delayed_link
 import paceline as pl
+from benchmarks.namespaces import why_there_are_none
 from ranks import TOKEN, Job, free_port
-
-_numbers = itertools.count()
-
-
-def ip(*words):
-    """Run `ip`; its errors fail the test."""
-    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, text=True)
-
-
-@cache
-def why_there_are_none():
-    """Return the reason why hosts cannot be made here; empty if they can."""
-    if not shutil.which("ip") or not shutil.which("tc"):
-        return "no ip and tc (iproute2) here"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    try:
-        with hosts(1) as made:
-            made.shape(0, rate="10mbit")
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces here: {error.stderr.strip()}"
-    return ""
 
 
 def need_hosts():
     if reason := why_there_are_none():
         pytest.skip(reason)
-
-
-class Hosts:
-    """Namespaces with an `eth0` each, and one more with the switch of their links.
-
-    Nothing is made in the namespace of this process. The names contain its id, so that names do not collide.
-    """
-
-    def __init__(self, count):
-        prefix = f"paceline-{os.getpid()}-{next(_numbers)}"
-        self.switch = f"{prefix}-switch"
-        self.names = [f"{prefix}-{host}" for host in range(count)]
-        self._forwarders = []
-
-    def __getstate__(self):
-        return {**vars(self), "_forwarders": []}
-
-    def address(self, host):
-        return f"10.0.0.{host + 1}"
-
-    def make(self):
-        ip("netns", "add", self.switch)
-        ip("-n", self.switch, "link", "add", "switch", "type", "bridge")
-        ip("-n", self.switch, "link", "set", "switch", "up")
-        for host, name in enumerate(self.names):
-            ip("netns", "add", name)
-            ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"h{host}", "netns", self.switch)
-            ip("-n", self.switch, "link", "set", f"h{host}", "master", "switch", "up")
-            ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "eth0", "up")
-
-    def remove(self):
-        for forwarder in self._forwarders:
-            forwarder.kill()
-            forwarder.communicate()
-        for name in [*self.names, self.switch]:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-
-    def cut(self, host):
-        ip("-n", self.switch, "link", "set", f"h{host}", "down")
-
-    def part(self, one, other):
-        """Block the traffic between two hosts: each maps the other's address to that of no host."""
-        for here, there in ((one, other), (other, one)):
-            words = ["replace", self.address(there), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
-            ip("-n", self.names[here], "neigh", *words)
-
-    def are_parted(self, one, other):
-        told = subprocess.run(["ip", "-n", self.names[one], "neigh"], capture_output=True, text=True)
-        return f"{self.address(other)} dev eth0 lladdr 02:00:00:00:00:99" in told.stdout
-
-    def mend(self, host):
-        ip("-n", self.switch, "link", "set", f"h{host}", "up")
-
-    def is_cut(self, host):
-        told = subprocess.run(
-            ["ip", "-n", self.switch, "-o", "link", "show", f"h{host}"], capture_output=True, text=True
-        )
-        return ",UP" not in told.stdout
-
-    def shape(self, host, rate):
-        """Limit the rate of a link in each direction, for example to "20mbit"."""
-        for namespace, device in ((self.names[host], "eth0"), (self.switch, f"h{host}")):
-            words = ["qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "500ms"]
-            subprocess.run(["tc", "-n", namespace, *words], check=True, capture_output=True, text=True)
-
-    def delay(self, host, seconds):
-        """Delay all frames of a link in each direction.
-
-        The link is removed from the switch, and a process copies the frames of each end to the other.
-        """
-        far, near = f"h{host}", f"d{host}"
-        ip("-n", self.switch, "link", "set", far, "nomaster", "promisc", "on")
-        ip("-n", self.switch, "link", "add", near, "type", "veth", "peer", "name", f"s{host}")
-        ip("-n", self.switch, "link", "set", f"s{host}", "master", "switch", "up")
-        ip("-n", self.switch, "link", "set", near, "promisc", "on", "up")
-        forwarder = self.run(self.switch, [sys.executable, delayed_link.__file__, far, near, str(seconds)])
-        self._forwarders.append(forwarder)
-        assert forwarder.stdout.readline() == "forwarding\n"
-
-    def run(self, name, command, **options):
-        """Start a command in a namespace."""
-        return subprocess.Popen(["ip", "netns", "exec", name, *command], stdout=subprocess.PIPE, text=True, **options)
-
-
-@contextmanager
-def hosts(count):
-    """Yield a number of hosts, and remove them afterwards."""
-    made = Hosts(count)
-    try:
-        made.make()
-        yield made
-    finally:
-        made.remove()
 
 
 class Cut(pl.Callback):

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-import hosts
 import packet_capture
+from benchmarks.namespaces import hosts
 from hosts import need_hosts, ranks_on_hosts
 from paceline.core.records import GradientArrived
 from paceline.worker.torch_utils import build_model
@@ -32,7 +32,7 @@ def secrets_of(end):
 def test_a_capture_of_all_packets_shows_nothing_of_the_job(encrypt, tmp_path):
     need_hosts()
     capture = tmp_path / "packets"
-    with hosts.hosts(2) as made:
+    with hosts(2) as made:
         sniffer = made.run(made.names[0], [sys.executable, packet_capture.__file__, "eth0", str(capture)])
         try:
             assert sniffer.stdout.readline() == "capturing\n"

@@ -1,4 +1,9 @@
-"""Delayed link: copies Ethernet frames between two devices, each after a number of seconds."""
+"""Delayed link: copies Ethernet frames between two devices, each after a number of seconds.
+
+Called with the names of the devices and the seconds.
+"""
+
+from __future__ import annotations
 
 import selectors
 import socket
@@ -11,7 +16,7 @@ SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 LONGEST_BYTES = 1 << 17
 
 
-def listen(device):
+def listen(device: str) -> socket.socket:
     """Return a socket for whole frames, before the kernel segments them and computes their checksums."""
     raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL))
     raw.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
@@ -21,21 +26,24 @@ def listen(device):
     return raw
 
 
-def forward(one, other, delay_s):
+def forward(one: socket.socket, other: socket.socket, delay_s: float) -> None:
+    """Copy the frames of each socket to the other one, for ever."""
     selector = selectors.DefaultSelector()
     for source, target in ((one, other), (other, one)):
-        selector.register(source, selectors.EVENT_READ, target)
-    waiting = deque()
+        selector.register(source, selectors.EVENT_READ, (source, target))
+    waiting: deque[tuple[float, socket.socket, bytes]] = deque()
     while True:
         timeout_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for key, _ in selector.select(timeout_s):
-            waiting.append((time.monotonic() + delay_s, key.data, key.fileobj.recv(LONGEST_BYTES)))
+            source, target = key.data
+            waiting.append((time.monotonic() + delay_s, target, source.recv(LONGEST_BYTES)))
         while waiting and waiting[0][0] <= time.monotonic():
             _, target, frame = waiting.popleft()
             target.send(frame)
 
 
 if __name__ == "__main__":
-    ends = [listen(device) for device in sys.argv[1:3]]
+    first, second, delay_s = sys.argv[1:]
+    ends = listen(first), listen(second)
     print("forwarding", flush=True)
-    forward(*ends, float(sys.argv[3]))
+    forward(*ends, float(delay_s))
