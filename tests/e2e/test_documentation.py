@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from hosts import need_hosts
 from paths import ROOT
 from shown_code import BLOCK, commands_of, run_command
 
@@ -78,6 +79,43 @@ def test_the_demo_ends_with_its_table(tmp_path, capsys):
     assert re.search(r"won: loss 1.5 in .* x faster than", said.replace("\n", " "))
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"bsp", "k_sync-k-3", "asp"}
     assert (tmp_path / "report.html").exists()
+
+
+def rows_of_two_sites(said):
+    """Return the cells of the example's table by protocol."""
+    assert all(len(line) <= 80 for line in said.splitlines())
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if "│" in line]
+    return {name: cells for name, *cells in rows}
+
+
+def megabytes(cells):
+    return int(cells[-1].removesuffix(" MB"))
+
+
+def test_the_two_simulated_sites_end_with_their_table(capsys):
+    runpy.run_path(str(EXAMPLES / "two_sites.py"))["main"](["--seconds", "4"])
+    rows = rows_of_two_sites(capsys.readouterr().out)
+    assert list(rows) == ["bsp", "local_sgd", "k_sync(k=3) + local_steps"]
+    # An update of BSP moves two versions and two gradients of 0.98 MB, a sum of the ring 1.5 gradients each way.
+    assert megabytes(rows["bsp"]) > 5 * megabytes(rows["local_sgd"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_two_sites_of_real_processes_end_with_their_table():
+    need_hosts()
+    command = [sys.executable, EXAMPLES / "two_sites.py", "--real", "--seconds", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of_two_sites(done.stdout)
+    assert megabytes(rows["bsp"]) > 2 * megabytes(rows["k_sync(k=3) + local_steps"]) > 0
+
+
+def test_two_sites_of_real_processes_say_what_they_need(monkeypatch):
+    main = runpy.run_path(str(EXAMPLES / "two_sites.py"))["main"]
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit, match=r"--real needs Linux, root, and ip and tc \(iproute2\): no ip and tc"):
+        main(["--real"])
 
 
 def test_the_picture_can_be_drawn(tmp_path):

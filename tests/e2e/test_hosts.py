@@ -1,5 +1,6 @@
 """Runs over several hosts, whose links are slow, far away or cut; each test asserts that its fault fired."""
 
+import sys
 import time
 from statistics import median
 
@@ -21,6 +22,50 @@ STEADY = pl.Deterministic(0.02)
 @pytest.fixture(scope="module", autouse=True)
 def _hosts_can_be_made():
     need_hosts()
+
+
+ECHO = """
+import socket, sys
+with socket.create_server((sys.argv[1], 9)) as server:
+    print("listening", flush=True)
+    peer, _ = server.accept()
+    while received := peer.recv(1 << 16):
+        peer.sendall(received[-1:])
+"""
+ASK = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 9), timeout=20) as peer:
+    for length in (1, 1_000_000):
+        begun_s = time.monotonic()
+        peer.sendall(bytes(length - 1) + b".")
+        while peer.recv(1) != b".":
+            pass
+        print(time.monotonic() - begun_s)
+"""
+
+
+@pytest.mark.slow
+def test_only_the_link_between_two_sites_is_slow():
+    with hosts(2, 1) as made:
+        made.join_sites("20mbit", 0.05)
+        near, far = (seconds_of_messages(made, server) for server in (1, 2))
+        crossed_bytes = made.bytes_between_sites()
+    assert max(near) < 0.05
+    assert 0.1 <= far[0] < 0.2
+    assert 0.4 + 0.05 < far[1] < 1.5
+    assert 1e6 < crossed_bytes < 1.3e6
+
+
+def seconds_of_messages(made, server):
+    """Return the seconds of a short and of a long message from host 0 to another one, with a byte as the answer."""
+    echo = made.run(made.names[server], [sys.executable, "-c", ECHO, made.address(server)])
+    try:
+        assert echo.stdout.readline() == "listening\n"
+        said, _ = made.run(made.names[0], [sys.executable, "-c", ASK, made.address(server)]).communicate(timeout=30)
+    finally:
+        echo.kill()
+        echo.communicate()
+    return [float(line) for line in said.splitlines()]
 
 
 def used_by(end, worker, since_s=0.0):
