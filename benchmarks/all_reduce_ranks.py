@@ -175,7 +175,8 @@ def train_ours(settings: Answer) -> Answer:
         shape_this_host(settings["mbit_per_s"])
     workload = make_workload(settings)
     notes = Notes(settings)
-    slowness = pl.Cluster(2, timing=pl.Deterministic(workload.compute_s)) if workload.compute_s else None
+    workers, compute_s = int(os.environ["WORLD_SIZE"]), workload.compute_s
+    slowness = pl.Cluster(workers, timing=pl.Deterministic(compute_s)) if compute_s else None
     end = pl.train(
         pl.Job(
             model=workload.make_model,
@@ -192,7 +193,7 @@ def train_ours(settings: Answer) -> Answer:
     )
     if os.environ["RANK"] != "0":
         return {}
-    timed = end.history.of(GradientArrived)[2 * settings["warm_up"] :]
+    timed = end.history.of(GradientArrived)[workers * settings["warm_up"] :]
     return {
         "s": mean_s(notes.ends_s, settings),
         "waited_s": sum(each.pull_s for each in timed) / len(timed),
