@@ -1,7 +1,7 @@
 """Train a small language model over two sites of two workers; only the link between the sites is slow.
 
     python examples/two_sites.py           # simulated, about a minute
-    python examples/two_sites.py --real    # real processes in network namespaces, about four minutes; needs root
+    python examples/two_sites.py --real    # real processes in network namespaces, about three minutes; needs root
 
 The server is at the site of workers 0 and 1. In the simulation these two reach it in no time. Workers 2 and 3 share the
 link: each has half of its rate, and its whole latency. Without a server the sum is a ring, whose every step takes as
