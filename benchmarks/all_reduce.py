@@ -68,8 +68,8 @@ def overlap(args: argparse.Namespace) -> dict[str, Any]:
 def lag(args: argparse.Namespace) -> dict[str, Any]:
     """Compare lags where the delay of messages makes a sum as long as 1.8 gradients.
 
-    A ring of n ranks sends 2 (n - 1) messages one after the other. gloo needs two ways for each, and each way passes two
-    delayed links.
+    A ring of n ranks sends 2 (n - 1) messages one after the other. gloo needs two ways for each, and each way passes
+    two delayed links.
     """
     ranks = 4
     delay_s = SUM_GRADIENTS * args.compute_s / (2 * (ranks - 1)) / 4
