@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_optimizer import LARS, Lamb
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -21,17 +22,25 @@ from papers.dc_s3gd.settings import (
     LR_BATCH,
     MOMENTUM,
     WEIGHT_DECAY,
+    OptimizerName,
     Setup,
     Theirs,
 )
 from papers.probe import One
 
 HIDDEN, CLASSES = 64, 10
+SGD = partial(torch.optim.SGD, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+OPTIMIZERS: Mapping[OptimizerName, Callable[..., Any]] = {
+    "sgd": SGD,
+    "lars": partial(LARS, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+    "lamb": partial(Lamb, weight_decay=WEIGHT_DECAY),
+}
 
 
 def make_job(setup: Setup, folder: Path) -> pl.Job:
     """Return the job of a set-up, with data from a folder with the folders of the data sets."""
-    return as_in_the_paper(_JOBS[setup.job](folder), setup.lr, setup.minibatch, setup.schedule)
+    job = _JOBS[setup.job](folder)
+    return as_in_the_paper(job, setup.lr, setup.minibatch, setup.schedule, OPTIMIZERS[setup.optimizer])
 
 
 def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None = None) -> pl.Job:
@@ -59,18 +68,22 @@ def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None
     return as_in_the_paper(job, row.lr, job.batch_size, replace(schedule, total=f"epochs={EPOCHS}"))
 
 
-def as_in_the_paper(job: pl.Job, lr: float, minibatch: int, schedule: pl.LinearSchedule) -> pl.Job:
-    """Return the job with SGD at N eta_sn, schedules for learning rate and weight decay, and no decay of norms.
+def as_in_the_paper(
+    job: pl.Job, lr: float, minibatch: int, schedule: pl.LinearSchedule, optimizer: Callable[..., Any] = SGD
+) -> pl.Job:
+    """Return the job at N eta_sn, with schedules for learning rate and weight decay, and no decay of norms.
 
     Args:
         lr: eta_sn, learning rate for 256 samples.
         minibatch: samples per worker.
+        schedule: schedule of learning rate and weight decay.
+        optimizer: optimizer, given parameters and `lr`.
     """
     rate = lr * minibatch / LR_BATCH
     return pl.jobs.scheduled(
         replace(
             job,
-            optimizer=partial(torch.optim.SGD, lr=rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+            optimizer=partial(optimizer, lr=rate),
             batch_size=minibatch,
         ),
         lr_rule="proportional",

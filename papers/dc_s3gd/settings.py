@@ -19,6 +19,7 @@ LR_BATCH = 256  # samples to which a learning rate refers
 BLOCKING, OVERLAPPING, COMPENSATED = "all_reduce", "s3gd", "dc_s3gd"
 
 JobName = Literal["mnist", "cifar10", "cifar10-resnet20", "cifar10-resnet50", "cifar10-vgg16"]
+OptimizerName = Literal["sgd", "lars", "lamb"]
 SAMPLES: Mapping[JobName, int] = {
     "mnist": 60_000,
     **dict.fromkeys(("cifar10", "cifar10-resnet20", "cifar10-resnet50", "cifar10-vgg16"), 50_000),
@@ -40,6 +41,7 @@ class Setup:
         epochs: epochs of the whole run.
         warm_up_until: share of the workload after which the warm-up ends; it would reach eta at half of it.
         evaluations: number of evaluations on the test data in the whole run.
+        optimizer: local optimizer: SGD as in the paper, or one of its outlook (Sect. V).
     """
 
     job: JobName
@@ -49,6 +51,7 @@ class Setup:
     epochs: int
     warm_up_until: float = 1 / 6
     evaluations: int = 12
+    optimizer: OptimizerName = "sgd"
 
     @property
     def minibatch(self) -> int:
@@ -107,6 +110,7 @@ HIGH_LR = 0.1
 RATES = (0.025, 0.05, 0.1, 0.2)
 LAMBDAS = (0.05, 0.5, 1.0)  # in addition to 0.2
 LAGS = (2, 4)  # gradients during a sum, in addition to 1
+RATES_OF: Mapping[OptimizerName, Sequence[float]] = {"lars": (2.5, 5.0, 10.0, 20.0), "lamb": (5e-4, 1e-3, 2e-3, 4e-3)}
 
 
 def grid(setup: Setup, workers: Sequence[int], batch_sizes: Sequence[int]) -> dict[str, Case]:
@@ -157,6 +161,14 @@ FIGURES: Mapping[str, Figure] = {
             "mnist": Case(
                 LARGE, [*ALL, *(Series(f"{each}(lag={lag})") for lag in LAGS for each in (OVERLAPPING, COMPENSATED))]
             )
+        },
+    ),
+    "optimizers": Figure(
+        "LARS and LAMB as local optimizers, 16 workers",
+        {
+            f"mnist, {name}, lr={lr:g}": Case(replace(LARGE, optimizer=name, lr=lr))
+            for name, rates in RATES_OF.items()
+            for lr in rates
         },
     ),
 }

@@ -36,6 +36,7 @@ class Run:
             "schedule": str(setup.schedule),
             "evaluations": setup.evaluations,
             "seed": self.seed,
+            **({"optimizer": setup.optimizer} if setup.optimizer != "sgd" else {}),
         }
 
     def carry_out(self, where: Where) -> Line:

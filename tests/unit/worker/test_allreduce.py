@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pytorch_optimizer import LARS, Lamb
 from torch import nn
 
 import paceline as pl
@@ -182,7 +183,7 @@ def test_evaluations_between_two_sums_change_nothing(protocol):
     assert largest_relative_difference(parameters_of(evaluated.model), parameters_of(plain.model)) < 1e-12
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, LARS, Lamb])
 def test_the_update_of_any_optimizer_is_its_change_to_the_average(optimizer):
     job = tiny_job(optimizer=partial(optimizer, lr=1e-2, weight_decay=DECAY))
     loader, at, stepped = MinibatchLoader(job, 3, N), build_model(job, 3), [build_model(job, 3) for _ in range(N)]
