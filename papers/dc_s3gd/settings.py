@@ -110,7 +110,7 @@ HIGH_LR = 0.1
 RATES = (0.025, 0.05, 0.1, 0.2)
 LAMBDAS = (0.05, 0.5, 1.0)  # in addition to 0.2
 LAGS = (2, 4)  # gradients during a sum, in addition to 1
-RATES_OF: Mapping[OptimizerName, Sequence[float]] = {"lars": (2.5, 5.0, 10.0, 20.0), "lamb": (5e-4, 1e-3, 2e-3, 4e-3)}
+RATES_OF: Mapping[OptimizerName, Sequence[float]] = {"lars": (2.5, 5.0, 10.0, 20.0), "lamb": (2e-3, 4e-3, 8e-3, 1.6e-2)}
 
 
 def grid(setup: Setup, workers: Sequence[int], batch_sizes: Sequence[int]) -> dict[str, Case]:

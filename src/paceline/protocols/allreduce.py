@@ -73,10 +73,11 @@ class AllReduceConfig:
     def awaited_sum(self, iteration: int) -> int | None:
         """Return the iteration whose all-reduce this iteration waits for; None if there is none.
 
-        The gradient of the next iteration is computed before the wait, if sums overlap gradients.
+        The gradient of the next iteration is computed before the wait, if sums overlap gradients. Iteration 0 stands for
+        the last one of an earlier group of workers.
 
-        >>> [AllReduceConfig("updates", period=2, lag=3).awaited_sum(iteration) for iteration in range(2, 7)]
-        [None, None, 2, None, 4]
+        >>> [AllReduceConfig("updates", period=2, lag=3).awaited_sum(iteration) for iteration in range(3, 7)]
+        [None, 2, None, 4]
         """
         begun = iteration - max(0, self.lag - 1)
-        return begun if begun > 0 and self.begins_sum(begun) else None
+        return begun if begun >= 0 and self.begins_sum(begun) else None

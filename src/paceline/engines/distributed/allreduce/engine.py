@@ -197,6 +197,7 @@ class AllReduceEngine(WallClockEngine):
         self._sums.on_reports(iteration, summary.now)
         awaited = self._sums.awaited(iteration)
         self._membership.wait([each for done in awaited for each in done.pending], self._timeout_s)
+        self._sums.on_wait(iteration)
         self._times.on_step(summary, since_s)
         if awaited:
             self._times.on_sum(awaited[-1].completion, begun_s=self._begun_s, reports_s=awaited[-1].reports_s)
@@ -323,7 +324,7 @@ class AllReduceEngine(WallClockEngine):
         self.now = max(self.now, self._common_s)
         events: list[Event] = state["events"]
         self._events.clear()
-        self._sums.clear()
+        self._sums.leave_group()
         self._not_summed = None
         self._local_step.discard_prefetched()
         self.is_settled = True

@@ -24,7 +24,9 @@ class BegunSum:
         pending: operations to wait for.
         completion: timer of these operations.
         reports_s: when all ranks had reported the iteration, in seconds since the run began.
-        update: update of the iteration; None if no gradient was finite, so that the sum is zero.
+        is_complete: whether this rank has waited for the sum.
+        update: update of the iteration; None if it is still to come, or if no gradient was finite, so that the sum is
+            zero.
     """
 
     iteration: int
@@ -32,6 +34,7 @@ class BegunSum:
     pending: list[PendingCollective]
     completion: CompletionTimer
     reports_s: float = 0.0
+    is_complete: bool = False
     update: Apply | None = None
 
 
@@ -68,14 +71,19 @@ class SumQueue:
         begun = self._allreduce.awaited_sum(iteration)
         return [each for each in self._sums if begun is not None and each.iteration <= begun]
 
+    def on_wait(self, iteration: int) -> None:
+        """Record that the sums which an iteration awaits are complete."""
+        for each in self.awaited(iteration):
+            each.is_complete = True
+
     def on_reports(self, iteration: int, now: float) -> None:
         """Record when all ranks had reported an iteration, for the sum that it has begun."""
         if self._allreduce.begins_sum(iteration):
             self._sums[-1].reports_s = now
 
     def on_update(self, iteration: int, update: Apply) -> None:
-        """Record the update of an iteration, for the sum that it has begun."""
-        if self._allreduce.begins_sum(iteration):
+        """Record the update of an iteration, for the sum that it has begun, unless that is lost with its group."""
+        if self._allreduce.begins_sum(iteration) and self._sums:
             self._sums[-1].update = update
             self._algorithm.begin_sum()
 
@@ -88,6 +96,9 @@ class SumQueue:
             if self._allreduce.separates_steps:
                 self._unused.append(done.total)
 
-    def clear(self) -> None:
-        """Forget all sums: the group in which they began has ended."""
-        self._sums.clear()
+    def leave_group(self) -> None:
+        """Forget all sums but a complete one whose update is still to come: the update may wait for a lost worker."""
+        kept = [each for each in self._sums if each.is_complete and each.update is None][-1:]
+        for each in kept:
+            each.iteration = 0
+        self._sums = deque(kept)
