@@ -73,8 +73,8 @@ class AllReduceConfig:
     def awaited_sum(self, iteration: int) -> int | None:
         """Return the iteration whose all-reduce this iteration waits for; None if there is none.
 
-        The gradient of the next iteration is computed before the wait, if sums overlap gradients. Iteration 0 stands for
-        the last one of an earlier group of workers.
+        The gradient of the next iteration is computed before the wait, if sums overlap gradients. Iteration 0 stands
+        for the last one of an earlier group of workers.
 
         >>> [AllReduceConfig("updates", period=2, lag=3).awaited_sum(iteration) for iteration in range(3, 7)]
         [None, 2, None, 4]
