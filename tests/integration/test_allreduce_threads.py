@@ -28,6 +28,8 @@ PROTOCOLS = [
     "local_sgd(H=4)",
     "local_sgd(H=4, lag=1)",
     "local_sgd(H=4, lag=4, outer=nesterov)",
+    "local_sgd(H=4, fragments=2)",
+    "local_sgd(H=4, fragments=2, lag=3, outer=nesterov)",
     "local_sgd(H=4, outer=nesterov)",
 ]
 
@@ -67,7 +69,16 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     assert measured[0] == pytest.approx(measured[1], rel=EXACT)
 
 
-@pytest.mark.parametrize("protocol", ["dc_s3gd", "dc_s3gd(lag=3)", "local_sgd(H=3)", "local_sgd(H=3, lag=2)"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "dc_s3gd",
+        "dc_s3gd(lag=3)",
+        "local_sgd(H=3)",
+        "local_sgd(H=3, lag=2)",
+        "local_sgd(H=4, fragments=2)",
+    ],
+)
 def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation(protocol):
     faults = [pl.Fault(worker, 6, "not_finite") for worker in range(2)]
     settings = {"protocol": protocol, "stop": "updates=14"}

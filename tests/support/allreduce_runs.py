@@ -15,6 +15,7 @@ ALGORITHMS = (
     "dc_s3gd",
     "dc_s3gd(lag=2)",
     "local_sgd(H=3, lag=4)",
+    "local_sgd(H=4, fragments=2, lag=1)",
 )
 
 

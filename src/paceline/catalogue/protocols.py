@@ -278,7 +278,7 @@ def all_reduce() -> Phase:
 
 
 @named
-def local_sgd(H: int, outer: str | None = None, lag: int = 0) -> Phase:
+def local_sgd(H: int, outer: str | None = None, lag: int = 0, fragments: int = 1) -> Phase:
     """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
 
     Args:
@@ -287,12 +287,22 @@ def local_sgd(H: int, outer: str | None = None, lag: int = 0) -> Phase:
             of the parameters if not given.
         lag: number of gradients that each worker computes while a sum is under way, >= 0; with H, the sum has the time
             of all local steps, and 0 waits for it.
+        fragments: number of fragments of the model, a divisor of H; one is averaged every H / fragments gradients, so
+            that each message is shorter by this factor.
 
     Paper: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo", 2023. With a
     lag: Shen et al., "CoCoD-SGD", 2019. Kale et al., "Eager updates for overlapped communication and computation in
     DiLoCo", 2025, give a worker's own steps the weight of one worker until the sum arrives; here it keeps them whole.
+    With fragments: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, which mixes the average
+    of a fragment with the worker's own parameters when its sum arrives; here the worker adds its own steps since the
+    sum began to that average.
     """
-    check_range("[1, inf)", Integral, H=H)
+    check_range("[1, inf)", Integral, H=H, fragments=fragments)
+    if H % fragments:
+        raise UsageError(
+            f"local_sgd: fragments={fragments}, expected a divisor of H={H}; type for example "
+            f"H={-(-H // fragments) * fragments}"
+        )
     optimizer = parse_outer(outer) if outer is not None else None
     if isinstance(optimizer, DelayedNesterov):
         raise UsageError(
@@ -301,7 +311,9 @@ def local_sgd(H: int, outer: str | None = None, lag: int = 0) -> Phase:
         )
     told = f", outer='{optimizer!r}'" if optimizer is not None else ""
     told += f", lag={lag}" if lag else ""
-    return _serverless(AllReduceConfig("updates", period=H, outer=optimizer, lag=lag), f"local_sgd(H={H}{told})")
+    told += f", fragments={fragments}" if fragments > 1 else ""
+    allreduce = AllReduceConfig("updates", period=H, outer=optimizer, lag=lag, fragments=fragments)
+    return _serverless(allreduce, f"local_sgd(H={H}{told})")
 
 
 @named

@@ -70,7 +70,8 @@ class Torchrun:
             (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped. "int8", "int4" and
             "top_k(share=0.01)" need a quarter, an eighth and 1/66 of the bytes, in both directions. What a message of
             theirs leaves out is added to the next one. Parts of a gradient are sent before the backward pass has ended,
-            except with these three, with ``workers="node"`` and on CUDA.
+            except with these three, with ``workers="node"`` and on CUDA. Protocols without a server take "float32" or
+            one of these three, on the CPU: each rank then sends its message to all others, in place of a sum.
         shards: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
             The first one is at rank 0, the others at rank j * processes // shards. The resulting parameters are the
             same up to rounding.
@@ -173,8 +174,11 @@ class Torchrun:
                     f"workers={self.workers!r}: {plan} has no server, so every process is a worker; omit workers, "
                     "or give a protocol with a server, such as bsp"
                 )
-            if self.wire != "float32":
-                raise UsageError(f"wire={self.wire!r}: {plan} sums in float32 only; omit wire")
+            if self.wire != "float32" and parse_wire(self.wire) is None:
+                raise UsageError(
+                    f"wire={self.wire!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
+                    "wire=int8, int4 or top_k(share=0.01)"
+                )
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")

@@ -57,9 +57,16 @@ class OuterSGD:
             memory["start"] = [flat.clone() for flat in average]
             memory["momentum"] = [flat.new_zeros(flat.shape) for flat in average]
 
-    def step(self, average: Sequence[Tensor], memory: Memory) -> None:
-        """Change the mean of the workers' parameters to the next average, in place."""
-        for now, start, momentum in zip(average, memory["start"], memory["momentum"], strict=True):
+    def step(self, average: Sequence[Tensor], memory: Memory, fragment: slice = slice(None)) -> None:
+        """Change the mean of the workers' parameters to the next average, in place.
+
+        Args:
+            average: flat vectors of the mean.
+            memory: vectors that `begin` has stored.
+            fragment: flat vectors that are changed; all of them by default.
+        """
+        vectors = zip(average[fragment], memory["start"][fragment], memory["momentum"][fragment], strict=True)
+        for now, start, momentum in vectors:
             change = start - now
             momentum.mul_(self.momentum).add_(change)
             change = change.add_(momentum, alpha=self.momentum) if self.nesterov else momentum

@@ -37,7 +37,8 @@ from paceline.server.optimizer import check_momentum, warn_of_parameters_left_ou
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.wording import counted
-from paceline.worker.allreduce import AllReduceAlgorithm, make_algorithm
+from paceline.worker.allreduce import make_algorithm
+from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.evaluation import evaluate
 from paceline.worker.local_steps import make_replica
 from paceline.worker.loss_check import warn_of_summed_loss
@@ -68,7 +69,7 @@ class Session:
             warn_of_summed_loss(job, self.model)
         ranks = cluster.ranks_of_shards if isinstance(cluster, Torchrun) else [0]
         self.shards = distributed.ShardClients(ranks)
-        self.layout = FlatLayout(self.model, len(ranks), only=0)
+        self.layout = _layout(self.model, len(ranks), config.plan.allreduce)
         _check_memory(self.layout, self._sharing)
         trained = server_job(job, config.plan.local_steps)
         self.server = ParameterServer(trained, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
@@ -135,10 +136,11 @@ class Session:
         if isinstance(cluster, Torchrun):
             return distributed.make_engine(rank_of(self.config, cluster), self.server, self.layout, self.shards)
         local_steps = self.config.plan.local_steps
-        replica = make_replica(job, seed, cluster.n, local_steps=local_steps, device=cluster.device)
         allreduce = self.config.plan.allreduce
         if allreduce is not None:
+            replica = make_replica(job, seed, cluster.n, device=cluster.device, shards=allreduce.fragments)
             return VirtualAllReduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
+        replica = make_replica(job, seed, cluster.n, local_steps=local_steps, device=cluster.device)
         return VirtualEngine(cluster, seed, replica, self.server, local_steps)
 
     def _workers(self, allreduce: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
@@ -156,6 +158,19 @@ class Session:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current parameters; return nothing without evaluation data."""
         return evaluate(self.config.job, self.model, self.config.seed) if self.config.evaluations else {}
+
+
+def _layout(model: nn.Module, servers: int, allreduce: AllReduceConfig | None) -> FlatLayout:
+    """Return the layout of what this process holds: the first server's shard, or all fragments without a server."""
+    if allreduce is None:
+        return FlatLayout(model, servers, only=0)
+    tensors = len([*trainable(model), *model.buffers()])
+    if allreduce.fragments > tensors:
+        raise UsageError(
+            f"fragments={allreduce.fragments}, but the model has {tensors} tensors, and a fragment has at least one; "
+            f"give at most fragments={tensors}"
+        )
+    return FlatLayout(model, allreduce.fragments)
 
 
 def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:

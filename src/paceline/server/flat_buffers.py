@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
@@ -29,6 +30,7 @@ class FlatBuffers:
 
     def __init__(self, layout: FlatLayout, memory: Tensor) -> None:
         self.memory = memory
+        self._layout = layout
         self.flat_parameters = [flat for section, _ in layout.sections for flat in section.flats(memory)]
         self.flat_buffers = [flat for _, section in layout.sections for flat in section.flats(memory)]
         self.parameters = layout.parameter_views(self.flat_parameters)
@@ -39,6 +41,13 @@ class FlatBuffers:
         """Copy all memory from other flat buffers, possibly on another device."""
         words = self.memory.view(torch.int64)  # faster than bytes
         words.copy_(other.memory.view(torch.int64), non_blocking=True)
+
+    @cached_property
+    def shards(self) -> tuple[FlatBuffers, ...]:
+        """Views of the shards, each as flat buffers of its own layout."""
+        layout = self._layout
+        memories = [self.memory[each] for each in layout.shard_ranges]
+        return tuple(map(FlatBuffers, layout.shard_layouts, memories))
 
 
 class FlatLayout:
@@ -56,6 +65,8 @@ class FlatLayout:
         parameters: indices of the model's trainable parameters in the layout.
         buffers: indices of the model's buffers in the layout.
         shard_ranges: byte range of each shard.
+        shard_layouts: layout of each shard by itself.
+        flat_ranges: range of each shard in the list of flat vectors of the parameters.
         nbytes: bytes of parameters and buffers.
         gradient_nbytes: bytes of the parameters.
 
@@ -80,14 +91,19 @@ class FlatLayout:
         self.buffers = range(max(first - count, 0), max(last - count, 0))
         self.sections: list[tuple[_Section, _Section]] = []
         self.shard_ranges: list[slice] = []
+        self.flat_ranges: list[slice] = []
         self.nbytes = self.gradient_nbytes = 0
         for start, end in spans:
             own = _Section(parameters[start:end], self.nbytes)
             after = _Section(buffers[max(start - count, 0) : max(end - count, 0)], own.end)
             self.sections.append((own, after))
             self.shard_ranges.append(slice(self.nbytes, after.end))
+            first = self.flat_ranges[-1].stop if self.flat_ranges else 0
+            self.flat_ranges.append(slice(first, first + len(own.groups)))
             self.gradient_nbytes += own.end - self.nbytes
             self.nbytes = after.end
+        count = len(spans)
+        self.shard_layouts = [FlatLayout(model, shards, each) for each in range(count)] if count > 1 else [self]
 
     def allocate(self, device: torch.device | str = "cpu") -> FlatBuffers:
         """Return flat buffers of zeros."""

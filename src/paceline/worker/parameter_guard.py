@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.worker.allreduce import AllReduceAlgorithm
+from paceline.worker.allreduce.base import AllReduceAlgorithm
 
 REMEDY = "only the job's optimizer may change parameters: do not assign, clamp or step them yourself"
 

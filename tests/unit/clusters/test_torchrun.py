@@ -188,7 +188,7 @@ UNFIT = [
         r"worker_at_server=False: .* has no server, so every rank is a worker; omit worker_at_server",
     ),
     ("dc_s3gd", {"shards": 2}, r"shards=2: .* has no server whose parameters could be sharded; omit shards"),
-    ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* sums in float32 only; omit wire"),
+    ("dc_s3gd", {"wire": "bf16"}, r"wire='bf16': .* omit wire, or give wire=int8, int4 or top_k\(share=0.01\)"),
 ]
 
 

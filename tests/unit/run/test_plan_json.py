@@ -27,6 +27,7 @@ TYPED = [
     "bsp + local_steps(H=3)@25% >> asp + local_steps(H=3)",
     "k_sync(k=3) + local_steps(H=9, seconds=2.5, outer='nesterov(lr=0.5, momentum=0.8)')",
     "local_sgd(H=4, outer='nesterov(lr=0.5, momentum=0.8)')",
+    "local_sgd(H=4, lag=2, fragments=2)",
 ]
 
 

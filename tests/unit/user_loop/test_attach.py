@@ -98,7 +98,7 @@ def parallel():
             "which the ranks would not average",
         ),
         ({"protocol": "dc_s3gd", "model": nn.Linear(2, 1, device="meta")}, "the model is on meta"),
-        ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "sums in float32 only"),
+        ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "or sends compressed messages; omit wire"),
         ({"protocol": "all_reduce", "cluster_options": {"shards": 2}}, "cluster has shards=2"),
         ({"protocol": "all_reduce", "cluster_options": {"debug": True}}, "cluster has debug=True"),
         ({"cluster_options": {"elastic": True}}, "cluster has elastic=True"),
@@ -106,7 +106,7 @@ def parallel():
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
         ({"cluster": "torchrun(shards=2)"}, "cluster has shards=2, which attach does not support: omit it"),
         ({"cluster": "torchrun(heartbeats=9)"}, "torchrun has no knob 'heartbeats'"),
-        ({"protocol": "all_reduce", "cluster": "torchrun(wire=bf16)"}, "sums in float32 only"),
+        ({"protocol": "all_reduce", "cluster": "torchrun(wire=bf16)"}, "or sends compressed messages; omit wire"),
     ],
 )
 @pytest.mark.usefixtures("torchrun")

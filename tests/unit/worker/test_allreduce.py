@@ -115,74 +115,6 @@ def test_an_outer_rate_of_one_without_momentum_is_the_mean():
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(theirs.model)) < 1e-12
 
 
-def plain_lag(job, allreduce, updates):
-    """Return the mean of the workers' parameters, each of which is the average plus its steps of unfinished sums."""
-    loader, model = MinibatchLoader(job, 3, N), build_model(job, 3)
-    average = parameters_of(model)
-    at, velocity = [average] * N, [torch.zeros_like(average)] * N
-    steps = [[] for _ in range(N)]  # of each worker: iteration and step
-    outer_momentum = torch.zeros_like(average)
-
-    def own(worker):
-        return sum((step for _, step in steps[worker]), torch.zeros_like(average))
-
-    def end_sums(iteration):
-        nonlocal average, outer_momentum
-        for begun in range(allreduce.period, iteration + 1, allreduce.period):
-            if begun + max(0, allreduce.lag - 1) <= iteration and steps[0] and steps[0][0][0] <= begun:
-                move = sum(step for each in steps for draw, step in each if draw <= begun) / N
-                steps[:] = [[(draw, step) for draw, step in each if draw > begun] for each in steps]
-                if allreduce.outer:
-                    outer_momentum = allreduce.outer.momentum * outer_momentum + move
-                    move = allreduce.outer.lr * (move + allreduce.outer.momentum * outer_momentum)
-                average = average + move
-
-    for draw in range(1, updates + 1):
-        end_sums(draw - 1)
-        for i in range(N):
-            if allreduce.lag == 0:
-                at[i] = average + own(i)
-            nn.utils.vector_to_parameters(at[i].clone(), model.parameters())
-            inputs, target = loader.batch(i, draw, None)
-            gradient = torch.cat(
-                [each.flatten() for each in torch.autograd.grad(job.loss(model(inputs), target), model.parameters())]
-            )
-            base = average + own(i)
-            distance = base - at[i]
-            if allreduce.correction and distance.norm() > 1e-12:
-                correction = gradient * gradient * distance
-                gradient = gradient + allreduce.correction.lambda0 * gradient.norm() / correction.norm() * correction
-            velocity[i] = MOMENTUM * velocity[i] + gradient
-            steps[i].append((draw, -RATE * velocity[i]))
-            at[i] = base - RATE * velocity[i]
-    end_sums(updates)
-    return average + sum(own(i) for i in range(N)) / N
-
-
-@pytest.mark.parametrize("lag", [0, 1, 2, 3, 5])
-@pytest.mark.parametrize(
-    "protocol", ["dc_s3gd(lag={})", "local_sgd(H=3, lag={})", "local_sgd(H=2, lag={}, outer=nesterov)"]
-)
-def test_a_worker_is_at_the_average_plus_its_own_steps_that_are_still_summed(protocol, lag):
-    if lag == 0 and "dc_s3gd" in protocol:
-        pytest.skip("DC-S3GD overlaps sums")
-    job, protocol = tiny_job(optimizer=sgd(RATE, MOMENTUM)), protocol.format(lag)
-    ours = trained(protocol, job, updates=19)
-    theirs = plain_lag(job, parse_plan(protocol).allreduce, updates=19)
-    assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
-
-
-@pytest.mark.parametrize("protocol", ["local_sgd(H=4, outer=nesterov)", "local_sgd(H=4, lag=4)", "dc_s3gd(lag=3)"])
-def test_evaluations_between_two_sums_change_nothing(protocol):
-    job = tiny_job(optimizer=decaying, eval_data=dataset(20))
-    plain, evaluated = (
-        pl.train(job, protocol=protocol, cluster=pl.Cluster(3), stop="updates=24", evaluate_every=every, seed=3)
-        for every in (None, "updates=3")
-    )
-    assert len(evaluated.history.of(VersionEvaluated)) > 6
-    assert largest_relative_difference(parameters_of(evaluated.model), parameters_of(plain.model)) < 1e-12
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, LARS, Lamb])
 def test_the_update_of_any_optimizer_is_its_change_to_the_average(optimizer):
     job = tiny_job(optimizer=partial(optimizer, lr=1e-2, weight_decay=DECAY))
@@ -357,6 +289,10 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
         (lambda: pl.s3gd(lag=0), "lag=0 is not a whole number in [1, inf)"),
         (lambda: pl.dc_s3gd(lag=1.5), "lag=1.5, expected"),
         (lambda: pl.local_sgd(H=4, lag=-1), "lag=-1 is not a whole number in [0, inf)"),
+        (lambda: pl.local_sgd(H=4, fragments=0), "fragments=0 is not a whole number in [1, inf)"),
+        (lambda: pl.local_sgd(H=4, fragments=3), "expected a divisor of H=4; type for example H=6"),
+        (lambda: pl.AllReduceConfig("updates", period=4, fragments=8), "expected a divisor of the period 4"),
+        (lambda: trained("local_sgd(H=8, fragments=8)", tiny_job()), "give at most fragments="),
         (lambda: pl.asp() + pl.dc_s3gd(lag=2), "it is a protocol of its own"),
         (lambda: parse_plan("asp + dc_s3gd(lag=2)"), "lag"),
         (

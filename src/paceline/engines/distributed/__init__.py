@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.clusters.wire import parse_wire
 from paceline.engines.distributed.allreduce.elastic_group import check_summable
 from paceline.engines.distributed.allreduce.engine import AllReduceEngine
 from paceline.engines.distributed.node_worker.follower import follow
@@ -21,6 +22,7 @@ from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart
 from paceline.engines.distributed.transport.messages import End
+from paceline.errors import UsageError
 from paceline.jobs.job import trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -58,7 +60,12 @@ def make_engine(
     allreduce = rank.plan.allreduce
     if allreduce is None:
         return ParameterServerEngine(rank, server, layout, shards)
-    replica = rank.process.replica(rank.job, rank.seed, rank.cluster.n, device=server.device, debug=rank.cluster.debug)
+    if server.device.type != "cpu" and parse_wire(rank.cluster.wire) is not None:
+        raise UsageError(
+            f"wire={rank.cluster.wire!r}: sums on {server.device} are in float32; omit wire, or give device='cpu'"
+        )
+    settings = {"device": server.device, "debug": rank.cluster.debug, "shards": allreduce.fragments}
+    replica = rank.process.replica(rank.job, rank.seed, rank.cluster.n, **settings)
     return AllReduceEngine(rank, allreduce, replica, make_algorithm(allreduce, server, layout))
 
 

@@ -12,7 +12,8 @@ from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.user_code import at_place
-from paceline.worker.allreduce import AllReduceAlgorithm, Contribution, add_payload
+from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
+from paceline.worker.allreduce.vectors import add_payload
 from paceline.worker.replica import Replica
 
 
@@ -87,7 +88,7 @@ class VirtualAllReduce(AllReduceTiming):
         if self._allreduce.separates_steps:
             self._apply_awaited_sums(command)
         else:
-            self._apply_sum(self._total, self._shares, command, self._allreduce.begins_sum(self._iteration))
+            self._apply_sum(self._total, self._shares, command, self._allreduce.summed_fragment(self._iteration))
         self._shares = 0.0
 
     def evaluate(self, command: Evaluate) -> None:
@@ -127,21 +128,24 @@ class VirtualAllReduce(AllReduceTiming):
                 worker.server.load_state_dict(self._workers[0].server.state_dict())
             worker.reset_to_average()
 
-    def _apply_sum(self, total: FlatBuffers, shares: float, command: Apply, adopts: bool) -> None:
-        steps = [worker.apply_sum(total, shares, command, adopts=adopts) for worker in self._distinct]
+    def _apply_sum(self, total: FlatBuffers, shares: float, command: Apply, fragment: int | None) -> None:
+        steps = [worker.apply_sum(total, shares, command, fragment) for worker in self._distinct]
         self.report_step(command, steps[0])
 
     def _apply_awaited_sums(self, command: Apply) -> None:
         """Begin the sum of this iteration, and apply those for which the iteration has waited."""
-        if self._allreduce.begins_sum(self._iteration):
+        fragment = self._allreduce.summed_fragment(self._iteration)
+        if fragment is not None:
             for worker in self._distinct:
-                worker.begin_sum()
+                worker.begin_sum(fragment)
             self._sums.append(_Sum(self._iteration, self._total, self._shares))
             self._total = self._new_total()
         begun = self._allreduce.awaited_sum(self._iteration)
         while begun is not None and self._sums and self._sums[0].iteration <= begun:
-            _, total, shares = self._sums.popleft()
-            self._apply_sum(total, shares, command, adopts=True)
+            iteration, total, shares = self._sums.popleft()
+            fragment = self._allreduce.summed_fragment(iteration)
+            assert fragment is not None
+            self._apply_sum(total.shards[fragment], shares, command, fragment)
 
     def _take_mean_of_weights(self) -> None:
         """Move the average of the first worker to the mean of the workers' weights, where it does not follow them."""
@@ -151,7 +155,7 @@ class VirtualAllReduce(AllReduceTiming):
                 worker.collect_steps()
                 add_payload(total, worker.payload, is_first=number == 0)
             if shares := sum(worker.share for worker in self._workers):
-                self._workers[0].apply_sum(total, shares, self._expected, adopts=False)
+                self._workers[0].apply_sum(total, shares, self._expected, fragment=None)
 
     def _new_total(self) -> FlatBuffers:
         return self._replica.layout.allocate(self._workers[0].server.device)

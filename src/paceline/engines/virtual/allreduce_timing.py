@@ -23,7 +23,8 @@ class AllReduceTiming(TimingEngine):
     iteration) and continues from there; the sum begins at max(h_i), and the iteration ends when the sum that it awaits
     is complete, but not before max(h_i). Sums share the links: the bytes of one follow those of the one before, and
     only latencies run at the same time. An iteration that awaits no sum ends at max(f_i), and worker i continues from
-    max(f_i, end of the previous iteration): no worker is more than one iteration ahead.
+    max(f_i, end of the previous iteration): no worker is more than one iteration ahead. Fragments of the model count as
+    equally long.
 
     All gradients of an iteration arrive when it ends, ordered by worker, joining workers first. In an arrival,
     `compute_s` is the compute time, `pull_s` the exposed part of the sum that the previous iteration awaited, and the
@@ -60,7 +61,7 @@ class AllReduceTiming(TimingEngine):
         self._update_s = self._gradient_s = 0.0
         self._allreduce = allreduce
         self._network = cluster.network
-        self._payload_bytes = payload_bytes
+        self._payload_bytes = payload_bytes / allreduce.fragments
         self._free_s = [inf] * cluster.n  # from when each worker may compute; inf: from its next task
         self._lost: set[int] = set()
         self._finished_s: dict[int, float] = {}  # when each worker has its gradient; inf: never

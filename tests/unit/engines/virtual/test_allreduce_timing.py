@@ -28,14 +28,14 @@ def test_iteration_time_matches_the_equations_of_the_paper(sum_s):
 def plain_end_times(compute_s, sum_s, allreduce):
     """Return when each iteration ends, given the compute time of each worker in each of them, and a latency."""
     free = [0.0] * len(compute_s[0])
-    ends, before, summed = [], 0.0, {}
+    ends, before, summed, interval = [], 0.0, {}, allreduce.period // allreduce.fragments
     for t, row in enumerate(compute_s, 1):
         finished = [begun + seconds for begun, seconds in zip(free, row, strict=True)]
         reported = [max(end, before) for end in finished]
-        if t % allreduce.period == 0:
+        if t % interval == 0:
             summed[t] = max(reported) + sum_s
         before = max([*reported, summed.get(t - max(0, allreduce.lag - 1), 0.0)])
-        waits = t % allreduce.period == 0 and not allreduce.lag
+        waits = t % interval == 0 and not allreduce.lag
         free = [before] * len(row) if waits else reported
         ends.append(before)
     return ends
@@ -73,6 +73,13 @@ def test_latencies_overlap_each_other_and_bytes_do_not(lag):
         assert cluster.network.all_reduce_s(4, 1000.0) == pytest.approx(1.8)
     assert iteration_s(f"dc_s3gd(lag={lag})", slow, updates=2000) == pytest.approx(max(1, 1.8 / lag), rel=1e-2)
     assert iteration_s(f"dc_s3gd(lag={lag})", wide, updates=2000) == pytest.approx(1.8, rel=1e-2)
+
+
+def test_a_fragment_is_hidden_where_the_whole_model_is_not():
+    wide = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(up_bytes_per_s=2 * 3 / 4 * 1000 / 1.6))
+    assert iteration_s("local_sgd(H=4, lag=1)", wide, updates=2000) == pytest.approx(1 + 0.6 / 4, rel=1e-3)
+    assert iteration_s("local_sgd(H=4, lag=1, fragments=2)", wide, updates=2000) == pytest.approx(1.0, rel=1e-3)
+    assert iteration_s("local_sgd(H=4, fragments=2)", wide, updates=2000) == pytest.approx(1 + 1.6 / 4, rel=1e-3)
 
 
 # A trace does not tell latency from bytes, so several sums at a time take longer when it is replayed.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch import Tensor
+
 from paceline.core.events import Event
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.transport.messages import End
@@ -57,6 +59,13 @@ class GroupMembership(ABC):
         self._steps += 1
         with self._raising_membership_changed():
             return self.group.begin_sum(vectors)
+
+    def begin_gather(self, message: Tensor) -> tuple[Tensor, list[PendingCollective]]:
+        """Start to send a message to all ranks; return the memory of all messages, and the operations to wait for."""
+        assert self.group is not None
+        self._steps += 1
+        with self._raising_membership_changed():
+            return self.group.begin_gather(message)
 
     @abstractmethod
     def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:

@@ -154,6 +154,21 @@ class ElasticGroup:
             for chunk in _summable_view(flat).split(max(1, CHUNK_BYTES // flat.itemsize))
         ]
 
+    def begin_gather(self, message: Tensor) -> tuple[Tensor, list[PendingCollective]]:
+        """Start to send a message, uint8 [nbytes], to all members.
+
+        Returns:
+            the messages of all members in the order of their ranks, uint8 [size, nbytes], and the operations to wait
+            for.
+
+        Raises:
+            ConnectionLost: a member has left.
+        """
+        if not self._peers:
+            return message[None], []
+        rows, pending = self._group.all_gather(message)
+        return rows, [pending]
+
     def wait(self, pending: list[PendingCollective], timeout_s: float = inf) -> bool:
         """Wait for operations; return whether all are complete before the timeout.
 

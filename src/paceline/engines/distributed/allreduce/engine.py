@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
+from paceline.clusters.wire import parse_wire
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     AbortRun,
@@ -40,7 +41,7 @@ from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers
-from paceline.worker.allreduce import AllReduceAlgorithm
+from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.replica import Replica, TaskProgress
 
 
@@ -82,7 +83,7 @@ class AllReduceEngine(WallClockEngine):
         self._tasks: dict[int, Compute] = {}
         self._evaluation: Evaluate | None = None
         self._iteration = 0
-        self._sums = SumQueue(allreduce, algorithm, replica.layout)
+        self._sums = SumQueue(allreduce, algorithm, replica.layout, parse_wire(cluster.wire))
         self._not_summed: Apply | None = None  # newest update, if the average does not contain it
         self._has_taken_part = False
         self._is_to_reform = False
@@ -145,8 +146,8 @@ class AllReduceEngine(WallClockEngine):
         self.is_settled = False
         self._algorithm.advance(command)
         self._sums.on_update(self._iteration, command)
-        for total, update in self._sums.end(self._iteration):
-            self._apply_sum(total, update, adopts=True)
+        for done, update in self._sums.end(self._iteration):
+            self._apply_sum(done.total, update, done.fragment)
         if self._is_rank_0:
             self.now = max(self.now, self._elapsed_s())
 
@@ -186,11 +187,10 @@ class AllReduceEngine(WallClockEngine):
         report = self._local_step.contribute(task, self.now, self._coordinator.expected_update())
         times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
         iteration = self._iteration + 1
-        if begins := self._allreduce.begins_sum(iteration):
-            self._sums.begin(iteration, self._membership)
+        self._sums.begin(iteration, self._membership)
         about = {"generation": self._membership.generation, "interruption": self._interruption}
         self._membership.report(replace(report, **about, **times))
-        if self._allreduce.overlaps or not begins:
+        if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
         summary = self._membership.summary(self._timeout_s)
@@ -240,14 +240,14 @@ class AllReduceEngine(WallClockEngine):
             self._events.append(AbortRun(now, Outcome.INTERRUPTED, interruptions[0]))
         self._is_to_reform = summary.reforms
 
-    def _apply_sum(self, total: FlatBuffers, update: Apply, *, adopts: bool) -> None:
+    def _apply_sum(self, total: FlatBuffers, update: Apply, fragment: int | None) -> None:
         """Move the average by the sum of an update."""
         if not self._allreduce.separates_steps:
             self._not_summed = None
         self.is_settled = True
         self._local_step.check()
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
-        step = self._algorithm.apply_sum(total, shares, update, adopts=adopts)
+        step = self._algorithm.apply_sum(total, shares, update, fragment)
         self._local_step.snapshot(f"applied version {update.version}")
         if step is not None:
             self._applied = UpdateApplied(self._common_s, update.version, step)
@@ -258,7 +258,7 @@ class AllReduceEngine(WallClockEngine):
             self._membership.wait([each for begun in self._sums for each in begun.pending], self._timeout_s)
             self._algorithm.collect_steps()
             self._membership.wait(self._membership.begin_sum(self._algorithm.payload), self._timeout_s)
-            self._apply_sum(self._algorithm.payload, self._not_summed, adopts=False)
+            self._apply_sum(self._algorithm.payload, self._not_summed, fragment=None)
 
     def _evaluate(self, command: Evaluate) -> None:
         with self._algorithm.keeping_average():

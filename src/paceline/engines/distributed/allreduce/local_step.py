@@ -14,7 +14,7 @@ from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
-from paceline.worker.allreduce import AllReduceAlgorithm, Contribution
+from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.minibatch_forecast import following
 from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.replica import GradientStats, Interrupted, Replica

@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from paceline.clusters.wire import Code
 from paceline.core.events import Apply
 from paceline.engines.distributed.allreduce.base import GroupMembership
+from paceline.engines.distributed.allreduce.compressed_sums import CompressedSum
 from paceline.engines.distributed.transport.process_group import CompletionTimer, PendingCollective
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
-from paceline.worker.allreduce import AllReduceAlgorithm
+from paceline.worker.allreduce.base import AllReduceAlgorithm
 
 
 @dataclass
@@ -20,7 +24,9 @@ class BegunSum:
 
     Attributes:
         iteration: iteration whose payloads are summed.
+        fragment: fragment of the model that is summed.
         total: payload of this rank, and the sum when it is complete.
+        messages: memory of the messages of all ranks, if they are compressed and not decoded yet.
         pending: operations to wait for.
         completion: timer of these operations.
         reports_s: when all ranks had reported the iteration, in seconds since the run began.
@@ -30,9 +36,11 @@ class BegunSum:
     """
 
     iteration: int
+    fragment: int
     total: FlatBuffers
     pending: list[PendingCollective]
     completion: CompletionTimer
+    messages: Tensor | None
     reports_s: float = 0.0
     is_complete: bool = False
     update: Apply | None = None
@@ -44,27 +52,40 @@ class SumQueue:
     Args:
         allreduce: when sums begin, and when they are awaited.
         algorithm: algorithm of this rank, whose payload is summed.
-        layout: layout of the model.
+        layout: layout of the model, with a shard for each fragment.
+        code: code of the payloads; None for sums of the payloads themselves.
     """
 
-    def __init__(self, allreduce: AllReduceConfig, algorithm: AllReduceAlgorithm, layout: FlatLayout) -> None:
+    def __init__(
+        self, allreduce: AllReduceConfig, algorithm: AllReduceAlgorithm, layout: FlatLayout, code: Code | None
+    ) -> None:
         self._allreduce = allreduce
         self._algorithm = algorithm
-        self._layout = layout
+        self._layouts = layout.shard_layouts
         self._sums: deque[BegunSum] = deque()
-        self._unused: list[FlatBuffers] = []
+        self._unused: list[list[FlatBuffers]] = [[] for _ in self._layouts]
+        self._compressed = [CompressedSum(code, each) for each in self._layouts] if code is not None else []
 
     def __iter__(self) -> Iterator[BegunSum]:
         return iter(self._sums)
 
     def begin(self, iteration: int, membership: GroupMembership) -> None:
-        """Begin the sum of an iteration's payloads."""
+        """Begin the sum of an iteration's payloads, if it has one."""
+        fragment = self._allreduce.summed_fragment(iteration)
+        if fragment is None:
+            return
         total = self._algorithm.payload
         if self._allreduce.separates_steps:  # the payload changes before the sum is complete
-            total = self._unused.pop() if self._unused else self._layout.allocate(self._algorithm.server.device)
-            total.copy_(self._algorithm.payload)
-        pending = membership.begin_sum(total)
-        self._sums.append(BegunSum(iteration, total, pending, CompletionTimer(pending)))
+            payload = total.shards[fragment]
+            unused = self._unused[fragment]
+            total = unused.pop() if unused else self._layouts[fragment].allocate(payload.memory.device)
+            total.copy_(payload)
+        messages = None
+        if self._compressed:
+            messages, pending = self._compressed[fragment].begin(total, membership)
+        else:
+            pending = membership.begin_sum(total)
+        self._sums.append(BegunSum(iteration, fragment, total, pending, CompletionTimer(pending), messages))
 
     def awaited(self, iteration: int) -> list[BegunSum]:
         """Return the sums that are complete when an iteration ends."""
@@ -75,6 +96,9 @@ class SumQueue:
         """Record that the sums which an iteration awaits are complete."""
         for each in self.awaited(iteration):
             each.is_complete = True
+            if each.messages is not None:
+                self._compressed[each.fragment].finish(each.messages, each.total)
+                each.messages = None
 
     def on_reports(self, iteration: int, now: float) -> None:
         """Record when all ranks had reported an iteration, for the sum that it has begun."""
@@ -85,16 +109,16 @@ class SumQueue:
         """Record the update of an iteration, for the sum that it has begun, unless that is lost with its group."""
         if self._allreduce.begins_sum(iteration) and self._sums:
             self._sums[-1].update = update
-            self._algorithm.begin_sum()
+            self._algorithm.begin_sum(self._sums[-1].fragment)
 
-    def end(self, iteration: int) -> Iterator[tuple[FlatBuffers, Apply]]:
+    def end(self, iteration: int) -> Iterator[tuple[BegunSum, Apply]]:
         """Remove the sums that are complete when an iteration ends; yield those with an update, and it."""
         for done in self.awaited(iteration):
             self._sums.popleft()
             if done.update is not None:
-                yield done.total, done.update
+                yield done, done.update
             if self._allreduce.separates_steps:
-                self._unused.append(done.total)
+                self._unused[done.fragment].append(done.total)
 
     def leave_group(self) -> None:
         """Forget all sums but a complete one whose update is still to come: the update may wait for a lost worker."""

@@ -137,6 +137,23 @@ class AbortableGroup:
             work = (self._nccl if on_gpu else self._gloo).allreduce([tensor], options)
         return PendingCollective(work, on_gpu, time.monotonic())
 
+    def all_gather(self, message: Tensor) -> tuple[Tensor, PendingCollective]:
+        """Start to send a tensor, which is on no GPU, to all others; return the rows that arrive, and the operation.
+
+        Args:
+            message: uint8 [nbytes], of the same size at every process.
+
+        Raises:
+            ConnectionLost: a process has left.
+        """
+        self._check()
+        options = dist.distributed_c10d.AllgatherOptions()
+        options.timeout = NO_TIMEOUT
+        rows = message.new_empty(self._size, len(message))
+        with raising_connection_lost():
+            work = self._gloo.allgather([list(rows)], [message], options)
+        return rows, PendingCollective(work, False, time.monotonic())
+
     def broadcast(self, tensor: Tensor) -> PendingCollective:
         """Start to copy the tensor of rank 0 of the group, which is on no GPU, to all others.
 
