@@ -34,7 +34,7 @@ def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
             for n in about.gradients
             if re.search(only, f"{job}/{n}//{DDP}")
             for rate in about.rates
-            for seed in TUNING_SEEDS
+            for seed in TUNING_SEEDS[: about.tunings]
         ]
     if figure == "real":
         return [*real.tasks(seeds, only)]

@@ -12,7 +12,7 @@ from papers.ddp.patterns import PATTERNS
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = 5
-TUNING_SEEDS = (100, 101, 102, 103)  # of the search for DDP's rate; no comparison uses them
+TUNING_SEEDS = (100, 101, 102, 103)  # of the search for DDP's rate, at most; no comparison uses them
 EVALUATIONS = 40  # of a run
 MARGIN = 0.02  # nats above DDP's final validation loss: the target
 
@@ -36,6 +36,7 @@ class JobSettings:
         optimizer: "sgd", "momentum" for SGD with momentum 0.9 and weight decay 1e-4, or "adamw".
         cosine: whether the rate falls by a cosine over the run.
         payload_bytes: bytes of the trained parameters.
+        tunings: number of seeds of the search for DDP's rate.
     """
 
     title: str
@@ -46,6 +47,7 @@ class JobSettings:
     optimizer: Literal["sgd", "momentum", "adamw"]
     cosine: bool
     payload_bytes: int
+    tunings: int = len(TUNING_SEEDS)
 
 
 JOBS: Mapping[str, JobSettings] = {
@@ -78,6 +80,7 @@ JOBS: Mapping[str, JobSettings] = {
         optimizer="momentum",
         cosine=True,
         payload_bytes=1_078_888,
+        tunings=2,
     ),
     "smollm2": JobSettings(
         title="SmolLM2-135M with LoRA",
@@ -88,6 +91,7 @@ JOBS: Mapping[str, JobSettings] = {
         optimizer="adamw",
         cosine=True,
         payload_bytes=1_843_200,
+        tunings=2,
     ),
     # Only for trials, which need no data folder.
     "digits": JobSettings(
