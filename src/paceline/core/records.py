@@ -68,7 +68,7 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class WorkInterrupted:
-    """Cancelled work of a worker, a minibatch of that many samples."""
+    """Cancelled work of a worker, with the samples of its minibatches."""
 
     now_s: float
     worker: int

@@ -160,10 +160,9 @@ class Recorder(Stateful):
                 self._arrival(now, event, command)
             case events.Interrupt():
                 work, started_s = self._cancel(command.worker, now)
+                samples = self._batch_size * (work.minibatch.length if work.minibatch is not None else 1)
                 self._publish(
-                    records.WorkInterrupted(
-                        now, command.worker, command.draw, work.version, started_s, self._batch_size
-                    )
+                    records.WorkInterrupted(now, command.worker, command.draw, work.version, started_s, samples)
                 )
             case events.Apply():
                 self._update(now, command)

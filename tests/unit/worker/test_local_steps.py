@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.core.records import GradientArrived, UpdateMade
+from paceline.core.records import GradientArrived, UpdateMade, WorkInterrupted
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from tiny_counting import BATCH, tallying_job
@@ -41,6 +41,13 @@ def test_synchronous_local_steps_are_local_sgd(protocol):
     ours = trained(f"{protocol} + local_steps(H=4, outer='{outer}')", job, updates=10)
     theirs = trained(f"local_sgd(H=4, outer='{outer}')", job, updates=40)
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(theirs.model)) < EXACT
+
+
+def test_interrupted_work_has_the_samples_of_all_its_minibatches():
+    run = trained("k_sync(k=2) + local_steps(H=3)", tiny_job(batch_size=7), updates=6)
+    interrupted = list(run.history.of(WorkInterrupted))
+    assert interrupted
+    assert {each.samples for each in interrupted} == {3 * 7}
 
 
 def local_steps_loop(job, arrivals, steps, n, outer_lr):
