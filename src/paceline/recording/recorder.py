@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.coordinator.membership import SILENT
 from paceline.core import events, records
+from paceline.protocols.local_steps import LocalSteps
 from paceline.recording.callback import Callback
 from paceline.recording.history import Totals, mean_loss
 from paceline.utils.state_dict import Stateful
@@ -25,6 +26,7 @@ class Recorder(Stateful):
         memory: memory that the versions may take, in text.
         learning_rate: function that returns the learning rate of the optimizer now.
         callbacks: receivers of every record.
+        local_steps: local steps of the workers, which tell the minibatches of work that names none; None without.
 
     Attributes:
         totals: counts of the whole run.
@@ -55,12 +57,14 @@ class Recorder(Stateful):
         memory: str,
         learning_rate: Callable[[], float],
         callbacks: Sequence[Callback] = (),
+        local_steps: LocalSteps | None = None,
     ) -> None:
         self.totals = Totals()
         self.evaluation: records.VersionEvaluated | None = None
         self.reached_s = 0.0
         self._workers = workers
         self._batch_size = batch_size
+        self._minibatches = local_steps.H or 1 if local_steps is not None else 1
         self._memory = memory
         self._learning_rate = learning_rate
         self._callbacks = callbacks
@@ -160,10 +164,9 @@ class Recorder(Stateful):
                 self._arrival(now, event, command)
             case events.Interrupt():
                 work, started_s = self._cancel(command.worker, now)
-                samples = self._batch_size * (work.minibatch.length if work.minibatch is not None else 1)
-                self._publish(
-                    records.WorkInterrupted(now, command.worker, command.draw, work.version, started_s, samples)
-                )
+                length = work.minibatch.length if work.minibatch is not None else self._minibatches
+                about = (now, command.worker, command.draw, work.version, started_s)
+                self._publish(records.WorkInterrupted(*about, samples=length * self._batch_size))
             case events.Apply():
                 self._update(now, command)
             case events.Evaluate():

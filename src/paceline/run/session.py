@@ -125,8 +125,8 @@ class Session:
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
         """Return the recorder of this run."""
         n, job = self.config.cluster.n, self.config.job
-        note = memory_note(self.layout, self._sharing)
-        return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks)
+        note, local_steps = memory_note(self.layout, self._sharing), self.config.plan.local_steps
+        return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks, local_steps)
 
     def engine(self) -> Engine:
         """Return the engine for the cluster."""
