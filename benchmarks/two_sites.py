@@ -1,6 +1,8 @@
 """Local steps over two sites of two workers, of which only the link between the sites is slow.
 
-- `equal`: seconds to the final validation loss of DistributedDataParallel (gloo) plus 0.03, against DDP.
+- `equal`: seconds to the final validation loss of DistributedDataParallel (gloo) plus 0.03, against DDP. The peer is
+  DiLoCo of torchft with the same steps and outer optimizer. It is no dependency of paceline, and is left out where it
+  is not installed.
 - `straggler`: one worker at half speed. Local steps that do not wait for it, against DiLoCo that waits: samples per
   second, and seconds to DiLoCo's final validation loss plus 0.03.
 
@@ -14,6 +16,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -29,6 +32,7 @@ RANKS = Path(__file__).with_name("two_sites_ranks.py")
 LINK, DELAY_S = "100mbit", 0.025  # between the sites, in each direction
 H = 16
 OUTER = "nesterov(lr=0.7, momentum=0.5)"
+TORCHFT_OUTER = {"lr": 0.7, "momentum": 0.5, "nesterov": True}  # the same
 SITES = (2, 2)  # workers; rank 0, with the server and worker 0, is at the first site
 COMPUTE_S = 0.25  # of a gradient, of which a worker sleeps 0.2 s: four workers share two cores
 SLOW_SPEED = [1.0, 1.0, 1.0, 0.5]  # the slow worker is not at the server's site
@@ -64,6 +68,7 @@ def main() -> None:
 def equal(args: argparse.Namespace) -> dict[str, Any]:
     speed = [1.0] * sum(SITES)
     computing, summing, ddp = [], [], []
+    peer: list[Training] = []
     ours: dict[str, list[Training]] = {protocol: [] for protocol in EQUAL}
     for seed in range(args.rounds):
         settings = {"seed": seed, "speed": speed, "compute_s": COMPUTE_S}
@@ -74,6 +79,8 @@ def equal(args: argparse.Namespace) -> dict[str, Any]:
         settings |= {"minibatches": minibatches, "evaluate_every": DDP_EVALUATED_EVERY}
         ddp.append(Training("train_ddp", settings))
         settings |= {"minibatches": MOST_TIMES * minibatches, "evaluate_every": H * sum(SITES)}
+        if find_spec("torchft") is not None:
+            peer.append(Training("train_torchft", {**settings, "H": H, "outer": TORCHFT_OUTER}))
         for protocol, trainings in ours.items():
             trainings.append(Training("train_ours", {**settings, "protocol": protocol, "loss": ddp[-1].target}))
     bars = [EQUAL_BAR * (c_s + ar_s) / (c_s + ar_s / H) for c_s, ar_s in zip(computing, summing, strict=True)]
@@ -83,6 +90,7 @@ def equal(args: argparse.Namespace) -> dict[str, Any]:
         "t_AR_s": spread(summing),
         "bar_ratio": spread(bars),
         "ddp": summary(ddp, ddp),
+        **({"torchft_diloco": against(peer, ddp, median(bars))} if peer else {}),
         **{protocol: against(trainings, ddp, median(bars)) for protocol, trainings in ours.items()},
     }
 

@@ -1,4 +1,4 @@
-"""One rank of a job that `two_sites.py` measures: paceline, DistributedDataParallel or bare gloo.
+"""One rank of a job that `two_sites.py` measures: paceline, DistributedDataParallel, torchft or bare gloo.
 
 Called with the name of a contender and its settings as JSON; every rank prints its answer as JSON. A rank computes its
 gradients, and sleeps for the rest of their seconds.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
@@ -35,6 +38,9 @@ LR = 1e-3  # of AdamW, tuned for `bsp` with 8 workers in papers/auto
 BATCH = 8  # samples
 COMPUTING_S = 0.05  # processor time of a gradient: 40 ms alone, more on busy cores
 WARM_UP = 2
+TORCHFT_TIMEOUT = timedelta(seconds=300)
+TORCHFT_END_S = 5.0
+BUCKET_MB = 32  # all parameters in one sum; by default torchft sums each tensor by itself: 8.6 s instead of 0.9 s
 Settings = dict[str, Any]
 
 
@@ -88,23 +94,81 @@ def mean_s(part: Callable[[int], object], repeats: int) -> float:
 
 
 def train_ddp(settings: Settings) -> dict[str, Any]:
-    """Train with DDP; rank 0 evaluates after the run, so that evaluations delay no step."""
+    """Train with DDP."""
     dist.init_process_group("gloo")
-    job, rank, n = make_job(), dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(build_model(make_job(), settings["seed"]))
+    answer = train_loop(settings, model, make_job().optimizer(model.parameters()), dist.get_rank())
+    dist.destroy_process_group()
+    return answer
+
+
+def train_torchft(settings: Settings) -> dict[str, Any]:
+    """Train with DiLoCo of torchft, each rank a replica; rank 0 starts the lighthouse too."""
+    import torchft
+    from torchft.coordination import LighthouseServer
+    from torchft.local_sgd import DiLoCo
+
+    rank, n, master, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=int(n)) if rank == "0" else None
+    model = build_model(make_job(), settings["seed"])
+    optimizer = make_job().optimizer(model.parameters())
+    outer = torch.optim.SGD(model.parameters(), **settings["outer"])
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    host = own_address(master)
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=TORCHFT_TIMEOUT),
+        min_replica_size=int(n),
+        use_async_quorum=False,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        replica_id=f"replica_{rank}_",
+        store_addr=host,
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=f"http://{master}:{port}",
+        hostname=host,
+        init_sync=False,  # all begin with the same parameters, and the host names are not known to each other
+        timeout=TORCHFT_TIMEOUT,
+        quorum_timeout=TORCHFT_TIMEOUT,
+        connect_timeout=TORCHFT_TIMEOUT,
+    )
+    sums = {"pin_memory": False, "use_bucketization": True, "bucket_cap_mb": BUCKET_MB}
+    with DiLoCo(manager, [model], optimizer, outer, sync_every=settings["H"], **sums):
+        answer = train_loop(settings, model, optimizer, int(rank))
+    assert manager.current_step() == settings["minibatches"] // int(n) // settings["H"], "a rank made no outer step"
+    if lighthouse is not None:
+        time.sleep(TORCHFT_END_S)  # other ranks may still ask it
+    print(ANSWER + json.dumps(answer), flush=True)
+    os._exit(0)  # the threads of torchft would go on
+
+
+def own_address(master: str) -> str:
+    """Return the address at which other hosts reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def train_loop(settings: Settings, net: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, Any]:
+    """Train with an optimizer that exchanges by itself; rank 0 evaluates after the run, so that no step waits."""
+    job, n = make_job(), int(os.environ["WORLD_SIZE"])
     loader, sleeps = MinibatchLoader(job, settings["seed"], n), sleeping(settings).round_trips(settings["seed"])
-    model = DistributedDataParallel(build_model(job, settings["seed"]))
-    optimizer, snapshots = job.optimizer(model.parameters()), Snapshots(settings["evaluate_every"])
-    dist.barrier()
+    snapshots = Snapshots(settings["evaluate_every"])
     begun_s, ends_s = time.monotonic(), []
     for number in range(1, settings["minibatches"] // n + 1):
         time.sleep(sleeps.times(rank, number, 0.0).compute_s)
         optimizer.zero_grad()
-        job.loss_of(model, loader.batch(rank, number, None))[0].backward()
+        job.loss_of(net, loader.batch(rank, number, None))[0].backward()
         optimizer.step()
         ends_s.append(time.monotonic() - begun_s)
         if rank == 0:
-            snapshots.on_update(number, number * n, ends_s[-1], model.parameters())
-    dist.destroy_process_group()
+            snapshots.on_update(number, number * n, ends_s[-1], net.parameters())
     losses = [(each["time_s"], each["loss"]) for each in snapshots.evaluated(job, settings["seed"])]
     return {"losses": losses, "samples_per_s": BATCH * n * (len(ends_s) - 1) / (ends_s[-1] - ends_s[0])}
 
@@ -134,6 +198,7 @@ CONTENDERS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "measure_parts": measure_parts,
     "train_ddp": train_ddp,
     "train_ours": train_ours,
+    "train_torchft": train_torchft,
 }
 
 if __name__ == "__main__":
