@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -15,6 +14,7 @@ from paceline.checkpoint.fingerprint import identity, identity_of_replica
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
+from paceline.clusters.wire import parse_wire
 from paceline.engines import distributed
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
@@ -31,12 +31,12 @@ from paceline.recording.schema import SCHEMA
 from paceline.recording.source_digest import code_of, main_module_of
 from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
+from paceline.run.memory import check_memory, memory_note
 from paceline.run.plan_json import plan_as_json
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
-from paceline.utils.wording import counted
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.evaluation import evaluate
@@ -70,7 +70,8 @@ class Session:
         ranks = cluster.ranks_of_shards if isinstance(cluster, Torchrun) else [0]
         self.shards = distributed.ShardClients(ranks)
         self.layout = _layout(self.model, len(ranks), config.plan.allreduce)
-        _check_memory(self.layout, self._sharing)
+        is_compressed = isinstance(cluster, Torchrun) and parse_wire(cluster.wire) is not None
+        check_memory(self.layout, config.plan, self._sharing, is_compressed=is_compressed)
         trained = server_job(job, config.plan.local_steps)
         self.server = ParameterServer(trained, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
         if not isinstance(cluster, Torchrun) or cluster.is_server:
@@ -226,22 +227,3 @@ def _train(config: RunConfig) -> tuple[nn.Module, distributed.End]:
     model = session.model.cpu()
     model.zero_grad(set_to_none=True)
     return model, engine.end
-
-
-def memory_note(layout: FlatLayout, n: int) -> str:
-    """Return the largest memory that the versions of n workers take, as text."""
-    return (
-        f"up to {n + 1} versions of {layout.nbytes / 2**20:.3g} MiB for {counted(n, 'worker')}: "
-        f"{(n + 1) * layout.nbytes / 2**20:.3g} MiB"
-    )
-
-
-def _check_memory(layout: FlatLayout, n: int) -> None:
-    # Versions, one gradient per worker, the parameters, their mean gradient, and the optimizer's state.
-    needed = (n + 1 + n + 3) * layout.nbytes
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise UsageError(
-            f"{memory_note(layout, n)}, but {available / 2**20:.3g} MiB are available; "
-            "use fewer workers or a smaller model"
-        )

@@ -1,0 +1,67 @@
+"""Memory that a run needs, against a count by hand and the memory that simulated workers hold."""
+
+import gc
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.catalogue.parser import parse_plan
+from paceline.run.memory import vectors_of
+from tiny_jobs import tiny_job
+
+
+def test_copies_of_the_receivers_and_the_states_of_local_steps_count():
+    bsp, local = parse_plan("bsp"), parse_plan("bsp + local_steps(H=4)")
+    assert vectors_of(bsp, 4, is_compressed=True) == vectors_of(bsp, 4) + 4
+    assert vectors_of(local, 4) == vectors_of(bsp, 4) + 4 * 2 * 2
+
+
+def test_local_steps_are_refused_where_their_optimizers_do_not_fit(monkeypatch):
+    class Memory:
+        available = 20 * 1_000  # bytes
+
+    model = torch.nn.Linear(5, 40).double()  # 1,920 bytes
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    settings = {"cluster": pl.Cluster(2), "stop": "updates=1"}
+    pl.train(tiny_job(model=lambda: model), protocol="bsp", **settings)
+    with pytest.raises(pl.UsageError, match=r"MiB with gradients and the states of optimizers, but .* are available"):
+        pl.train(tiny_job(model=lambda: model), protocol="bsp + local_steps(H=2)", **settings)
+
+
+def held_vectors(protocol, n, elements):
+    """Return how many vectors of so many elements are alive at the end of a run."""
+    live = []
+
+    class Count(pl.Callback):
+        def on_record(self, record):
+            if isinstance(record, pl.UpdateMade) and record.version == 8:
+                gc.collect()
+                storages = {
+                    each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+                    for each in gc.get_objects()
+                    if isinstance(each, torch.Tensor)
+                }
+                live.append(sum(nbytes for nbytes in storages.values() if nbytes > elements) / (4 * elements))
+
+    job = tiny_job()
+    job = pl.Job(
+        name="wide",
+        model=lambda: torch.nn.Linear(5, elements // 6),
+        optimizer=torch.optim.Adam,
+        data=torch.utils.data.TensorDataset(torch.randn(40, 5), torch.randint(3, (40,))),
+        batch_size=4,
+        loss=job.loss,
+    )
+    pl.train(job, protocol=protocol, cluster=pl.Cluster(n), stop="updates=9", callbacks=[Count()])
+    return live[0]
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    ["bsp", "bsp + local_steps(H=2)", "local_sgd(H=4)", "local_sgd(H=4, lag=4)", "dc_s3gd(lag=3)", "all_reduce"],
+)
+def test_a_simulated_run_holds_at_most_these_vectors(protocol):
+    n, elements = 4, 60_000
+    expected = vectors_of(parse_plan(protocol), n)
+    assert 0.5 * expected < held_vectors(protocol, n, elements) <= expected + 4  # the replica has its own
