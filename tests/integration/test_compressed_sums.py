@@ -45,25 +45,35 @@ def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one(
     ends = run(N, job, {"wire": "int8"}, **settings)
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
     theirs = plain_loop_with_error_feedback(job)
-    exact = parameters_of(pl.train(job, cluster=pl.Cluster(N), seed=1, **settings).model)
+    simulated, exact = (
+        parameters_of(pl.train(job, cluster=pl.Cluster(N, network=network), seed=1, **settings).model)
+        for network in (pl.Network(wire="int8"), pl.Network())
+    )
     assert largest_relative_difference(flat(ends[0].parameters), theirs) < 1e-6
+    assert largest_relative_difference(simulated, theirs) < 1e-6
     assert largest_relative_difference(exact, theirs) > 1e-5
 
 
 @pytest.mark.parametrize(
     ("protocol", "wire"),
     [
+        ("all_reduce", "int8"),
         ("dc_s3gd(lag=2)", "int8"),
         ("local_sgd(H=4, outer=nesterov)", "int4"),
         ("local_sgd(H=4, fragments=2, lag=1)", "int8"),
         ("local_sgd(H=4, lag=4)", "top_k(share=0.3)"),
     ],
 )
-def test_every_protocol_trains_with_compressed_messages(protocol, wire):
+def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
     job = single_job(optimizer=sgd(RATE), eval_data=dataset(20, dtype=torch.float32))
     settings = {"protocol": protocol, "stop": f"updates={UPDATES}", "evaluate_every": "updates=5"}
-    ends = run(N, job, {"wire": wire}, **settings)
-    exact = parameters_of(pl.train(job, cluster=pl.Cluster(N), seed=1, **settings).model)
+    faults = [pl.Fault(1, 8, "not_finite")]
+    ends = run(N, job, {"wire": wire, "faults": faults}, **settings)
+    simulated, exact = (
+        parameters_of(pl.train(job, cluster=pl.Cluster(N, network=network, faults=faults), seed=1, **settings).model)
+        for network in (pl.Network(wire=wire), pl.Network())
+    )
+    assert largest_relative_difference(flat(ends[0].parameters), simulated) < 1e-6
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
     limit = {"int8": 0.01, "int4": 0.1, "top_k(share=0.3)": 0.2}[wire]
     assert 1e-6 < largest_relative_difference(flat(ends[0].parameters), exact) < limit

@@ -14,12 +14,16 @@ CODES = ["int8", "int4", "top_k(share=0.1)"]
 STOP = "updates=24"
 
 
-@pytest.mark.parametrize("wire", CODES)
-def test_both_ends_have_the_same_version_and_training_is_nearly_the_same(wire, tmp_path):
+@pytest.mark.parametrize(("protocol", "wire"), [*(("bsp", wire) for wire in CODES), ("bsp + local_steps(H=3)", "int8")])
+def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tmp_path):
     job = single_job()
-    settings = {"protocol": "bsp", "stop": STOP}
+    settings = {"protocol": protocol, "stop": STOP}
     ends = run(3, job, {"wire": wire, "debug": True}, **settings, out=tmp_path / "run")  # compares checksums
-    exact = parameters_of(pl.train(job, cluster=pl.Cluster(2), seed=1, **settings).model)
+    simulated, exact = (
+        parameters_of(pl.train(job, cluster=pl.Cluster(2, network=network), seed=1, **settings).model)
+        for network in (pl.Network(wire=wire), pl.Network())
+    )
+    assert largest_relative_difference(flat(ends[0].parameters), simulated) < 1e-6
     difference = largest_relative_difference(flat(ends[0].parameters), exact)
     assert 1e-6 < difference < {"int8": 0.02, "int4": 0.2, "top_k(share=0.1)": 0.5}[wire]
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)

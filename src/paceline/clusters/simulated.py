@@ -73,6 +73,11 @@ class Cluster:
         object.__setattr__(self, "slowdowns", tuple(self.slowdowns))
         check_device(self.device)
         check_faults(self.faults, self.n)
+        if self.device != "cpu" and self.network.wire != "float32":
+            raise UsageError(
+                f"wire={self.network.wire!r} is simulated on the CPU; omit device={self.device!r}, or give "
+                "wire='float32'"
+            )
         if isinstance(self.timing, Trace) and self.timing.workers != self.n:
             workers = self.timing.workers
             raise UsageError(

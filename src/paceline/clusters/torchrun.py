@@ -15,7 +15,7 @@ from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.launch_env import NEW_TOKEN, LaunchEnv
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
-from paceline.clusters.wire import parse_wire
+from paceline.core.wire import parse_wire
 from paceline.errors import UsageError, describe_read_error
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass

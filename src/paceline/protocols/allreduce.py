@@ -74,9 +74,14 @@ class AllReduceConfig:
     def separates_steps(self) -> bool:
         """Whether workers keep apart their own steps that no completed sum contains.
 
-        So they do where several sums are under way, where steps are made during a sum, and where a sum has one fragment
+        So they do where there are several steps, of which a sum may not contain all, and where a sum has one fragment
         of the model.
         """
+        return self.lag > 1 or self.period > 1
+
+    @property
+    def leaves_steps_out(self) -> bool:
+        """Whether the workers have own steps beside a completed sum, which an evaluation has to add."""
         return self.lag > 1 or (self.lag == 1 and self.period > 1) or self.fragments > 1
 
     def begins_sum(self, iteration: int) -> bool:

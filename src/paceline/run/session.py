@@ -14,7 +14,7 @@ from paceline.checkpoint.fingerprint import identity, identity_of_replica
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
-from paceline.clusters.wire import parse_wire
+from paceline.core.wire import parse_wire
 from paceline.engines import distributed
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalEngine
@@ -70,8 +70,7 @@ class Session:
         ranks = cluster.ranks_of_shards if isinstance(cluster, Torchrun) else [0]
         self.shards = distributed.ShardClients(ranks)
         self.layout = _layout(self.model, len(ranks), config.plan.allreduce)
-        is_compressed = isinstance(cluster, Torchrun) and parse_wire(cluster.wire) is not None
-        check_memory(self.layout, config.plan, self._sharing, is_compressed=is_compressed)
+        check_memory(self.layout, config.plan, self._sharing, is_compressed=_is_compressed(cluster))
         trained = server_job(job, config.plan.local_steps)
         self.server = ParameterServer(trained, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
         if not isinstance(cluster, Torchrun) or cluster.is_server:
@@ -172,6 +171,12 @@ def _layout(model: nn.Module, servers: int, allreduce: AllReduceConfig | None) -
             f"give at most fragments={tensors}"
         )
     return FlatLayout(model, allreduce.fragments)
+
+
+def _is_compressed(cluster: Cluster | LocalCluster | Torchrun) -> bool:
+    if isinstance(cluster, LocalCluster):
+        return False
+    return parse_wire(cluster.wire if isinstance(cluster, Torchrun) else cluster.network.wire) is not None
 
 
 def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Simulated(Representation):
         wasted_s: worker-seconds of tasks that were interrupted or whose gradient was dropped.
         pulls: number of times that parameters were sent to a worker, once per task, interrupted tasks included.
         pushes: number of gradients received, dropped ones included.
-        payload_bytes: size of the parameters, and of a gradient, in bytes.
+        payload_bytes: bytes on the wire of the parameters, and of a gradient.
         server: service times of the server.
     """
 
@@ -184,7 +184,8 @@ def _simulate_by_events(
 
 def _result(done: TimingEngine | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
     counts = (done.wasted_s, done.pulls, done.pushes)
-    return Simulated(done.now, done.totals(), cluster.n, *counts, payload_bytes, cluster.server)
+    sent_bytes = cluster.network.sent_bytes(payload_bytes)
+    return Simulated(done.now, done.totals(), cluster.n, *counts, sent_bytes, cluster.server)
 
 
 def _check_times_suffice(plan: Plan) -> None:

@@ -100,6 +100,7 @@ def test_a_worker_restored_from_another_average_keeps_its_own_momentum(protocol,
         worker.gradient.memory.zero_()
         worker.gradient.flat_parameters[0].fill_(value)
         worker.contribute(1.0, 1.0, update_of(1))
+        worker.begin_sum(0)
         worker.apply_sum(worker.payload, 1.0, update_of(1), fragment=0)
         workers.append(worker)
     first, survivor, newcomer = workers

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.clusters.wire import parse_wire
+from paceline.core.wire import parse_wire
 from paceline.engines.distributed.allreduce.elastic_group import check_summable
 from paceline.engines.distributed.allreduce.engine import AllReduceEngine
 from paceline.engines.distributed.node_worker.follower import follow

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated
+from paceline.core.wire import parse_wire
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
+from paceline.engines.virtual.compressed_transfers import transfers_of
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.user_code import at_place
@@ -36,7 +38,8 @@ class VirtualAllReduce(AllReduceTiming):
         workers: algorithm of each worker; the same object for all where their weights never differ.
     """
 
-    _saved = (*AllReduceTiming._saved, "work", "_shares", "_expected", "_contributed")
+    _saved = (*AllReduceTiming._saved, "work", "_shares", "_expected", "_contributed", "_accepted")
+    _parts = ("transfers",)
 
     def __init__(
         self,
@@ -51,11 +54,13 @@ class VirtualAllReduce(AllReduceTiming):
         self._workers = workers
         self._distinct = list({id(worker): worker for worker in workers}.values())
         self._batch_size = replica.batch_size
+        self._transfers = transfers_of(parse_wire(cluster.network.wire), replica.layout)
         self._total = self._new_total()
         self._shares = 0.0
         self._sums: deque[_Sum] = deque()  # that are under way
         self._work: dict[int, Compute] = {}
         self._contributed: set[int] = set()  # to the open update
+        self._accepted: set[int] = set()  # of these
         self._expected: Apply | None = None
 
     def _close(self, error: BaseException | None) -> None:
@@ -74,7 +79,8 @@ class VirtualAllReduce(AllReduceTiming):
     def accept(self, command: Accept) -> None:
         """Add the payload of the worker."""
         super().accept(command)
-        add_payload(self._total, self._workers[command.worker].payload, is_first=not self._shares)
+        self._add(command.worker, is_first=not self._shares)
+        self._accepted.add(command.worker)
         self._shares += self._share(command.samples)
 
     def apply(self, command: Apply) -> None:
@@ -83,6 +89,11 @@ class VirtualAllReduce(AllReduceTiming):
         for worker in [worker for number, worker in enumerate(self._workers) if number not in self._contributed]:
             worker.skip()
         self._contributed.clear()
+        if self._transfers is not None:
+            for number in sorted(set(range(len(self._workers))) - self._accepted):
+                self._workers[number].payload.memory.zero_()
+                self._add(number, is_first=False)  # what its messages have left out
+        self._accepted.clear()
         for worker in self._distinct:
             worker.advance(command)
         if self._allreduce.separates_steps:
@@ -110,7 +121,7 @@ class VirtualAllReduce(AllReduceTiming):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same cluster."""
-        super().load_state_dict(state)
+        super().load_state_dict({"_accepted": set(), **state})  # missing in early runs
         for worker, saved in zip(self._distinct, state["workers"], strict=True):
             worker.load_state_dict(saved)
         if state["total"] is not None:
@@ -127,6 +138,14 @@ class VirtualAllReduce(AllReduceTiming):
             if worker is not self._workers[0]:
                 worker.server.load_state_dict(self._workers[0].server.state_dict())
             worker.reset_to_average()
+
+    def _add(self, worker: int, *, is_first: bool) -> None:
+        """Add the payload of a worker, as the others receive it."""
+        payload = self._workers[worker].payload
+        fragment = self._allreduce.summed_fragment(self._iteration)
+        if self._transfers is not None and fragment is not None:
+            self._transfers.send(worker, payload, fragment)
+        add_payload(self._total, payload, is_first=is_first)
 
     def _apply_sum(self, total: FlatBuffers, shares: float, command: Apply, fragment: int | None) -> None:
         steps = [worker.apply_sum(total, shares, command, fragment) for worker in self._distinct]

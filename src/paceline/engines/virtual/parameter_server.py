@@ -9,7 +9,9 @@ from operator import itemgetter
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster, RoundTrip
 from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Interrupt, Lost
+from paceline.core.wire import parse_wire
 from paceline.engines.base import compensated
+from paceline.engines.virtual.compressed_transfers import transfers_of
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.parameter_server import ParameterServer
@@ -32,7 +34,7 @@ class VirtualEngine(TimingEngine):
     """
 
     _saved = (*TimingEngine._saved, "work", "times")
-    _parts = ("versions", "optimizers")
+    _parts = ("versions", "optimizers", "transfers")
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class VirtualEngine(TimingEngine):
         device = server.device
         self._replica = replica
         self._optimizers = replica if isinstance(replica, LocalStepsReplica) else None  # of the workers' local steps
+        self._transfers = transfers_of(parse_wire(cluster.network.wire), replica.layout)
         self._server = server
         self._versions = VersionStore(lambda: replica.layout.allocate(device))
         self._gradient = replica.layout.allocate(device)
@@ -65,6 +68,8 @@ class VirtualEngine(TimingEngine):
             self._versions.release(old.version)
         self._versions.acquire(command.version)
         self._work[command.worker] = command
+        if self._transfers is not None:
+            self._transfers.receive(command.worker, command.version, self._versions[command.version])
         super().compute(command)
 
     def interrupt(self, command: Interrupt) -> None:
@@ -97,13 +102,15 @@ class VirtualEngine(TimingEngine):
         self._versions.release(self._work.pop(fault.worker).version)
         if self._optimizers is not None:
             self._optimizers.forget(fault.worker)
+        if self._transfers is not None:
+            self._transfers.forget(fault.worker)
         return super()._lose(fault, reason)
 
     def _arrival(self, worker: int, draw: int) -> Arrival:
         self._finish(worker)
         work = self._work.pop(worker)
         measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
-        if self._coordinator.would_accept(worker, draw):
+        if self._coordinator.would_accept(worker, draw) or self._transfers is not None:  # it would be sent and dropped
             measured = self._compute_gradient(work)
         times = self._times[worker]
         steps = self._steps.get(worker, 1)
@@ -120,9 +127,13 @@ class VirtualEngine(TimingEngine):
         self._replica.progress = TaskProgress.of(work)
         if self._optimizers is not None:
             self._optimizers.steps = self._steps[work.worker]
+        transfers = self._transfers
         with at_place(f"after update {work.version}"):
-            version = self._versions[work.version]
-            return self._replica.gradient(work.worker, work.draw, work.minibatch, version, self._gradient)
+            version = self._versions[work.version] if transfers is None else transfers.received(work.worker)
+            measured = self._replica.gradient(work.worker, work.draw, work.minibatch, version, self._gradient)
+        if transfers is not None and measured.finite:
+            transfers.send(work.worker, self._gradient)
+        return measured
 
     def _in_flight(self) -> Iterator[UpcomingMinibatch]:
         """Yield the tasks in flight, in the order of their arrivals."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from paceline.clusters.wire import Code
+from paceline.core.wire import Code
 from paceline.engines.distributed.allreduce.base import GroupMembership
-from paceline.engines.distributed.transport.compression import CompressedFormat, make_codec
 from paceline.engines.distributed.transport.process_group import PendingCollective
+from paceline.server.compression import CompressedFormat
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.allreduce.vectors import add_payload
 
@@ -25,7 +25,7 @@ class CompressedSum:
     """
 
     def __init__(self, code: Code, layout: FlatLayout) -> None:
-        self._format = CompressedFormat(make_codec(code), layout)
+        self._format = CompressedFormat(code, layout)
         self._left_out = layout.allocate()
         self._decoded = layout.allocate()
 

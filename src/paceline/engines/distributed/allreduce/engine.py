@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from paceline.clusters.wire import parse_wire
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     AbortRun,
@@ -26,6 +25,7 @@ from paceline.core.events import (
     RestartWorker,
     UpdateApplied,
 )
+from paceline.core.wire import parse_wire
 from paceline.engines.base import Observer
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import MembershipChanged
@@ -242,7 +242,7 @@ class AllReduceEngine(WallClockEngine):
 
     def _apply_sum(self, total: FlatBuffers, update: Apply, fragment: int | None) -> None:
         """Move the average by the sum of an update."""
-        if not self._allreduce.separates_steps:
+        if not self._allreduce.leaves_steps_out:
             self._not_summed = None
         self.is_settled = True
         self._local_step.check()

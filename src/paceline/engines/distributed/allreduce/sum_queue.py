@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.clusters.wire import Code
 from paceline.core.events import Apply
+from paceline.core.wire import Code
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.compressed_sums import CompressedSum
 from paceline.engines.distributed.transport.process_group import CompletionTimer, PendingCollective

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from paceline.engines.distributed.transport.compression import CompressedFormat
-from paceline.engines.distributed.transport.wire_format import WHOLE, AnyFormat, WireFormat
+from paceline.engines.distributed.transport.wire_format import WHOLE, AnyFormat, CompressedWire, WireFormat
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
@@ -84,7 +83,7 @@ class PublishedVersions(VersionStore):
 
     def packed(self, version: int) -> Tensor:
         """Return the wire memory of a version that is in use; each version is packed once."""
-        if isinstance(self._wire, CompressedFormat) or not self._wire.is_rounding:
+        if isinstance(self._wire, CompressedWire) or not self._wire.is_rounding:
             return self[version].memory
         if version not in self._packed:
             past = [each for each in self._packed if each not in self._stored]

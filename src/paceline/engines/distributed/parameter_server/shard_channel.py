@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline.engines.distributed.transport.buckets import BucketSender
-from paceline.engines.distributed.transport.compression import CompressedFormat
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
-from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
+from paceline.engines.distributed.transport.wire_format import CompressedWire, WireBuffer, make_format
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.replica import Replica
 
@@ -41,19 +40,19 @@ class ShardChannel:
     def use(self, connection: Connection) -> None:
         """Receive versions over this connection from now on."""
         self.connection = connection
-        whole = [self._version.vectors.memory] if isinstance(self._format, CompressedFormat) else []
+        whole = [self._version.vectors.memory] if isinstance(self._format, CompressedWire) else []
         connection.post_buckets([self._version.memory, *whole])
 
     def unpack_version(self, *, is_difference: bool = False) -> None:
         """Convert the part of a version that has been received, or add it to the version before."""
-        if not isinstance(self._format, CompressedFormat):
+        if not isinstance(self._format, CompressedWire):
             self._version.unpack()
         elif is_difference:
             self._format.add_difference(self._version.memory, self._version.vectors)
 
     def packed_version(self) -> Tensor:
         """Return the part of the version as it is now, in the wire format; whole if that is a codec."""
-        if isinstance(self._format, CompressedFormat):
+        if isinstance(self._format, CompressedWire):
             return self._version.vectors.memory
         self._version.pack()
         return self._version.memory

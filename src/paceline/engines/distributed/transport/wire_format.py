@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from paceline.clusters.wire import parse_wire
+from paceline.core.wire import Code, parse_wire
 from paceline.engines.distributed.transport.buckets import Bucket, make_buckets
-from paceline.engines.distributed.transport.compression import CompressedFormat, make_codec
+from paceline.server.compression import CompressedFormat
 from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
 WHOLE = 1  # number of the bucket of a whole version, for a process that has none to add a difference to
@@ -109,13 +109,27 @@ def _aligned(sizes: list[int]) -> list[Bucket]:
     return [Bucket(*ends) for ends in pairwise(starts)]
 
 
-AnyFormat = WireFormat | CompressedFormat
+class CompressedWire(CompressedFormat):
+    """Compressed vectors in one bucket, because a code needs whole blocks.
+
+    Attributes:
+        buckets: that bucket.
+        parameters: range of each parameter on the wire: that bucket.
+    """
+
+    def __init__(self, code: Code, layout: FlatLayout) -> None:
+        super().__init__(code, layout)
+        self.buckets = [Bucket(0, self.nbytes)]
+        self.parameters = self.buckets * len(layout.parameters)
+
+
+AnyFormat = WireFormat | CompressedWire
 
 
 def make_format(wire: str, layout: FlatLayout) -> AnyFormat:
     """Return a format on the wire: of a dtype, or of a code such as "int8"."""
     code = parse_wire(wire)
-    return WireFormat(wire, layout) if code is None else CompressedFormat(make_codec(code), layout)
+    return WireFormat(wire, layout) if code is None else CompressedWire(code, layout)
 
 
 class WireBuffer:
@@ -139,14 +153,14 @@ class WireBuffer:
 
     def pack(self, number: int | None = None) -> None:
         """Convert the vectors, or one bucket of them, before they are sent; a codec keeps the rest for next time."""
-        if isinstance(self._wire, CompressedFormat):
+        if isinstance(self._wire, CompressedWire):
             self._wire.compress(self.vectors, self._left_out, self.memory)
         else:
             self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.buckets[number])
 
     def unpack(self, number: int | None = None) -> None:
         """Convert the vectors, or one bucket of them, after they have been received."""
-        if isinstance(self._wire, CompressedFormat):
+        if isinstance(self._wire, CompressedWire):
             self._wire.decompress(self.memory, self.vectors)
         else:
             self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.buckets[number])
@@ -158,5 +172,5 @@ class WireBuffer:
     @cached_property
     def _left_out(self) -> FlatBuffers:
         """Rest of the messages so far, which no message had."""
-        assert isinstance(self._wire, CompressedFormat)
+        assert isinstance(self._wire, CompressedWire)
         return self._wire.layout.allocate()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.clusters.wire import WIRES
+from paceline.core.wire import WIRES
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.transport.wire_format import DTYPES, WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout

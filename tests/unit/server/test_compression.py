@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.clusters.wire import parse_wire
+from paceline.core.wire import parse_wire
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
-from paceline.engines.distributed.transport.compression import CompressedFormat, make_codec
 from paceline.engines.distributed.transport.wire_format import WHOLE, WireBuffer, make_format
 from paceline.errors import UsageError
+from paceline.server.compression import CompressedFormat, make_codec
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from tiny_jobs import tiny_job
@@ -117,7 +117,7 @@ def test_differences_bring_the_receiver_to_the_version_and_both_ends_agree(text)
         [(number, memory)] = buckets
         if is_difference:
             receiver.memory.copy_(memory)
-            CompressedFormat(make_codec(parse_wire(text)), layout).add_difference(receiver.memory, receiver.vectors)
+            CompressedFormat(parse_wire(text), layout).add_difference(receiver.memory, receiver.vectors)
         else:
             assert number == WHOLE
             receiver.vectors.memory.copy_(memory)

@@ -10,11 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.clusters.wire import Code, IntegerCode, TopKCode
-from paceline.engines.distributed.transport.buckets import Bucket
+from paceline.core.wire import BLOCK, Code, IntegerCode, TopKCode
 from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
-BLOCK = 256  # values with a scale of their own
 TINY = 1e-30  # largest value of a block that is sent as zeros: the inverse of its scale would be too large
 
 
@@ -141,30 +139,26 @@ class CompressedFormat:
     float32 parameters are compressed. Other parameters and all buffers are sent unchanged.
 
     Args:
-        codec: code of the parameters.
+        code: code of the parameters.
         layout: layout of the vectors.
 
     Attributes:
         nbytes: bytes on the wire.
-        buckets: one bucket, because a code needs whole blocks.
-        parameters: range of each parameter on the wire: that bucket.
         layout: as given.
     """
 
-    def __init__(self, codec: Codec, layout: FlatLayout) -> None:
+    def __init__(self, code: Code, layout: FlatLayout) -> None:
         self.layout = layout
-        self._codec = codec
+        self._codec = make_codec(code)
         probe = FlatBuffers(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
-        self._ranges: list[Bucket] = []
+        self._ranges: list[slice] = []
         start = 0
         for flat in [*probe.flat_parameters, *probe.flat_buffers]:
             is_compressed = flat.dtype == torch.float32 and len(self._ranges) < len(probe.flat_parameters)
             nbytes = self._compressed_nbytes(flat.numel()) if is_compressed else flat.nbytes
-            self._ranges.append(Bucket(start, start + nbytes))
+            self._ranges.append(slice(start, start + nbytes))
             start += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.nbytes = start
-        self.buckets = [Bucket(0, start)]
-        self.parameters = [Bucket(0, start)] * len(probe.parameters)
 
     def allocate(self, vectors: FlatBuffers) -> Tensor:
         """Return wire memory, uint8 [nbytes]."""
@@ -229,7 +223,7 @@ class CompressedFormat:
         parameters = len(vectors.flat_parameters)
         for i, flat in enumerate([*vectors.flat_parameters, *vectors.flat_buffers]):
             if i >= parameters or flat.dtype != torch.float32:
-                wire = self._ranges[i].of(memory).view(flat.dtype)
+                wire = memory[self._ranges[i]].view(flat.dtype)
                 (wire if packs else flat).copy_(flat if packs else wire)
 
 

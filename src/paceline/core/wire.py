@@ -10,6 +10,7 @@ from paceline.utils.spec_parser import bind, parse_call
 from paceline.utils.validation import check_range
 
 WIRES = ("float32", "bf16", "float16")
+BLOCK = 256  # values with a scale of their own
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class IntegerCode:
     """
 
     levels: int
+
+    @property
+    def byte_share(self) -> float:
+        """Bytes of a vector's code over those of the float32 values."""
+        return (8 if self.levels > 7 else 4) / 32 + 1 / BLOCK
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ class TopKCode:
 
     def __post_init__(self) -> None:
         check_range("(0, 1]", share=self.share)
+
+    @property
+    def byte_share(self) -> float:
+        """Bytes of a vector's code over those of the float32 values: a value and a position of two bytes."""
+        return 1.5 * self.share
 
 
 Code = IntegerCode | TopKCode

@@ -1,0 +1,58 @@
+"""Simulated runs with compressed messages: their bytes and times, their state, and workers that come back."""
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost
+from rounding import single_job
+from tiny_jobs import parameters_of, sgd
+
+WIRE = pl.Network(latency_s=0.1, up_bytes_per_s=2000, down_bytes_per_s=4000, wire="int8")
+PROTOCOLS = ["asp", "k_sync(k=2)", "bsp + local_steps(H=2)", "all_reduce", "local_sgd(H=4, fragments=2, lag=2)"]
+
+
+def test_a_code_shortens_transfers_and_sums():
+    share = 1 / 4 + 1 / 256
+    assert WIRE.sent_bytes(1000) == pytest.approx(1000 * share)
+    assert WIRE.pull_s(1000) == pytest.approx(0.1 + 1000 * share / 4000)
+    assert WIRE.push_s(1000) == pytest.approx(0.1 + 1000 * share / 2000)
+    assert WIRE.all_reduce_s(5, 1000) == pytest.approx(4 * (0.1 + 1000 * share / 2000))
+    simulated = pl.simulate("bsp", pl.Cluster(2, pl.Deterministic(1.0), network=WIRE), updates=3, payload_bytes=1000)
+    assert simulated.bytes_up == pytest.approx(6 * 1000 * share)
+    assert simulated.time_s == pytest.approx(3 * (1 + WIRE.pull_s(1000) + WIRE.push_s(1000)))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_resumed_run_is_bit_identical(protocol, tmp_path):
+    job = single_job(optimizer=sgd(0.05, 0.9))
+    settings = {"protocol": protocol, "cluster": pl.Cluster(3, network=WIRE), "seed": 3}
+    whole = pl.train(job, stop="updates=24", **settings)
+    pl.train(job, stop="updates=11", out=tmp_path / "run", checkpoint_every="updates=1", **settings)
+    resumed = pl.train(job, stop="updates=24", resume=tmp_path / "run", **settings)
+    assert torch.equal(parameters_of(resumed.model), parameters_of(whole.model))
+    plain = pl.train(job, stop="updates=24", **{**settings, "cluster": pl.Cluster(3)})
+    assert not torch.equal(parameters_of(whole.model), parameters_of(plain.model))
+    assert pl.replay(tmp_path / "run").is_same
+
+
+def test_a_worker_that_comes_back_receives_a_whole_version():
+    cluster = pl.Cluster(3, network=WIRE, faults=[pl.Fault(1, 4, "die", back_after_s=5.0)])
+    run = pl.train(single_job(optimizer=sgd(0.1)), protocol="asp", cluster=cluster, stop="updates=120", seed=3)
+    assert [each.worker for each in run.history.of(WorkerLost)] == [1]
+    assert [each.worker for each in run.history.of(WorkerJoined)] == [1]
+    losses = [each.loss for each in run.history.of(GradientArrived) if each.worker == 1]
+    assert max(losses) < 2.0  # log(3) = 1.1 before training
+
+
+@pytest.mark.parametrize(("wire", "says"), [("bf16", "is not simulated; give float32"), ("int9", "expected float32")])
+def test_other_formats_are_refused(wire, says):
+    with pytest.raises(pl.UsageError, match=says):
+        pl.Network(wire=wire)
+
+
+def test_a_code_on_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(pl.UsageError, match="wire='int8' is simulated on the CPU; omit device='cuda'"):
+        pl.Cluster(2, network=WIRE, device="cuda")
