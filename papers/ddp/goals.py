@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
+from math import inf, isfinite
 from typing import NamedTuple
 
 from paceline.utils.confidence_intervals import Interval
-from papers.ddp.outcomes import Outcomes, interval_text, loss_difference, speed_up
+from papers.ddp.outcomes import Outcomes, interval_text, loss_difference, speed_up, unreached
 from papers.ddp.settings import AUTO, DDP, JOBS, WITHOUT_SLOW, Comparison
 
 SLOWEST_HEALTHY = 1.10  # time of auto / time of DDP where no worker is slow
@@ -51,7 +51,10 @@ def goals(found: Mapping[Comparison, Outcomes]) -> Iterator[Goal]:
         if of:
             comparison, interval = max(of.items(), key=lambda each: misses(each[1]))
             job = f"{comparison.pattern}, {JOBS[comparison.job].title}, {comparison.n} workers"
-            yield Goal(text, f"{interval_text(interval, digits)}: {job}", misses(interval) <= 0)
+            measured = (
+                interval_text(interval, digits) if isfinite(interval.estimate) else unreached(found[comparison][AUTO])
+            )
+            yield Goal(text, f"{measured}: {job}", misses(interval) <= 0)
 
     yield from farthest(
         f"where no worker is slow, at most {SLOWEST_HEALTHY:.2f} x the time of DDP",

@@ -126,6 +126,11 @@ def loss_difference(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) 
     return paired_difference(_of(theirs, "loss"), _of(ours, "loss"))
 
 
+def unreached(runs: Mapping[int, Outcome]) -> str:
+    """Return how many runs have not reached the target, as text."""
+    return f"{sum(outcome.target_s == inf for outcome in runs.values())} of {len(runs)} not reached"
+
+
 def interval_text(interval: Interval, digits: str) -> str:
     """Return an interval as text.
 

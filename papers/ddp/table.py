@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -12,7 +12,7 @@ from paceline.utils.confidence_intervals import Interval
 from paceline.utils.wording import counted
 from papers.ddp import real
 from papers.ddp.goals import goals
-from papers.ddp.outcomes import Outcome, Outcomes, all_lines, interval_text, loss_difference, shown, speed_up
+from papers.ddp.outcomes import Outcome, Outcomes, all_lines, interval_text, loss_difference, shown, speed_up, unreached
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import AUTO, DDP, JOBS, RESULTS, SHOWN, WITHOUT_SLOW, Comparison
 from papers.store import Line, Store
@@ -64,7 +64,8 @@ def overview(lines: Sequence[Line]) -> Iterator[str]:
     yield "| pattern | job | times faster than DDP | ... than DDP without the slow worker | final loss - DDP's |"
     yield "| --- | --- | --- | --- | --- |"
     for comparison, runs in found.items():
-        columns = [_shown(speed_up(runs[AUTO], runs[name]), ".2f") for name in (DDP, WITHOUT_SLOW)]
+        faster = [speed_up(runs[AUTO], runs[name]) for name in (DDP, WITHOUT_SLOW)]
+        columns = [interval_text(each, ".2f") if each else unreached(runs[AUTO]) for each in faster]
         loss = _shown(loss_difference(runs[AUTO], runs[DDP]), "+.3f")
         link = f"[{comparison.pattern}]({comparison.pattern}.md)"
         yield f"| {link} | {_title(comparison, runs)} | {' | '.join(columns)} | {loss} |"
@@ -142,7 +143,7 @@ def _row(name: str, found: Outcomes) -> Iterator[str]:
     pairs = [(runs[seed], ddp[seed]) for seed in runs]
     yield "-" if name == DDP else _shown(loss_difference(runs, ddp), "+.3f")
     yield f"{fmean(run.run_s for run in runs.values()):.1f}"
-    yield _seconds(list(runs.values()))
+    yield _seconds(runs)
     yield "-" if name == DDP else _shown(speed_up(runs, ddp), ".2f")
     yield "-" if name == WITHOUT_SLOW else _shown(speed_up(runs, without), ".2f")
     reached = [(our, their) for our, their in pairs if isfinite(our.target_s)]
@@ -151,11 +152,10 @@ def _row(name: str, found: Outcomes) -> Iterator[str]:
     yield f"{100 * fmean(run.slow_share for run in runs.values()):.1f} %"
 
 
-def _seconds(runs: Sequence[Outcome]) -> str:
-    reached = [run.target_s for run in runs if isfinite(run.target_s)]
-    missed = len(runs) - len(reached)
+def _seconds(runs: Mapping[int, Outcome]) -> str:
+    reached = [run.target_s for run in runs.values() if isfinite(run.target_s)]
     shown = f"{fmean(reached):.1f}" if reached else ""
-    return f"{shown} ({missed} of {len(runs)} not reached)".strip() if missed else shown
+    return f"{shown} ({unreached(runs)})".strip() if len(reached) < len(runs) else shown
 
 
 def _shown(interval: Interval | None, digits: str) -> str:

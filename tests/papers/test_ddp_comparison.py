@@ -260,7 +260,7 @@ def test_a_goal_is_missed_where_auto_does_not_reach_the_target():
     healthy, everywhere, _ = goals({HALF._replace(pattern="none"): runs})
     assert not healthy.is_reached
     assert not everywhere.is_reached
-    assert healthy.measured.startswith("inf")
+    assert healthy.measured.startswith("2 of 2 not reached: none")
 
 
 def replaced(line, **asked):
