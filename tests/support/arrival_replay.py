@@ -14,10 +14,14 @@ class ArrivalReplay(VirtualEngine):
     def next_event(self):
         event = next(self._recorded)
         self.now = event.now
-        if isinstance(event, Arrival) and self._work[event.worker].draw == event.draw:
+        if isinstance(event, Arrival) and self._draw_of(event.worker) == event.draw:
             self._steps[event.worker] = event.minibatches
             return self._arrival(event.worker, event.draw)
         return event
+
+    def _draw_of(self, worker):
+        """Return the draw under way, None if the worker's gradient came although its work was interrupted."""
+        return self._work[worker].draw if worker in self._work else None
 
     def report_step(self, command, step):
         if step is not None:  # at its recorded time, which controllers use

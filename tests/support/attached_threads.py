@@ -11,7 +11,9 @@ from paceline.engines.distributed import HostProcess
 from paceline.run.train import run_session
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import describe, make_job, tensors_of
+from paceline.user_loop.local_steps_run import LocalStepsRun
 from paceline.user_loop.loop_data import UserLoop
+from paceline.user_loop.loop_local_steps import LocalStepsHost
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.optimizer_state import SharedOptimizer, load_named_state, named_state
 from paceline.user_loop.run_options import RunOptions
@@ -35,11 +37,11 @@ class Server(HostProcess):
         pass
 
 
-class Rank(LoopHost):
-    """Process of a rank; a scripted death ends its connections."""
+class InMemory:
+    """Process that reaches the others in memory; a scripted death ends its connections."""
 
-    def __init__(self, network, exchange):
-        super().__init__(exchange)
+    def __init__(self, network, *arguments):
+        super().__init__(*arguments)
         self._own_transport = MemoryTransport(network)
 
     def transport(self, cluster, security):
@@ -49,6 +51,14 @@ class Rank(LoopHost):
     def kill(self):
         """Let all its connections end now."""
         self._own_transport.kill()
+
+
+class Rank(InMemory, LoopHost):
+    """Process of a rank."""
+
+
+class SteppingRank(InMemory, LocalStepsHost):
+    """Process of a rank that makes local steps."""
 
 
 class Killed(BaseException):
@@ -67,7 +77,7 @@ class ServerThread:
     """Server that is a thread here."""
 
     def __init__(self, serve):
-        self.result = self.optimizer = None
+        self.result = self.read_state = None
         self._thread = threading.Thread(target=self._run, args=[serve], daemon=True)
         self._thread.start()
 
@@ -85,7 +95,7 @@ class ServerThread:
         """Leave the end to the start timeout, after which a server without workers ends."""
 
     def state(self):
-        return self.optimizer.state()
+        return self.read_state()
 
     def wait(self):
         self._thread.join(LIMIT_S)
@@ -111,6 +121,7 @@ class AttachedThreads:
         self._settings = settings
         self.server = None
         self._make_parts = make_parts
+        self._steps_here = parse_plan(protocol).local_steps is not None
         self.parts = [make_parts() for _ in range(count)]
         self.hosts = [None] * count
         self.answers = [None] * count
@@ -153,26 +164,30 @@ class AttachedThreads:
         exchange, plan, options = Exchange(), parse_plan(self._protocol), RunOptions.of({"seed": 1, **given})
 
         def config_of(stop, number=rank + 1, process=None):
-            job = make_job(describe(*loop), tensors_of(model))
-            if process is None:
+            job = make_job(describe(*loop, steps_here=self._steps_here), tensors_of(model))
+            if process is None and self._steps_here:
+                process = self.hosts[rank] = SteppingRank(self._network, exchange, loop)
+            elif process is None:
                 process = self.hosts[rank] = Rank(self._network, exchange)
             return options.config(job, plan, self._cluster(number), stop, process)
 
         def start_server(stop):
             if rank:
                 return None
-            first = named_state(optimizer, model)
+            first = {} if self._steps_here else named_state(optimizer, model)
 
             def serve(server):
                 session, folder, resumption, policy = options.open_session(config_of(stop, 0, Server(self._network)))
                 load_named_state(session.server.optimizer, session.model, first)
-                server.optimizer = SharedOptimizer(session.server.optimizer, session.model)
+                shared = SharedOptimizer(session.server.optimizer, session.model)
+                server.read_state = dict if self._steps_here else shared.state
                 return run_session(session, folder, resumption, [], policy)
 
             self.server = ServerThread(serve)
             return self.server
 
-        return AttachedRun(loop, Stop.parse(stop) if stop else None, exchange, config_of, start_server)
+        kind = LocalStepsRun if self._steps_here else AttachedRun
+        return kind(loop, Stop.parse(stop) if stop else None, exchange, config_of, start_server)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

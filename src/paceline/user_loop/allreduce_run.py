@@ -7,31 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.engines.distributed import End
-from paceline.jobs.job import trainable
 from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
 from paceline.run.train import run_session
-from paceline.server.flat_buffers import bind
-from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_data import UserLoop
-from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep, LoopTask
+from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.step_closure import StepArguments
+from paceline.user_loop.stepping_run import SteppingRun
 
 
-class AllReduceRun(AttachedRun):
+class AllReduceRun(SteppingRun):
     """Part of one rank in a run without a server.
 
-    During the run the parameters are views of the flat memory of the worker. The gradient is handed in before the
-    user's step; the step is made with the gradient that the protocol gives, as the mean over the ranks. A rank that
-    has no minibatch left makes the steps of the others without a call of the user.
+    The step is made with the gradient that the protocol gives, as the mean over the ranks. A rank that has no minibatch
+    left makes the steps of the others without a call of the user.
 
     Args:
         loop: parts of the loop; hooks are registered on its optimizer.
@@ -53,7 +48,6 @@ class AllReduceRun(AttachedRun):
     ) -> None:
         super().__init__(loop, stop, exchange, config_of, lambda _: None)
         self._lead = lead
-        self._makes_step = False  # whether the step under way has the gradient of the protocol
         self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch
 
     def set_scheduler(self, scheduler: LRScheduler) -> None:
@@ -66,9 +60,6 @@ class AllReduceRun(AttachedRun):
 
     def _begin_schedule(self) -> None:
         """Leave the scheduler to the loop."""
-
-    def _share_state(self) -> None:
-        """Leave the state to the optimizer of this rank, which steps."""
 
     def _take_part(self) -> LoopEnd:
         assert isinstance(self._config.cluster, Torchrun)
@@ -93,21 +84,11 @@ class AllReduceRun(AttachedRun):
     # --- the thread of the loop ---------------------------------------------------------------------------
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
-        """Hand in the gradient, and wait for that of the protocol; without one the step finds none."""
-        if self._is_extra:
-            return None
-        arguments = super()._before_step(args, kwargs)
-        message = self._get()
-        self._makes_step = isinstance(message, LoopStep)
-        if not self._makes_step:  # the gradient is not finite, or the task begins anew
-            self._on_message(message)
-        return arguments
+        return None if self._is_extra else super()._before_step(args, kwargs)
 
     def _after_step(self) -> None:
-        if self._makes_step and not self._is_extra:
-            self._makes_step = False
-            self._exchange.to_worker.put(LoopStep())
-            self._receive()
+        if not self._is_extra:
+            super()._after_step()
 
     def _receive(self) -> None:
         """Wait for the next task or the end; until then make the steps for which this rank has no minibatch."""
@@ -120,20 +101,6 @@ class AllReduceRun(AttachedRun):
             self._exchange.to_worker.put(message)
         self._on_message(message)
 
-    def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
-        try:
-            super()._on_message(message)
-        finally:
-            if self.over:
-                _own_memory(self._parameters)
-
-    @torch.no_grad()
-    def _load(self, model: nn.Module) -> None:
-        """Bind the parameters of the user to a version, and copy its buffers."""
-        bind(self._parameters, [parameter.data for parameter in trainable(model)])
-        for ours, theirs in zip(self._buffers, model.buffers(), strict=True):
-            ours.copy_(theirs)
-
 
 def lead(config: RunConfig, options: RunOptions, callbacks: Sequence[Callback]) -> LoopEnd:
     """Take part in a run as rank 0, which records it."""
@@ -142,8 +109,3 @@ def lead(config: RunConfig, options: RunOptions, callbacks: Sequence[Callback]) 
     made, workload = session.coordinator.version, session.coordinator.workload
     end = End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)
     return LoopEnd(result.model, end)
-
-
-def _own_memory(parameters: Sequence[nn.Parameter]) -> None:
-    """Give each parameter memory of its own, so that files of some of them do not contain the rest."""
-    bind(parameters, [parameter.data.clone() for parameter in parameters])

@@ -25,8 +25,15 @@ from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
 from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.local_steps_run import LocalStepsRun
 from paceline.user_loop.loop_data import UserLoop, check_loader
-from paceline.user_loop.loop_optimizer import SteppingHost, check_steps, make_stepping_job, shared_parameters
+from paceline.user_loop.loop_optimizer import (
+    SteppingHost,
+    check_averages,
+    check_steps,
+    make_stepping_job,
+    shared_parameters,
+)
 from paceline.user_loop.loop_replica import Exchange
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.served_loop import ServedLoop
@@ -109,11 +116,6 @@ def attach(
     """
     check_range("[1, inf)", accumulate=accumulate)
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
-    if plan.local_steps is not None:
-        raise UsageError(
-            f"{plan}: an attached loop hands in each gradient; type 'local_sgd(H={plan.local_steps.H or 16})' for "
-            "local steps without a server, or give pl.train a Job"
-        )
     callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
@@ -136,7 +138,8 @@ def attach(
     else:
         _check_cluster(cluster, elastic=False)
         served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
-        run = AttachedRun(loop, stop, served.exchange, served.config, served.start_server)
+        kind = AttachedRun if plan.local_steps is None else LocalStepsRun
+        run = kind(loop, stop, served.exchange, served.config, served.start_server)
         if scheduler is not None:
             run.set_scheduler(scheduler)
     attached[:] = [run]
@@ -154,6 +157,7 @@ def _without_server(
     cluster = cluster.fitted_to(plan)
     _check_cluster(cluster, debug=False)
     check_steps(loop)
+    check_averages(loop)
     exchange, shared = Exchange(), shared_parameters(loop.model)
     job, host = make_stepping_job(loop, shared, exchange), SteppingHost(exchange, shared)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -160,7 +160,7 @@ class AttachedRun(LoopProgress):
         self._leave()
         server, self._server = self._server, None
         if server is not None:
-            self._state.end(server.wait())
+            self._take_state(server.wait())
 
     def __enter__(self) -> AttachedRun:
         return self
@@ -233,6 +233,9 @@ class AttachedRun(LoopProgress):
 
     def _share_state(self) -> None:
         self._state.start(self._server.state if self._server is not None else None)
+
+    def _take_state(self, state: Mapping[str, Tensor]) -> None:
+        self._state.end(state)
 
     def _begin_schedule(self) -> None:
         if begin_schedule(self._scheduler, self._optimizer, self.workload // self._config.cluster.n):

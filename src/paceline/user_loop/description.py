@@ -38,8 +38,8 @@ class Description(msgspec.Struct, frozen=True):
         modules: names of all modules, each before its children.
         parameters: names of the trainable parameters, in the model's order.
         buffers: names of the buffers, in the model's order.
-        optimizer: name of the optimizer's class in `torch.optim`.
-        groups: its parameter groups.
+        optimizer: name of the optimizer's class, which is in `torch.optim` if the server steps it.
+        groups: its parameter groups; empty if it steps on each rank.
         data: training data.
         clip_norm: largest norm of the mean gradient, None for no clipping.
     """
@@ -91,12 +91,38 @@ def describe(
     loader: DataLoader[Any],
     accumulate: int,
     clip_norm: float | None,
+    *,
+    steps_here: bool = False,
 ) -> Description:
     """Return the description of a training.
+
+    Args:
+        model: model of the user.
+        optimizer: optimizer of the user.
+        loader: DataLoader of the user.
+        accumulate: batches of each step, >= 1.
+        clip_norm: largest norm of the mean gradient, None for no clipping.
+        steps_here: whether the optimizer steps on each rank, so that the server needs its name only.
 
     Raises:
         UsageError: the optimizer cannot be made anew in another process, or holds parameters of another model.
     """
+    if not steps_here:
+        _check_optimizer(optimizer)
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    groups = [] if steps_here else enumerate(optimizer.param_groups)
+    return Description(
+        modules=[name for name, _ in model.named_modules()],
+        parameters=list(names.values()),
+        buffers=[name for name, _ in model.named_buffers()],
+        optimizer=type(optimizer).__name__,
+        groups=[_describe_group(number, group, names, optimizer.defaults) for number, group in groups],
+        data=LoopData.of_loader(loader, accumulate),
+        clip_norm=clip_norm,
+    )
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind or kind is torch.optim.LBFGS:
         reason = "evaluates the loss within a step" if kind is torch.optim.LBFGS else "is not of torch.optim"
@@ -104,19 +130,6 @@ def describe(
             f"the optimizer {kind.__name__} {reason}, but the server steps it from gradients alone, without your code: "
             "give an optimizer of torch.optim other than LBFGS"
         )
-    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return Description(
-        modules=[name for name, _ in model.named_modules()],
-        parameters=list(names.values()),
-        buffers=[name for name, _ in model.named_buffers()],
-        optimizer=kind.__name__,
-        groups=[
-            _describe_group(number, group, names, optimizer.defaults)
-            for number, group in enumerate(optimizer.param_groups)
-        ],
-        data=LoopData.of_loader(loader, accumulate),
-        clip_norm=clip_norm,
-    )
 
 
 def _describe_group(

@@ -47,7 +47,8 @@ class GradientSender:
         """Prepare for the protocol and the stop conditions of a run."""
         self._needs_loss = reader_of_losses(plan, stop)
         self._others = OtherOptimizers(self._optimizer, self._parameters)
-        if plan.allreduce is None or plan.allreduce.sums == "gradients":
+        steps_here = plan.local_steps is not None or (plan.allreduce is not None and plan.allreduce.sums == "updates")
+        if not steps_here:  # else a gradient of one rank is that of a step, and may be changed
             self._changes = ChangeWatch(self._parameters)
 
     def omit_rates_once(self) -> None:

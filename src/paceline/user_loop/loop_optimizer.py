@@ -125,17 +125,16 @@ def make_stepping_job(loop: UserLoop, shared: nn.Module, exchange: Exchange) -> 
 
 
 def check_steps(loop: UserLoop) -> None:
-    """Check that a loop can step its optimizer without a server.
+    """Check that a loop can step its optimizer on each rank.
 
     Raises:
-        UsageError: the optimizer evaluates the loss within a step or holds parameters of another model, or the model is
-            on a GPU.
+        UsageError: the optimizer evaluates the loss within a step, or holds parameters of another model.
     """
     optimizer = loop.optimizer
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            "the optimizer LBFGS evaluates the loss within a step, but the ranks average one gradient for each step: "
-            "give an optimizer whose step() needs gradients only"
+            "the optimizer LBFGS evaluates the loss within a step, but each step has one gradient: give an optimizer "
+            "whose step() needs gradients only"
         )
     own = set(loop.model.parameters())
     for number, group in enumerate(optimizer.param_groups):
@@ -144,7 +143,15 @@ def check_steps(loop: UserLoop) -> None:
                 f"parameter group {number} of the optimizer holds parameters that are not in the model, which the "
                 "ranks would not average: give the model whose parameters the optimizer has"
             )
-    devices = {parameter.device.type for parameter in own}
+
+
+def check_averages(loop: UserLoop) -> None:
+    """Check that the ranks can average the model of a loop without a server.
+
+    Raises:
+        UsageError: the model is on a GPU.
+    """
+    devices = {parameter.device.type for parameter in loop.model.parameters()}
     if devices != {"cpu"}:
         raise UsageError(
             f"the model is on {' and '.join(sorted(devices - {'cpu'}))}, but without a server attach averages on the "

@@ -16,6 +16,7 @@ from torch import nn
 from paceline.core.events import Minibatch
 from paceline.engines.distributed import End, HostProcess
 from paceline.jobs.job import Batch, Job
+from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
@@ -46,6 +47,7 @@ class LoopTask(NamedTuple):
         gradient: flat buffers for the gradient.
         progress: progress of the run.
         check: function that raises `Interrupted` if the task is interrupted.
+        step: local steps before this minibatch in the same work, >= 0.
     """
 
     lease: Lease
@@ -54,6 +56,7 @@ class LoopTask(NamedTuple):
     gradient: FlatBuffers
     progress: TaskProgress = TaskProgress()
     check: Callable[[], None] = lambda: None
+    step: int = 0
 
     @property
     def is_interrupted(self) -> bool:
@@ -149,17 +152,18 @@ class LoopReplica(Replica):
     """Replica whose gradients come from the user's loop.
 
     Args:
-        exchange: exchange with the loop.
         job: described job.
         seed: seed of the run, >= 0.
         n: workers of the run, >= 1.
+        exchange: exchange with the loop.
         settings: other arguments of `Replica`.
     """
 
-    def __init__(self, exchange: Exchange, job: Job, seed: int, n: int, **settings: Any) -> None:
+    def __init__(self, job: Job, seed: int, n: int, *, exchange: Exchange, **settings: Any) -> None:
         super().__init__(job, seed, n, **settings)
         self._exchange = exchange
         self._known: tuple[UpcomingMinibatch, ...] = ()
+        self._local_step = 0  # of the next gradient
         self._answer = LoopAnswer(None, (), ())
 
     def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
@@ -187,7 +191,9 @@ class LoopReplica(Replica):
     def _forward_backward(self, batch: Batch, gradient: FlatBuffers, *, notifies: bool) -> PartialGradient:
         lease, *upcoming = batch
         check = self._check or (lambda: None)
-        answer = self._exchange.ask(LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress, check))
+        check()
+        task = LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress, check, self._local_step)
+        answer = self._exchange.ask(task)
         assert isinstance(answer, LoopAnswer)
         check()
         self._answer = answer
@@ -231,6 +237,9 @@ class LoopHost(HostProcess):
             self._leave(reason)
         return self._leave is not None
 
-    def replica(self, job: Job, seed: int, n: int, *, local_steps: None = None, **settings: Any) -> Replica:
+    def replica(
+        self, job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
+    ) -> Replica:
         """Return the replica that waits for the user's loop, which makes no local steps."""
-        return LoopReplica(self._exchange, job, seed, n, **settings)
+        assert local_steps is None
+        return LoopReplica(job, seed, n, exchange=self._exchange, **settings)

@@ -15,6 +15,7 @@ from paceline.run.config import RunConfig
 from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.user_loop.description import Description, FirstTensors, ServerRun, describe, make_job, tensors_of
 from paceline.user_loop.loop_data import UserLoop
+from paceline.user_loop.loop_local_steps import LocalStepsHost, check_local_steps
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.optimizer_state import named_state
 from paceline.user_loop.run_options import RunOptions
@@ -46,7 +47,10 @@ class ServedLoop:
     def __init__(
         self, loop: UserLoop, plan: Plan, cluster: Torchrun, environment: LaunchEnv, options: RunOptions
     ) -> None:
-        describe(*loop)
+        self._steps_here = plan.local_steps is not None
+        if self._steps_here:
+            check_local_steps(loop)
+        describe(*loop, steps_here=self._steps_here)
         _check_plan(plan)
         self.exchange = Exchange()
         self._loop = loop
@@ -61,7 +65,8 @@ class ServedLoop:
         ranks = replace(_ranks(self._environment, rank), ranks_before=1)
         own = replace(self._cluster, worker_at_server=False, ranks=ranks)
         job = make_job(self._training, tensors_of(self._loop.model))
-        return self._options.config(job, self._plan, own, stop, LoopHost(self.exchange))
+        host = LocalStepsHost(self.exchange, self._loop) if self._steps_here else LoopHost(self.exchange)
+        return self._options.config(job, self._plan, own, stop, host)
 
     def start_server(self, stop: Stop) -> ServerProcess | None:
         """Start the server if this is rank 0."""
@@ -76,11 +81,12 @@ class ServedLoop:
             asdict(_ranks(self._environment, 0)),
         )
         model, optimizer = self._loop.model, self._loop.optimizer
-        return ServerProcess(run, FirstTensors(tensors_of(model), named_state(optimizer, model)))
+        state = {} if self._steps_here else named_state(optimizer, model)
+        return ServerProcess(run, FirstTensors(tensors_of(model), state))
 
     @cached_property
     def _training(self) -> Description:
-        return describe(*self._loop)
+        return describe(*self._loop, steps_here=self._steps_here)
 
 
 def _check_plan(plan: Plan) -> None:

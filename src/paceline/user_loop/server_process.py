@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
@@ -116,14 +117,14 @@ class Requests(threading.Thread):
     Args:
         requests: standard input of the process.
         replies: pipe to rank 0.
-        optimizer: optimizer of the server.
+        state: returns the state of the user's optimizer.
     """
 
-    def __init__(self, requests: IO[bytes], replies: IO[bytes], optimizer: SharedOptimizer) -> None:
+    def __init__(self, requests: IO[bytes], replies: IO[bytes], state: Callable[[], dict[str, Tensor]]) -> None:
         super().__init__(name="paceline-requests", daemon=True)
         self._requests = requests
         self._replies = replies
-        self._optimizer = optimizer
+        self._state = state
         self._lock = threading.Lock()
         self._has_ended = False  # the run
         self._is_waiting = False  # rank 0, for the last state
@@ -153,7 +154,7 @@ class Requests(threading.Thread):
 
     def _reply(self) -> None:
         with suppress(BrokenPipeError):  # rank 0 has ended, and the end of the requests follows
-            write_frame(self._replies, save(self._optimizer.state()))
+            write_frame(self._replies, save(self._state()))
 
 
 @holding_sigterm(acts_at_end=False)
@@ -167,7 +168,10 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     try:
         session, folder, resumption, policy = run.options.open_session(config)
         load_named_state(session.server.optimizer, session.model, first.state)
-        requests = Requests(stream, replies, SharedOptimizer(session.server.optimizer, session.model))
+        state = SharedOptimizer(session.server.optimizer, session.model).state
+        if config.plan.local_steps is not None:
+            state = dict  # the user's optimizer is on each rank
+        requests = Requests(stream, replies, state)
         requests.start()
         run_session(session, folder, resumption, [], policy)
     except PacelineError as error:

@@ -52,6 +52,7 @@ class LocalStepsReplica(Replica):
         seed: seed of the run, >= 0.
         n: workers of the run, >= 1.
         local_steps: number of steps, or time for them.
+        stepping: job with the model and the optimizer of the steps; None for the same job.
         settings: further arguments, as of `Replica`.
 
     Attributes:
@@ -59,14 +60,17 @@ class LocalStepsReplica(Replica):
         before_step: called before each step with its number in the draw, from 1, and the number of its minibatch.
     """
 
-    def __init__(self, job: Job, seed: int, n: int, *, local_steps: LocalSteps, **settings: Any) -> None:
+    def __init__(
+        self, job: Job, seed: int, n: int, *, local_steps: LocalSteps, stepping: Job | None = None, **settings: Any
+    ) -> None:
         super().__init__(job, seed, n, **settings)
         self.steps: int | None = None
         self.before_step: Callable[[int, int], None] = lambda step, number: None
         self._local_steps = local_steps
         self._n = n
-        model = build_model(job, seed).to(self._device)
-        self._optimizer = ParameterServer(job, model, self.layout, job.gradients_per_epoch(n), workers=n)
+        stepping = stepping or job
+        model = build_model(stepping, seed).to(self._device)
+        self._optimizer = ParameterServer(stepping, model, self.layout, job.gradients_per_epoch(n), workers=n)
         self._initial = self._optimizer_state()
         self._is_watched = False
         self._states: dict[int, _States] = {}

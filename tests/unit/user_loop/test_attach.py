@@ -91,7 +91,7 @@ def parallel():
         ({"protocol": pl.asp() + OwnCompensator()}, "has a part of your own"),
         (
             {"protocol": "all_reduce", "optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())},
-            "the ranks average one gradient for each step",
+            "but each step has one gradient",
         ),
         (
             {"protocol": "s3gd", "optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())},

@@ -27,7 +27,7 @@ class Rank0:
         (requests, self.write), (replies, written) = os.pipe(), os.pipe()
         self.replies = os.fdopen(replies, "rb")
         self.of_the_server = os.fdopen(requests, "rb"), os.fdopen(written, "wb")
-        self.requests = Requests(*self.of_the_server, SharedOptimizer(self.optimizer, self.model))
+        self.requests = Requests(*self.of_the_server, SharedOptimizer(self.optimizer, self.model).state)
         self.requests.start()
 
     def step(self):

@@ -1,0 +1,53 @@
+"""Attached loops against a job that is trained in simulation with the arrivals of their run."""
+
+import paceline as pl
+from arrival_replay import ArrivalReplay
+from loop_parts import BATCH, loss_of, sgd
+from paceline.catalogue.parser import parse_plan
+from paceline.engines import distributed
+from paceline.engines.distributed import ParameterServerEngine
+from paceline.run.config import RunConfig
+from paceline.run.session import Session
+from paceline.worker.local_steps import make_replica
+
+SEED = 1  # of attached threads
+
+
+def noted_events(monkeypatch):
+    """Return a list to which the events of the next run with a server are added."""
+    heard = []
+
+    class Noting(ParameterServerEngine):
+        def run(self, coordinator, observe=None, first=None):
+            def note(now, event, commands):
+                if event is not None:
+                    heard.append(event)
+                observe(now, event, commands)
+
+            return super().run(coordinator, note, first)
+
+    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
+    return heard
+
+
+def job_of(network, data, make_optimizer=sgd, **changes):
+    """Return the job that trains as the loops of `loop_parts`."""
+    return pl.Job(
+        model=network,
+        optimizer=lambda model: make_optimizer(model),
+        data=data,
+        batch_size=BATCH,
+        step=lambda model, batch: loss_of(model, *batch),
+        sampling="epoch",
+        **changes,
+    )
+
+
+def trained_with(events, job, n, protocol, stop):
+    """Return the parameters and buffers that `pl.train` reaches in simulation with these events."""
+    plan = parse_plan(protocol)
+    session = Session(RunConfig(job, plan, pl.Cluster(n), pl.Stop.parse(stop), SEED))
+    replica = make_replica(job, SEED, n, local_steps=plan.local_steps)
+    engine = ArrivalReplay(pl.Cluster(n), SEED, replica, session.server, local_steps=plan.local_steps, events=events)
+    engine.run(session.coordinator)
+    return list(session.model.state_dict().values())

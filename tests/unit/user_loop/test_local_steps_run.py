@@ -1,0 +1,351 @@
+"""Attached loops with local steps, as threads: equal to `pl.train` with the same arrivals, ends, what is refused."""
+
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
+
+from attached_replay import job_of, noted_events, trained_with
+from attached_threads import AttachedThreads
+from loop_parts import (
+    BATCH,
+    SAMPLES,
+    adamw,
+    check_equal_models,
+    loss_of,
+    make_parts,
+    sgd,
+    step,
+    values,
+)
+from paceline.core.records import GradientArrived, WorkInterrupted
+
+EXACT = 1e-12
+EPOCHS = 2
+STOP = f"epochs={EPOCHS}"
+MINIBATCHES = EPOCHS * SAMPLES // BATCH
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def events(monkeypatch):
+    return noted_events(monkeypatch)
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def check_equal(ours, theirs):
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine - other).abs().max() < EXACT
+
+
+def loop(run, model, optimizer):
+    """Return the number of steps of the loop."""
+    return sum(step(model, optimizer, [batch]) or 1 for _ in run.epochs(EPOCHS) for batch in run.loader)
+
+
+def with_a_pause_in_the_first_work(is_slow, wait):
+    """Return a loop that waits after the first step of one rank."""
+
+    def waiting(run, model, optimizer):
+        steps = 0
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                steps += 1
+                if steps == 1 and is_slow(model):
+                    wait(run)
+
+    return waiting
+
+
+@pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None)])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "bsp + local_steps(H=2, outer='nesterov(lr=0.7, momentum=0.5)')",
+        "k_sync(k=2) + local_steps(H=3)",
+        "asp + local_steps(H=5, outer='delayed_nesterov(lr=0.4, momentum=0.5, every=2)')",
+        "k_batch_async(k=2) + staleness_weight + local_steps(seconds=0.005)",
+    ],
+)
+def test_every_protocol_trains_as_a_job_does(protocol, make_optimizer, clip_norm, network, data, events):
+    ranks = AttachedThreads(3, make_parts(network, data, make_optimizer), protocol, clip_norm=clip_norm)
+    assert sum(ranks.run(loop)) >= MINIBATCHES
+    expected = trained_with(events, job_of(network, data, make_optimizer, clip_norm=clip_norm), 3, protocol, STOP)
+    check_equal(values(ranks.parts[0][0]), expected)
+    check_equal_models(ranks)
+    assert ranks.server.result.history.totals.samples_used == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+def test_one_local_step_of_plain_sgd_is_the_protocol_without_it(protocol, network, data, events):
+    def plain(model):
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
+    ranks = AttachedThreads(3, make_parts(network, data, plain), f"{protocol} + local_steps(H=1)")
+    ranks.run(loop)
+    check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data, plain), 3, protocol, STOP))
+
+
+def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
+    protocol = "k_sync(k=1) + local_steps(H=3)"
+    ranks = AttachedThreads(2, make_parts(network, data), protocol)
+    slow = with_a_pause_in_the_first_work(
+        lambda model: model is ranks.parts[1][0], lambda run: wait_until(lambda: run._task.is_interrupted)
+    )
+    ranks.run(slow)
+    history = ranks.server.result.history
+    assert 1 in {each.worker for each in history.of(WorkInterrupted)}
+    assert 1 in {each.worker for each in history.of(GradientArrived) if each.used and each.draw > 1}
+    check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
+
+
+def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
+    protocol = "ringmaster(r=1) + local_steps(H=3, outer='sgd(lr=0.4)')"
+    updates = []
+
+    def noting(run, model, optimizer):
+        updates.append(run)
+        slow(run, model, optimizer)
+
+    ranks = AttachedThreads(2, make_parts(network, data), protocol)
+    slow = with_a_pause_in_the_first_work(
+        lambda model: model is ranks.parts[1][0], lambda _: wait_until(lambda: max(run.update for run in updates) >= 3)
+    )
+    ranks.run(noting)
+    dropped = [each for each in ranks.server.result.history.of(GradientArrived) if not each.used]
+    assert (dropped[0].worker, dropped[0].draw, dropped[0].reason) == (1, 1, "too stale")
+    check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+def test_a_scheduler_follows_the_workload_within_and_between_works(protocol, network, data, events):
+    def scheduled(run, model, optimizer):
+        scheduler = LambdaLR(optimizer, lambda at: 1 / (1 + at))
+        run.set_scheduler(scheduler)
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                scheduler.step()
+
+    protocol += " + local_steps(H=3)"
+    ranks = AttachedThreads(2, make_parts(network, data), protocol)
+    assert ranks.run(scheduled) == [None, None]
+    rates = partial(LambdaLR, lr_lambda=lambda at: 1 / (1 + at))
+    job = job_of(network, data, scheduler=rates, schedule_unit="update")
+    check_equal(values(ranks.parts[0][0]), trained_with(events, job, 2, protocol, STOP))
+
+
+def test_each_rank_has_its_own_state_and_the_loop_keeps_its_groups(network, data):
+    groups = [], []
+
+    def holding(run, model, optimizer):
+        rank = [parts[0] for parts in ranks.parts].index(model)
+        groups[rank].extend(optimizer.param_groups)
+        loop(run, model, optimizer)
+
+    ranks = AttachedThreads(2, make_parts(network, data), "bsp + local_steps(H=2, outer=nesterov)")
+    assert ranks.run(holding) == [None, None]
+    first, second = (optimizer for _, optimizer, _ in ranks.parts)
+    assert len(first.state) == len(second.state) == 6
+    momenta = [next(iter(optimizer.state.values()))["momentum_buffer"] for optimizer in (first, second)]
+    assert not torch.equal(*momenta)
+    for optimizer, held in zip((first, second), groups, strict=True):
+        assert all(ours is theirs for ours, theirs in zip(optimizer.param_groups, held, strict=True))
+    for model, _, _ in ranks.parts:
+        assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "raise in the step"])
+def test_a_loop_that_ends_within_a_work_gives_it_back(how, network, data):
+    class Failing(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ValueError("of the user")
+            return super().step(closure)
+
+    def ending(run, model, optimizer):
+        if model is not ranks.parts[1][0]:
+            return loop(run, model, optimizer)
+        steps = 0
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                steps += 1
+                optimizer.fails = steps == 4 and how == "raise in the step"
+                if steps == 5 and how == "raise":
+                    raise ValueError("of the user")
+                if steps == 5:
+                    return steps
+        return None
+
+    parts = make_parts(network, data, lambda model: Failing(model.parameters(), lr=0.05, momentum=0.9))
+    ranks = AttachedThreads(3, parts, "bsp + local_steps(H=3)")
+    first, second, third = ranks.run(ending)
+    assert str(second) == ("5" if how == "return" else "of the user")
+    assert first + third >= MINIBATCHES - 3  # one work of the other rank was accepted
+    history = ranks.server.result.history
+    assert history.totals.samples_used == EPOCHS * SAMPLES
+    assert [each.minibatches for each in history.of(GradientArrived) if each.worker == 1] == [3]
+
+
+def test_a_pause_within_a_work_gives_it_back_and_the_rank_takes_part_again(network, data, events):
+    def pausing(run):
+        with run.pause():
+            pass
+
+    protocol = "bsp + local_steps(H=3)"
+    ranks = AttachedThreads(2, make_parts(network, data), protocol)
+    assert ranks.run(with_a_pause_in_the_first_work(lambda model: model is ranks.parts[1][0], pausing)) == [None] * 2
+    history = ranks.server.result.history
+    assert history.totals.samples_used == EPOCHS * SAMPLES
+    draws = [each.draw for each in history.of(GradientArrived) if each.worker == 1]
+    assert len(draws) > 1
+    assert 1 not in draws
+
+
+def test_a_block_of_the_loop_is_interrupted_between_two_layers(network, data):
+    def blocks(run, model, optimizer):
+        is_slow, left = model is ranks.parts[1][0], 0
+        for _ in run.epochs(EPOCHS):
+            for number, batch in enumerate(run.loader, 1):
+                left += 1
+                with run.minibatch():
+                    if number == 2 and is_slow:
+                        wait_until(lambda: run._task.is_interrupted)
+                    step(model, optimizer, [batch])
+                    left -= 1
+        return left
+
+    ranks = AttachedThreads(2, make_parts(network, data), "k_sync(k=1) + local_steps(H=3)")
+    _, left = ranks.run(blocks)
+    assert left > 0
+    assert ranks.server.result.history.totals.samples_used == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("overflows", [{1}, {0, 1, 2}])
+def test_a_step_that_a_scaler_skips_is_left_out_of_the_work(overflows, network, data):
+    def scaled(run, model, optimizer):
+        scaler, number = GradScaler("cpu", init_scale=8.0, growth_interval=1000), 0
+        for _ in run.epochs(EPOCHS):
+            for x, y in run.loader:
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, x * torch.inf if number in overflows else x, y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                number += 1
+        return scaler.get_scale()
+
+    ranks = AttachedThreads(1, make_parts(network, data), "bsp + local_steps(H=3)")
+    assert ranks.run(scaled) == [8.0 / 2 ** len(overflows)]
+    first = ranks.server.result.history.of(GradientArrived)[0]
+    if len(overflows) == 3:
+        assert (first.used, first.reason) == (False, "its loop skipped the step")
+    else:
+        assert (first.used, first.samples, first.minibatches) == (True, 2 * BATCH, 3)
+    assert all(parameter.isfinite().all() for parameter in ranks.parts[0][0].parameters())
+
+
+def test_a_gradient_that_is_not_finite_ends_the_work_which_is_dropped(network, data):
+    def bad(run, model, optimizer):
+        for epoch in run.epochs(EPOCHS):
+            for number, (x, y) in enumerate(run.loader):
+                step(model, optimizer, [(x * torch.inf if (epoch, number) == (0, 1) else x, y)])
+
+    ranks = AttachedThreads(1, make_parts(network, data), "bsp + local_steps(H=3)")
+    ranks.run(bad)
+    first, *others = ranks.server.result.history.of(GradientArrived)
+    assert (first.used, first.reason, first.minibatches) == (False, "not finite", 2)
+    assert all(each.used for each in others)
+
+
+def test_the_loop_may_clip_the_gradient_of_each_local_step(network, data, events, caplog):
+    def clipping(run, model, optimizer):
+        for _ in run.epochs(EPOCHS):
+            for x, y in run.loader:
+                optimizer.zero_grad()
+                loss_of(model, x, y).backward()
+                torch.nn.utils.clip_grad_norm_([each for each in model.parameters() if each.requires_grad], 0.01)
+                optimizer.step()
+
+    protocol = "bsp + local_steps(H=2)"
+    ranks = AttachedThreads(2, make_parts(network, data), protocol)
+    ranks.run(clipping)
+    assert "clip_grad_norm_" not in caplog.text
+    job = job_of(network, data, clip_norm=0.01)
+    for ours, theirs in zip(values(ranks.parts[0][0]), trained_with(events, job, 2, protocol, STOP), strict=True):
+        assert (ours - theirs).abs().max() < 1e-6  # torch adds 1e-6 to the norm
+
+
+def test_an_optimizer_of_another_library_steps_and_several_batches_make_a_step(network, data):
+    class Counting(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
+                parameter.data.sub_(parameter.grad, alpha=0.1)
+
+    def make_optimizer(model):
+        return Counting([each for each in model.parameters() if each.requires_grad])
+
+    def accumulating(run, model, optimizer):
+        batches = []
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                batches.append(batch)
+                if len(batches) == 2:
+                    step(model, optimizer, batches)
+                    batches = []
+
+    parts = make_parts(network, data, make_optimizer, batch_size=BATCH // 2)
+    ranks = AttachedThreads(2, parts, "bsp + local_steps(H=3)", accumulate=2)
+    assert ranks.run(accumulating) == [None, None]
+    for _, optimizer, _ in ranks.parts:
+        assert {state["steps"] for state in optimizer.state.values()} == {MINIBATCHES // 2}
+
+
+def test_progress_counts_works_and_the_gradients_in_them(network, data):
+    def noting(run, model, optimizer):
+        seen = []
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                seen.append((run.update, run.workload, run.last.fate))
+                step(model, optimizer, [batch])
+        return [*seen, (run.update, run.workload)]
+
+    ranks = AttachedThreads(2, make_parts(network, data), "bsp + local_steps(H=3)")
+    assert ranks.run(noting) == [[*[(0, 0, "")] * 3, *[(1, 6, "used")] * 3, (2, 12)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings", "expected"),
+    [
+        ("bsp + local_steps(H=2)", {"lr_rule": "noise"}, "the workers step with the rate of the optimizer"),
+        ("auto + local_steps(H=2)", {}, "sets the learning rate from the variance"),
+        ("asp + dc_asgd(lambda0=1) + local_steps(H=2)", {}, "the sum of its steps"),
+        ("bsp + local_steps(H=2)", {"stop": "loss=0.1"}, "stop loss=0.1 needs the loss"),
+    ],
+)
+def test_what_needs_single_gradients_or_a_loss_is_refused(protocol, settings, expected, network, data):
+    def without_loss(run, model, optimizer):
+        for _ in run.epochs(1):
+            for _ in run.loader:
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                optimizer.step()
+
+    for error in AttachedThreads(1, make_parts(network, data), protocol, **settings).run(without_loss):
+        assert expected in str(error)
