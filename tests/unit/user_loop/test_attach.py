@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 import paceline as pl
 from paceline.policies.compensation.base import Compensator
+from paceline.user_loop.local_steps_run import LocalStepsRun
 
 TORCHRUN = {
     "RANK": "0",
@@ -19,6 +20,7 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
+LOCAL_STEPS = "k_sync(k=3) + local_steps(H=4, outer=nesterov)"
 DATA = TensorDataset(torch.zeros(8, 2))
 
 
@@ -98,6 +100,18 @@ def parallel():
             "which the ranks would not average",
         ),
         ({"protocol": "dc_s3gd", "model": nn.Linear(2, 1, device="meta")}, "the model is on meta"),
+        (
+            {"protocol": LOCAL_STEPS, "optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())},
+            "but each step has one gradient",
+        ),
+        (
+            {"protocol": LOCAL_STEPS, "optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())},
+            "parameters that are not in the model",
+        ),
+        (
+            {"protocol": LOCAL_STEPS, "model": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, device="meta"))},
+            "the model is on cpu and meta, but local steps need it on one device",
+        ),
         ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "or sends compressed messages; omit wire"),
         ({"protocol": "all_reduce", "cluster_options": {"shards": 2}}, "cluster has shards=2"),
         ({"protocol": "all_reduce", "cluster_options": {"debug": True}}, "cluster has debug=True"),
@@ -144,6 +158,13 @@ def test_a_second_run_of_a_process_is_refused_until_the_first_has_finished():
     with attach(), pytest.raises(pl.UsageError, match=r"call its finish\(\) before attach"):
         attach()
     attach(cluster="torchrun(encrypt=false)").finish()
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_local_steps_are_made_by_any_optimizer():
+    model = nn.Linear(2, 1)
+    with attach(LOCAL_STEPS, model=model, optimizer=OwnOptimizer(model.parameters(), lr=0.1)) as run:
+        assert isinstance(run, LocalStepsRun)
 
 
 @pytest.mark.parametrize("cluster", [None, "torchrun", "torchrun(encrypt=false)", "torchrun(address=10.0.0.1)"])

@@ -134,12 +134,13 @@ def test_batches_that_have_gone_to_another_rank_are_discarded(accumulate):
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_with_processes_is_equal_to_one_without_and_is_replayed(accumulate, tmp_path):
+@pytest.mark.parametrize("protocol", ["bsp", "bsp + local_steps(H=3)"])
+def test_a_run_with_processes_is_equal_to_one_without_and_is_replayed(protocol, accumulate, tmp_path):
     models = []
     for workers in (0, 2):
         parts = make_parts(18, num_workers=workers)
         out = tmp_path / str(workers)
-        ranks, [(batches, processes, _)] = trained(1, parts, "bsp", accumulate, out, epochs=3)
+        ranks, [(batches, processes, _)] = trained(1, parts, protocol, accumulate, out, epochs=3)
         assert processes == ({0, 1} if workers else {-1})
         models.append((batches, ranks.parts[0][0].weight.tolist()))
         assert pl.replay(out).is_same
@@ -159,7 +160,7 @@ def test_loading_overlaps_with_the_steps():
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("protocol", ["asp", "k_sync(k=2)", "k_batch_async(k=3)"])
+@pytest.mark.parametrize("protocol", ["asp", "k_sync(k=2)", "k_batch_async(k=3)", "asp + local_steps(H=4)"])
 def test_with_processes_on_several_ranks_every_sample_is_used(protocol, tmp_path):
     ranks, answers = trained(3, make_parts(50, num_workers=2), protocol, out=tmp_path / "run", epochs=3)
     counts = applied(answers)

@@ -22,6 +22,7 @@ from loop_parts import (
     values,
 )
 from paceline.core.records import GradientArrived, WorkInterrupted
+from paceline.user_loop.loop_data import LoopJob
 
 EXACT = 1e-12
 EPOCHS = 2
@@ -109,6 +110,33 @@ def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
 
 
+def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, data):
+    class Waiting(torch.optim.SGD):
+        run = None
+
+        def step(self, closure=None):
+            run, self.run = self.run, None
+            if run is not None:
+                wait_until(lambda: run._task.is_interrupted)
+            return super().step(closure)
+
+    def noting(run, model, optimizer):
+        optimizer.run = run if model is ranks.parts[1][0] else None
+        seen = []
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                seen.append((run._task.step, run.update))
+                step(model, optimizer, [batch])
+        return seen
+
+    parts = make_parts(network, data, lambda model: Waiting(model.parameters(), lr=0.05))
+    ranks = AttachedThreads(2, parts, "k_sync(k=1) + local_steps(H=3)")
+    _, seen = ranks.run(noting)
+    assert seen[0] == (0, 0)
+    assert seen[1][0] == 0
+    assert seen[1][1] > 0
+
+
 def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
     protocol = "ringmaster(r=1) + local_steps(H=3, outer='sgd(lr=0.4)')"
     updates = []
@@ -163,6 +191,22 @@ def test_each_rank_has_its_own_state_and_the_loop_keeps_its_groups(network, data
         assert all(ours is theirs for ours, theirs in zip(optimizer.param_groups, held, strict=True))
     for model, _, _ in ranks.parts:
         assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in model.parameters())
+
+
+def test_a_state_cannot_be_loaded_during_the_run(network, data):
+    def loading(run, model, optimizer):
+        saved = optimizer.state_dict()
+        optimizer.load_state_dict(saved)
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                optimizer.load_state_dict(saved)
+
+    ranks = AttachedThreads(2, make_parts(network, data), "bsp + local_steps(H=2)")
+    for error in ranks.run(loading):
+        assert "load it before the first batch" in str(error)
+    for _, optimizer, _ in ranks.parts:
+        optimizer.load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("how", ["return", "raise", "raise in the step"])
@@ -315,6 +359,21 @@ def test_an_optimizer_of_another_library_steps_and_several_batches_make_a_step(n
     assert ranks.run(accumulating) == [None, None]
     for _, optimizer, _ in ranks.parts:
         assert {state["steps"] for state in optimizer.state.values()} == {MINIBATCHES // 2}
+
+
+def test_the_minibatches_that_follow_in_a_work_are_loaded_ahead(network, data, monkeypatch):
+    def noting(run, model, optimizer):
+        seen = []
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                task = run._task
+                seen.append([task.lease.minibatch.number, *(each.minibatch.number for each in task.upcoming)])
+                step(model, optimizer, [batch])
+        return seen
+
+    monkeypatch.setattr(LoopJob, "minibatches_ahead", 2)
+    [seen] = AttachedThreads(1, make_parts(network, data), "bsp + local_steps(H=4)").run(noting)
+    assert seen[:8] == [[0, 1, 2], [1, 2, 3], [2, 3], [3], [4, 5, 6], [5, 6, 7], [6, 7], [7]]
 
 
 def test_progress_counts_works_and_the_gradients_in_them(network, data):
