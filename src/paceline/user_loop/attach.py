@@ -69,14 +69,16 @@ def attach(
 
     Every rank that torchrun has started is a worker. Before each ``optimizer.step()`` its gradient is sent to the
     server, a process beside rank 0, and the step itself finds no gradient; after it the parameters are those of the
-    version that the protocol gives this rank next. Under a protocol without a server (all_reduce, local_sgd, s3gd,
+    version that the protocol gives this rank next. With local steps ("bsp + local_steps(H=16)") the optimizer of each
+    rank steps, and the change of H steps is sent. Under a protocol without a server (all_reduce, local_sgd, s3gd,
     dc_s3gd), the optimizer of each rank steps, and the ranks average. Without torchrun the loop trains alone.
 
     Args:
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
-        optimizer: optimizer of `torch.optim`, or without a server any but LBFGS. Its learning rates are those of the
+        optimizer: optimizer of `torch.optim`; where each rank steps, any but LBFGS. Its learning rates are those of the
             run, so that schedulers work as before. The run begins with its state at rank 0. With a server that state
-            is at the server until the end; ``state_dict()`` at rank 0 reads it there.
+            is at the server until the end; ``state_dict()`` at rank 0 reads it there. With local steps each rank has
+            its own state.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
             ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
             minibatch is smaller. Samples too few for ``accumulate`` batches are left out.
@@ -86,7 +88,8 @@ def attach(
             speed; between two such loops it steps once per epoch. Its length is that of one rank, as with
             DistributedDataParallel. Without a server the loop steps it, as all ranks make the same number of steps.
         stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
-        clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop.
+        clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop; with local steps, of
+            the gradient of each step.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
         cluster: how the processes reach each other, as the text "torchrun(address=10.0.0.1)", which a process alone
             ignores, or as ``pl.Torchrun(...)``, which needs torchrun; ``elastic=True`` without a server only.

@@ -12,7 +12,7 @@ from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_optimizer import LoopOptimizer, check_steps, shared_parameters
-from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopReplica, LoopStep
+from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopReplica
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import GradientStats, Replica
@@ -26,19 +26,11 @@ class LocalStepsOptimizer(LoopOptimizer):
         exchange: exchange with the loop.
     """
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no loss
-        """Wait until the loop has made a step.
-
-        Raises:
-            Interrupted: the loop has ended in the meantime.
-        """
-        self._exchange.ask(LoopStep())
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the user's optimizer, without the options."""
-        optimizer, groups = self._of_the_user, self.param_groups
-        optimizer.load_state_dict({**state_dict, "param_groups": optimizer.state_dict()["param_groups"]})
-        optimizer.param_groups = groups  # the same objects, because the loop may hold them
+        groups = self.param_groups
+        self._of_the_user.load_state_dict(state_dict)
+        self._of_the_user.param_groups = groups  # the same objects, because the loop may hold them
 
 
 class LoopLocalStepsReplica(LocalStepsReplica, LoopReplica):

@@ -1,5 +1,6 @@
 """Attached loops with local steps, as threads: equal to `pl.train` with the same arrivals, ends, what is refused."""
 
+import threading
 import time
 from functools import partial
 
@@ -53,19 +54,32 @@ def loop(run, model, optimizer):
     return sum(step(model, optimizer, [batch]) or 1 for _ in run.epochs(EPOCHS) for batch in run.loader)
 
 
-def with_a_pause_in_the_first_work(is_slow, wait):
-    """Return a loop that waits after the first step of one rank."""
+def in_turns(ranks, *, until_late, held_at, until_first):
+    """Return a loop in which the first work of rank 1 comes too late, and its next one before the next of rank 0.
 
-    def waiting(run, model, optimizer):
-        steps = 0
+    Args:
+        ranks: ranks.
+        until_late: condition, given the run and the steps of both ranks, for which rank 1 waits after its first step.
+        held_at: number of the step of rank 0 after which it waits.
+        until_first: condition for which it waits.
+    """
+    steps, has_begun = [0, 0], threading.Event()
+
+    def turns(run, model, optimizer):
+        rank = [parts[0] for parts in ranks.parts].index(model)
+        waits = {1: until_late} if rank else {held_at: until_first}
         for _ in run.epochs(EPOCHS):
             for batch in run.loader:
+                if rank == 0:
+                    assert has_begun.wait(LIMIT_S)
                 step(model, optimizer, [batch])
-                steps += 1
-                if steps == 1 and is_slow(model):
-                    wait(run)
+                steps[rank] += 1
+                if rank:
+                    has_begun.set()
+                if steps[rank] in waits:
+                    wait_until(lambda: waits[steps[rank]](run, steps))
 
-    return waiting
+    return turns
 
 
 @pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None)])
@@ -98,34 +112,41 @@ def test_one_local_step_of_plain_sgd_is_the_protocol_without_it(protocol, networ
 
 
 def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
+    def is_interrupted(run, _):
+        return run._task.is_interrupted
+
     protocol = "k_sync(k=1) + local_steps(H=3)"
     ranks = AttachedThreads(2, make_parts(network, data), protocol)
-    slow = with_a_pause_in_the_first_work(
-        lambda model: model is ranks.parts[1][0], lambda run: wait_until(lambda: run._task.is_interrupted)
-    )
-    ranks.run(slow)
+    ranks.run(in_turns(ranks, until_late=is_interrupted, held_at=4, until_first=is_interrupted))
     history = ranks.server.result.history
     assert 1 in {each.worker for each in history.of(WorkInterrupted)}
-    assert 1 in {each.worker for each in history.of(GradientArrived) if each.used and each.draw > 1}
+    assert 1 in {each.worker for each in history.of(GradientArrived) if each.used}
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
 
 
 def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, data):
+    has_begun = threading.Event()
+
     class Waiting(torch.optim.SGD):
         run = None
 
         def step(self, closure=None):
             run, self.run = self.run, None
             if run is not None:
+                has_begun.set()
                 wait_until(lambda: run._task.is_interrupted)
             return super().step(closure)
 
     def noting(run, model, optimizer):
-        optimizer.run = run if model is ranks.parts[1][0] else None
+        is_slow = model is ranks.parts[1][0]
+        optimizer.run = run if is_slow else None
         seen = []
         for _ in run.epochs(EPOCHS):
             for batch in run.loader:
                 seen.append((run._task.step, run.update))
+                assert is_slow or has_begun.wait(LIMIT_S)
+                if len(seen) == 5 and not is_slow:  # in its second work
+                    wait_until(lambda: run._task.is_interrupted)
                 step(model, optimizer, [batch])
         return seen
 
@@ -139,19 +160,16 @@ def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, 
 
 def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
     protocol = "ringmaster(r=1) + local_steps(H=3, outer='sgd(lr=0.4)')"
-    updates = []
-
-    def noting(run, model, optimizer):
-        updates.append(run)
-        slow(run, model, optimizer)
-
     ranks = AttachedThreads(2, make_parts(network, data), protocol)
-    slow = with_a_pause_in_the_first_work(
-        lambda model: model is ranks.parts[1][0], lambda _: wait_until(lambda: max(run.update for run in updates) >= 3)
+    loop_in_turns = in_turns(
+        ranks,
+        until_late=lambda _, steps: steps[0] >= 9,
+        held_at=10,
+        until_first=lambda _, steps: steps[1] >= 6,
     )
-    ranks.run(noting)
-    dropped = [each for each in ranks.server.result.history.of(GradientArrived) if not each.used]
-    assert (dropped[0].worker, dropped[0].draw, dropped[0].reason) == (1, 1, "too stale")
+    ranks.run(loop_in_turns)
+    of_rank_1 = [each for each in ranks.server.result.history.of(GradientArrived) if each.worker == 1]
+    assert [(each.used, each.reason) for each in of_rank_1[:2]] == [(False, "too stale"), (True, "")]
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
 
 
@@ -244,14 +262,19 @@ def test_a_loop_that_ends_within_a_work_gives_it_back(how, network, data):
     assert [each.minibatches for each in history.of(GradientArrived) if each.worker == 1] == [3]
 
 
-def test_a_pause_within_a_work_gives_it_back_and_the_rank_takes_part_again(network, data, events):
-    def pausing(run):
-        with run.pause():
-            pass
+def test_a_pause_within_a_work_gives_it_back_and_the_rank_takes_part_again(network, data):
+    def pausing(run, model, optimizer):
+        steps = 0
+        for _ in run.epochs(EPOCHS):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                steps += 1
+                if steps == 1 and model is ranks.parts[1][0]:
+                    with run.pause():
+                        pass
 
-    protocol = "bsp + local_steps(H=3)"
-    ranks = AttachedThreads(2, make_parts(network, data), protocol)
-    assert ranks.run(with_a_pause_in_the_first_work(lambda model: model is ranks.parts[1][0], pausing)) == [None] * 2
+    ranks = AttachedThreads(2, make_parts(network, data), "bsp + local_steps(H=3)")
+    assert ranks.run(pausing) == [None] * 2
     history = ranks.server.result.history
     assert history.totals.samples_used == EPOCHS * SAMPLES
     draws = [each.draw for each in history.of(GradientArrived) if each.worker == 1]
