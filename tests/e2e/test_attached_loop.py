@@ -38,7 +38,9 @@ def test_bsp_is_ddp(optimizer, accumulate, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["k_sync(k=2)", "k_batch_async(k=3)", "dbw", "asp", "k_sync(k=2) + local_steps(H=3)"])
+@pytest.mark.parametrize(
+    "protocol", ["k_sync(k=2)", "k_batch_async(k=3)", "dbw", "asp", "k_sync(k=2) + local_steps(H=3)"]
+)
 def test_every_protocol_ends_on_all_ranks_and_its_decisions_are_those_of_the_replay(protocol, tmp_path):
     found = answers(tmp_path, 3, optimizer="SGD", attach={"protocol": protocol, "out": "run"})
     assert {answer["stopped_by"] for answer in found} == {"epochs"}

@@ -1,27 +1,15 @@
-"""Attached loops with local steps, as threads: equal to `pl.train` with the same arrivals, ends, what is refused."""
+"""Attached loops with local steps, as threads: equal to `pl.train` with the same arrivals; state, refusals."""
 
-import threading
-import time
 from functools import partial
 
 import pytest
 import torch
-from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
 from attached_replay import job_of, noted_events, trained_with
 from attached_threads import AttachedThreads
-from loop_parts import (
-    BATCH,
-    SAMPLES,
-    adamw,
-    check_equal_models,
-    loss_of,
-    make_parts,
-    sgd,
-    step,
-    values,
-)
+from attached_turns import in_turns
+from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, loss_of, make_parts, sgd, step, values
 from paceline.core.records import GradientArrived, WorkInterrupted
 from paceline.user_loop.loop_data import LoopJob
 
@@ -29,19 +17,11 @@ EXACT = 1e-12
 EPOCHS = 2
 STOP = f"epochs={EPOCHS}"
 MINIBATCHES = EPOCHS * SAMPLES // BATCH
-LIMIT_S = 10.0
 
 
 @pytest.fixture
 def events(monkeypatch):
     return noted_events(monkeypatch)
-
-
-def wait_until(condition):
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def check_equal(ours, theirs):
@@ -52,34 +32,6 @@ def check_equal(ours, theirs):
 def loop(run, model, optimizer):
     """Return the number of steps of the loop."""
     return sum(step(model, optimizer, [batch]) or 1 for _ in run.epochs(EPOCHS) for batch in run.loader)
-
-
-def in_turns(ranks, *, until_late, held_at, until_first):
-    """Return a loop in which the first work of rank 1 comes too late, and its next one before the next of rank 0.
-
-    Args:
-        ranks: ranks.
-        until_late: condition, given the run and the steps of both ranks, for which rank 1 waits after its first step.
-        held_at: number of the step of rank 0 after which it waits.
-        until_first: condition for which it waits.
-    """
-    steps, has_begun = [0, 0], threading.Event()
-
-    def turns(run, model, optimizer):
-        rank = [parts[0] for parts in ranks.parts].index(model)
-        waits = {1: until_late} if rank else {held_at: until_first}
-        for _ in run.epochs(EPOCHS):
-            for batch in run.loader:
-                if rank == 0:
-                    assert has_begun.wait(LIMIT_S)
-                step(model, optimizer, [batch])
-                steps[rank] += 1
-                if rank:
-                    has_begun.set()
-                if steps[rank] in waits:
-                    wait_until(lambda: waits[steps[rank]](run, steps))
-
-    return turns
 
 
 @pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None)])
@@ -117,45 +69,11 @@ def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
 
     protocol = "k_sync(k=1) + local_steps(H=3)"
     ranks = AttachedThreads(2, make_parts(network, data), protocol)
-    ranks.run(in_turns(ranks, until_late=is_interrupted, held_at=4, until_first=is_interrupted))
+    ranks.run(in_turns(ranks, EPOCHS, until_late=is_interrupted, held_at=4, until_first=is_interrupted))
     history = ranks.server.result.history
     assert 1 in {each.worker for each in history.of(WorkInterrupted)}
     assert 1 in {each.worker for each in history.of(GradientArrived) if each.used}
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
-
-
-def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, data):
-    has_begun = threading.Event()
-
-    class Waiting(torch.optim.SGD):
-        run = None
-
-        def step(self, closure=None):
-            run, self.run = self.run, None
-            if run is not None:
-                has_begun.set()
-                wait_until(lambda: run._task.is_interrupted)
-            return super().step(closure)
-
-    def noting(run, model, optimizer):
-        is_slow = model is ranks.parts[1][0]
-        optimizer.run = run if is_slow else None
-        seen = []
-        for _ in run.epochs(EPOCHS):
-            for batch in run.loader:
-                seen.append((run._task.step, run.update))
-                assert is_slow or has_begun.wait(LIMIT_S)
-                if len(seen) == 5 and not is_slow:  # in its second work
-                    wait_until(lambda: run._task.is_interrupted)
-                step(model, optimizer, [batch])
-        return seen
-
-    parts = make_parts(network, data, lambda model: Waiting(model.parameters(), lr=0.05))
-    ranks = AttachedThreads(2, parts, "k_sync(k=1) + local_steps(H=3)")
-    _, seen = ranks.run(noting)
-    assert seen[0] == (0, 0)
-    assert seen[1][0] == 0
-    assert seen[1][1] > 0
 
 
 def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
@@ -163,6 +81,7 @@ def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
     ranks = AttachedThreads(2, make_parts(network, data), protocol)
     loop_in_turns = in_turns(
         ranks,
+        EPOCHS,
         until_late=lambda _, steps: steps[0] >= 9,
         held_at=10,
         until_first=lambda _, steps: steps[1] >= 6,
@@ -225,116 +144,6 @@ def test_a_state_cannot_be_loaded_during_the_run(network, data):
         assert "load it before the first batch" in str(error)
     for _, optimizer, _ in ranks.parts:
         optimizer.load_state_dict(optimizer.state_dict())
-
-
-@pytest.mark.parametrize("how", ["return", "raise", "raise in the step"])
-def test_a_loop_that_ends_within_a_work_gives_it_back(how, network, data):
-    class Failing(torch.optim.SGD):
-        fails = False
-
-        def step(self, closure=None):
-            if self.fails:
-                raise ValueError("of the user")
-            return super().step(closure)
-
-    def ending(run, model, optimizer):
-        if model is not ranks.parts[1][0]:
-            return loop(run, model, optimizer)
-        steps = 0
-        for _ in run.epochs(EPOCHS):
-            for batch in run.loader:
-                step(model, optimizer, [batch])
-                steps += 1
-                optimizer.fails = steps == 4 and how == "raise in the step"
-                if steps == 5 and how == "raise":
-                    raise ValueError("of the user")
-                if steps == 5:
-                    return steps
-        return None
-
-    parts = make_parts(network, data, lambda model: Failing(model.parameters(), lr=0.05, momentum=0.9))
-    ranks = AttachedThreads(3, parts, "bsp + local_steps(H=3)")
-    first, second, third = ranks.run(ending)
-    assert str(second) == ("5" if how == "return" else "of the user")
-    assert first + third >= MINIBATCHES - 3  # one work of the other rank was accepted
-    history = ranks.server.result.history
-    assert history.totals.samples_used == EPOCHS * SAMPLES
-    assert [each.minibatches for each in history.of(GradientArrived) if each.worker == 1] == [3]
-
-
-def test_a_pause_within_a_work_gives_it_back_and_the_rank_takes_part_again(network, data):
-    def pausing(run, model, optimizer):
-        steps = 0
-        for _ in run.epochs(EPOCHS):
-            for batch in run.loader:
-                step(model, optimizer, [batch])
-                steps += 1
-                if steps == 1 and model is ranks.parts[1][0]:
-                    with run.pause():
-                        pass
-
-    ranks = AttachedThreads(2, make_parts(network, data), "bsp + local_steps(H=3)")
-    assert ranks.run(pausing) == [None] * 2
-    history = ranks.server.result.history
-    assert history.totals.samples_used == EPOCHS * SAMPLES
-    draws = [each.draw for each in history.of(GradientArrived) if each.worker == 1]
-    assert len(draws) > 1
-    assert 1 not in draws
-
-
-def test_a_block_of_the_loop_is_interrupted_between_two_layers(network, data):
-    def blocks(run, model, optimizer):
-        is_slow, left = model is ranks.parts[1][0], 0
-        for _ in run.epochs(EPOCHS):
-            for number, batch in enumerate(run.loader, 1):
-                left += 1
-                with run.minibatch():
-                    if number == 2 and is_slow:
-                        wait_until(lambda: run._task.is_interrupted)
-                    step(model, optimizer, [batch])
-                    left -= 1
-        return left
-
-    ranks = AttachedThreads(2, make_parts(network, data), "k_sync(k=1) + local_steps(H=3)")
-    _, left = ranks.run(blocks)
-    assert left > 0
-    assert ranks.server.result.history.totals.samples_used == EPOCHS * SAMPLES
-
-
-@pytest.mark.parametrize("overflows", [{1}, {0, 1, 2}])
-def test_a_step_that_a_scaler_skips_is_left_out_of_the_work(overflows, network, data):
-    def scaled(run, model, optimizer):
-        scaler, number = GradScaler("cpu", init_scale=8.0, growth_interval=1000), 0
-        for _ in run.epochs(EPOCHS):
-            for x, y in run.loader:
-                optimizer.zero_grad()
-                scaler.scale(loss_of(model, x * torch.inf if number in overflows else x, y)).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                number += 1
-        return scaler.get_scale()
-
-    ranks = AttachedThreads(1, make_parts(network, data), "bsp + local_steps(H=3)")
-    assert ranks.run(scaled) == [8.0 / 2 ** len(overflows)]
-    first = ranks.server.result.history.of(GradientArrived)[0]
-    if len(overflows) == 3:
-        assert (first.used, first.reason) == (False, "its loop skipped the step")
-    else:
-        assert (first.used, first.samples, first.minibatches) == (True, 2 * BATCH, 3)
-    assert all(parameter.isfinite().all() for parameter in ranks.parts[0][0].parameters())
-
-
-def test_a_gradient_that_is_not_finite_ends_the_work_which_is_dropped(network, data):
-    def bad(run, model, optimizer):
-        for epoch in run.epochs(EPOCHS):
-            for number, (x, y) in enumerate(run.loader):
-                step(model, optimizer, [(x * torch.inf if (epoch, number) == (0, 1) else x, y)])
-
-    ranks = AttachedThreads(1, make_parts(network, data), "bsp + local_steps(H=3)")
-    ranks.run(bad)
-    first, *others = ranks.server.result.history.of(GradientArrived)
-    assert (first.used, first.reason, first.minibatches) == (False, "not finite", 2)
-    assert all(each.used for each in others)
 
 
 def test_the_loop_may_clip_the_gradient_of_each_local_step(network, data, events, caplog):
