@@ -23,21 +23,27 @@ class SteppingRun(AttachedRun):
     """
 
     _makes_step = False  # whether the step under way has the gradient that the worker gave back
+    _depth = 0  # calls of `step` under way: torch gives hooks also to the step of a base class, which a step may call
 
     def _share_state(self) -> None:
         """Leave the state to the optimizer of this rank, which steps."""
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
         """Hand in the gradient, and wait for that of the step; without one the step finds none."""
+        if self._depth:
+            self._depth += 1
+            return None
         arguments = super()._before_step(args, kwargs)
         message = self._get()
         self._makes_step = isinstance(message, LoopStep)
         if not self._makes_step:  # the gradient is not finite, or the task begins anew
             self._on_message(message)
+        self._depth = 1
         return arguments
 
     def _after_step(self) -> None:
-        if self._makes_step:
+        self._depth -= 1
+        if self._makes_step and not self._depth:
             self._makes_step = False
             self._exchange.to_worker.put(LoopStep())
             self._receive()

@@ -16,6 +16,7 @@ from loop_parts import (
     SAMPLES,
     adamw,
     check_equal_models,
+    derived_sgd,
     loss_of,
     make_parts,
     of_the_mean_gradient,
@@ -29,7 +30,9 @@ from paceline.recording.run_folder import SavedRun
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize(("make_optimizer", "accumulate", "clip_norm"), [(sgd, 1, 0.01), (adamw, 2, None)])
+@pytest.mark.parametrize(
+    ("make_optimizer", "accumulate", "clip_norm"), [(sgd, 1, 0.01), (adamw, 2, None), (derived_sgd, 1, None)]
+)
 def test_all_reduce_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_norm, network, data):
     parts = make_parts(network, data, make_optimizer, batch_size=BATCH // accumulate)
     ranks = AllReduceLoops(3, parts, "all_reduce", accumulate=accumulate, clip_norm=clip_norm)

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from attached_replay import job_of, noted_events, trained_with
 from attached_threads import AttachedThreads
 from attached_turns import in_turns
-from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, loss_of, make_parts, sgd, step, values
+from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, derived_sgd, loss_of, make_parts, sgd, step, values
 from paceline.core.records import GradientArrived, WorkInterrupted
 from paceline.user_loop.loop_data import LoopJob
 
@@ -34,7 +34,7 @@ def loop(run, model, optimizer):
     return sum(step(model, optimizer, [batch]) or 1 for _ in run.epochs(EPOCHS) for batch in run.loader)
 
 
-@pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None)])
+@pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None), (derived_sgd, None)])
 @pytest.mark.parametrize(
     "protocol",
     [
