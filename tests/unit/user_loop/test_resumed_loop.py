@@ -3,13 +3,15 @@
 from itertools import chain
 
 import pytest
+import torch
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from attached_threads import AttachedThreads
-from loop_parts import BATCH, SAMPLES, adamw, make_parts, step
+from loop_parts import BATCH, SAMPLES, adamw, make_parts, step, values
 from paceline.cli.saved_options import NEEDED, SavedOptions
 
+EXACT = 1e-12
 RANKS, EPOCHS = 2, 3
 UPDATES = EPOCHS * SAMPLES // BATCH // RANKS
 
@@ -46,6 +48,22 @@ def test_samples_and_learning_rates_go_on(per_epoch, network, data, tmp_path):
     if per_epoch:
         steps = [number // (UPDATES // EPOCHS) for number in range(UPDATES)]
     assert rates == [0.01 * 0.5**number for number in steps]
+    assert pl.replay(run).is_same
+
+
+def test_a_run_with_local_steps_goes_on_with_its_outer_optimizer(network, data, tmp_path):
+    def plain(model):
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
+    parts, run = make_parts(network, data, plain), tmp_path / "run"
+    protocol = "bsp + local_steps(H=2, outer='nesterov(lr=0.7, momentum=0.5)')"
+    before = AttachedThreads(1, parts, protocol, stop="updates=8", out=run)
+    resumed = AttachedThreads(1, parts, protocol, stop=f"epochs={EPOCHS}", resume=run)
+    whole = AttachedThreads(1, parts, protocol, stop=f"epochs={EPOCHS}")
+    samples = before.run(train(per_epoch=True)) + resumed.run(train(per_epoch=True))
+    assert [[*chain.from_iterable(samples)]] == whole.run(train(per_epoch=True))
+    for ours, theirs in zip(values(resumed.parts[0][0]), values(whole.parts[0][0]), strict=True):
+        assert (ours - theirs).abs().max() < EXACT
     assert pl.replay(run).is_same
 
 
