@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.records import WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost
 from paceline.core.wire import parse_wire
 from paceline.engines.virtual.compressed_transfers import CompressedTransfers
 from paceline.server.flat_buffers import FlatLayout
@@ -95,3 +95,17 @@ def test_a_code_on_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(pl.UsageError, match="wire='int8' is simulated on the CPU; omit device='cuda'"):
         pl.Cluster(2, network=WIRE, device="cuda")
+
+
+def test_a_dropped_gradient_was_sent(monkeypatch):
+    sent, send = [], CompressedTransfers.send
+
+    def record(transfers, worker, vectors, fragment=None):
+        sent.append(worker)
+        send(transfers, worker, vectors, fragment)
+
+    monkeypatch.setattr(CompressedTransfers, "send", record)
+    run = pl.train(single_job(), protocol="pull(k=2)", cluster=pl.Cluster(3, network=WIRE), stop="updates=20", seed=3)
+    arrived = list(run.history.of(GradientArrived))
+    assert any(not each.used for each in arrived)
+    assert sent == [each.worker for each in arrived]
