@@ -14,6 +14,7 @@ from paceline.worker.torch_utils import build_model
 from selections import each_value_once
 from tiny_jobs import (
     batch_norm_net,
+    largest_relative_difference,
     parameters_of,
     sgd,
     tiny_job,
@@ -116,3 +117,21 @@ def test_a_worker_restored_from_another_average_keeps_its_own_momentum(protocol,
 def momentum_of(worker):
     [momentum] = {float(state["momentum_buffer"].mean()) for state in worker.server.optimizer.state.values()}
     return momentum
+
+
+def test_a_checkpoint_from_before_fragments_has_no_steps_apart():
+    job, allreduce = tiny_job(optimizer=sgd(RATE, MOMENTUM)), parse_plan("local_sgd(H=3)").allreduce
+    workers = []
+    for _ in range(2):
+        model = build_model(job, 3)
+        layout = FlatLayout(model)
+        workers.append(make_algorithm(allreduce, ParameterServer(job, model, layout, per_epoch=None), layout))
+    first, second = workers
+    for number in range(1, 3):
+        first.gradient.flat_parameters[0].fill_(1.0)
+        first.contribute(1.0, 1.0, update_of(number))
+    second.load_state_dict({**first.state_dict(), "own": []})
+    for worker in workers:
+        worker.collect_steps()
+    assert float(first.payload.flat_parameters[0].abs().min()) > 0
+    assert largest_relative_difference(second.payload.flat_parameters[0], first.payload.flat_parameters[0]) < 1e-12

@@ -175,7 +175,12 @@ class UpdateAveraging(AllReduceAlgorithm):
         copy_checked(self._weights.memory, state["weights"])
         self._counts = list(state["counts"])
         if self._own is not None:
-            self._own.load(state["own"])
+            if isinstance(state.get("own"), Mapping):
+                self._own.load(state["own"])
+            else:  # a checkpoint of local SGD from before fragments
+                self._own.clear()
+                self._write_steps()
+                self._own.take_newest(self._payload)
         self.share = state.get("share", 0.0)  # checkpoints of version 0.1 have none
 
     def _set_weights(self) -> None:
@@ -199,14 +204,18 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     def _write_payload(self, share: float) -> None:
         self._restore_counts()
+        self._write_steps()
+        if self._own is not None:
+            self._own.take_newest(self._payload)
+        scale(self._payload, share)
+
+    def _write_steps(self) -> None:
+        """Write all steps since the average into the payload."""
         for step, weights, average in pairs(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
                 step.copy_(weights)
             else:
                 torch.sub(weights, average, out=step)
-        if self._own is not None:
-            self._own.take_newest(self._payload)
-        scale(self._payload, share)
 
     def _restore_counts(self) -> None:
         """Undo changes of integer buffers since the last sum: the next sum contains them."""
