@@ -81,11 +81,6 @@ class RunConfig:
                 f"{plan}: the workers step with the rate of the optimizer and of scheduler=, but job {job.name} has "
                 f"lr_rule={job.lr_rule!r}, lr_is={job.lr_is!r} and schedule={job.schedule}; leave them out"
             )
-        if isinstance(self.cluster, Torchrun) and self.cluster.workers == "node":
-            raise UsageError(
-                f"{plan}: the processes of a node share each gradient, but not local steps; give workers='process', "
-                "or leave the local steps out"
-            )
 
     @cached_property
     def schedule(self) -> ScheduleCurve | None:

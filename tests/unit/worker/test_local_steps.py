@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from local_steps_loop import local_steps_loop
 from paceline.core.records import GradientArrived, UpdateMade, WorkInterrupted
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
@@ -50,32 +51,12 @@ def test_interrupted_work_has_the_samples_of_all_its_minibatches():
     assert {each.samples for each in interrupted} == {3 * 7}
 
 
-def local_steps_loop(job, arrivals, steps, n, outer_lr):
-    """Return the parameters after these arrivals (worker, draw, version), one an update, in plain torch."""
-    loader, model = MinibatchLoader(job, 3, n), build_model(job, 3)
-    versions = [parameters_of(model)]
-    states = {}
-    for worker, draw, version in arrivals:
-        nn.utils.vector_to_parameters(versions[version].clone(), model.parameters())
-        optimizer = job.optimizer(model.parameters())
-        if worker in states:
-            optimizer.load_state_dict(states[worker])
-        for number in range((draw - 1) * steps + 1, draw * steps + 1):
-            inputs, target = loader.batch(worker, number, None)
-            optimizer.zero_grad()
-            job.loss(model(inputs), target).backward()
-            optimizer.step()
-        states[worker] = optimizer.state_dict()
-        versions.append(versions[-1] - outer_lr * (versions[version] - parameters_of(model)))
-    return versions[-1]
-
-
 def test_each_worker_keeps_the_state_of_its_optimizer():
     job = tiny_job(optimizer=ADAMW)
     ours = trained("asp + local_steps(H=4, outer='sgd(lr=0.4)')", job)
     arrivals = [(each.worker, each.draw, each.version) for each in ours.history.of(GradientArrived) if each.used]
     assert len({worker for worker, _, _ in arrivals}) == 3
-    theirs = local_steps_loop(job, arrivals, steps=4, n=3, outer_lr=0.4)
+    theirs = local_steps_loop(job, 3, arrivals, steps=4, n=3, outer_lr=0.4)
     assert largest_relative_difference(parameters_of(ours.model), theirs) < EXACT
 
 
@@ -113,7 +94,7 @@ def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
     assert any(each.reason == "too stale" for each in records)
     assert any(each.reason == "not finite" for each in records)
     arrivals = [(each.worker, each.draw, each.version) for each in records if each.used]
-    theirs = local_steps_loop(job, arrivals, steps=2, n=3, outer_lr=0.4)
+    theirs = local_steps_loop(job, 3, arrivals, steps=2, n=3, outer_lr=0.4)
     assert largest_relative_difference(parameters_of(ours.model), theirs) < EXACT
 
 
@@ -123,7 +104,7 @@ def test_a_worker_that_was_lost_begins_with_a_new_optimizer_state():
     ours = trained("asp + local_steps(H=2)", job, cluster=cluster, updates=4)
     draws = [each.draw for each in ours.history.of(GradientArrived)]
     assert draws == [1, 2, 4, 5]
-    kept = local_steps_loop(job, [(0, draw, i) for i, draw in enumerate(draws)], steps=2, n=1, outer_lr=1.0)
+    kept = local_steps_loop(job, 3, [(0, draw, i) for i, draw in enumerate(draws)], steps=2, n=1, outer_lr=1.0)
     assert largest_relative_difference(parameters_of(ours.model), kept) > 1e-3
 
 

@@ -27,8 +27,10 @@ from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.rank_logger import RankLogger
+from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.parameter_guard import checksum
 from paceline.worker.replica import GradientStats, Replica
 
@@ -181,9 +183,9 @@ class NodeLeader:
 
     # --- tasks --------------------------------------------------------------------------------------------
 
-    def on_task(self, task: RemoteTask) -> None:
-        """Record whether the version has changed since it was broadcast."""
-        self._has_sent_version &= not task.sends_version
+    def on_change(self) -> None:
+        """Record that the version has changed since it was broadcast."""
+        self._has_sent_version = False
 
     def forward(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the other processes compute their shares of a minibatch at a version."""
@@ -245,6 +247,26 @@ class LeadingReplica(Replica):
         """Compute the gradient of a minibatch at a version, together with the other processes."""
         self._leader.forward(draw, minibatch, version)
         return super().gradient(worker, draw, minibatch, version, gradient)
+
+
+class LeadingLocalStepsReplica(LocalStepsReplica, LeadingReplica):
+    """Replica of a node's leader that makes local steps, and computes the gradient of each with the other processes.
+
+    The step of the optimizer is that of the leader alone. The others get its parameters before each step.
+    """
+
+    def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:
+        self._leader.on_change()  # the step before this one has changed the parameters
+        return super()._step(worker, draw, minibatch, steps)
+
+
+def make_leading_replica(
+    job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
+) -> LeadingReplica:
+    """Return the replica of a node's leader, with local steps if there are any."""
+    if local_steps is None:
+        return LeadingReplica(job, seed, n, **settings)
+    return LeadingLocalStepsReplica(job, seed, n, local_steps=local_steps, **settings)
 
 
 def leader_port(rank_0: Connection, worker: int, timeout_s: float) -> int | None:

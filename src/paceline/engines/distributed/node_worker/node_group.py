@@ -74,7 +74,8 @@ class NodeGroup(GradientGroup):
     def broadcast(self, version: FlatBuffers) -> None:
         """Copy the leader's version to all processes."""
         with self._raising_group_lost():
-            self._group.wait([self._group.broadcast(version.memory)])
+            memory = version.memory.cpu()  # the leader's is on its GPU during local steps; a copy does for the sender
+            self._group.wait([self._group.broadcast(memory)])
 
     def all_reduce(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
         """Replace the gradient of this process by that of the whole minibatch, and return its scalars."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from paceline.engines.distributed.node_worker.leader import LeadingReplica, NodeLeader
+from paceline.engines.distributed.node_worker.leader import NodeLeader, make_leading_replica
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rank import Rank
@@ -102,14 +102,14 @@ class WorkerProcess:
         is_worker = self._worker < cluster.n
         self.leader = NodeLeader(cluster, rank.transport, self._is_cancelled, self._leave, self._on_group_lost)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
+        settings["local_steps"] = rank.plan.local_steps
         self._replica: Replica
         if self.leader.group.size > 1:
-            self._replica = LeadingReplica(job, seed, cluster.n, leader=self.leader, **settings)
+            self._replica = make_leading_replica(job, seed, cluster.n, leader=self.leader, **settings)
         else:
             check = self._check if is_worker else None
-            local_steps = rank.plan.local_steps
-            self._replica = rank.process.replica(job, seed, cluster.n, check=check, local_steps=local_steps, **settings)
-            if local_steps is None:
+            self._replica = rank.process.replica(job, seed, cluster.n, check=check, **settings)
+            if rank.plan.local_steps is None:
                 self._replica.on_gradient_ready = self._on_accumulated
         faults = tuple(cluster.faults)
         actions = rank.process.fault_actions
@@ -186,7 +186,8 @@ class WorkerProcess:
         self._draw, self._received_s = task.draw, received_s
         for channel in self._channels:
             channel.begin(task.draw)
-        self.leader.on_task(task)
+        if task.sends_version:
+            self.leader.on_change()
         self._check_version(task, "before")
         self._replica.prefetch(following(self._worker, task.draw, task.upcoming))
         self._replica.progress = task.progress
