@@ -51,7 +51,7 @@ def vectors_of(plan: Plan, n: int, *, is_compressed: bool = False) -> int:
 
     >>> from paceline.catalogue.parser import parse_plan
     >>> [vectors_of(parse_plan(each), n=4) for each in ("bsp", "bsp + local_steps(H=16)", "local_sgd(H=16)")]
-    [13, 29, 24]
+    [13, 29, 36]
     """
     if plan.allreduce is not None:
         each = vectors_of_worker(plan.allreduce) + is_compressed

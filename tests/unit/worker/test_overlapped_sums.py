@@ -77,7 +77,7 @@ def plain_lag(job, allreduce, updates):
     return average + sum(own(i) for i in range(N)) / N
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("lag", [0, 1, 2, 5])
 @pytest.mark.parametrize(
     "protocol", ["dc_s3gd(lag={})", "local_sgd(H=3, lag={})", "local_sgd(H=2, lag={}, outer=nesterov)"]
 )
@@ -90,7 +90,7 @@ def test_a_worker_is_at_the_average_plus_its_own_steps_that_are_still_summed(pro
     assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3, 6])
+@pytest.mark.parametrize("lag", [0, 1, 6])
 @pytest.mark.parametrize("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"])
 def test_each_fragment_has_sums_of_its_own(knobs, lag):
     job = tiny_job(model=deep, optimizer=sgd(RATE, MOMENTUM))

@@ -12,7 +12,7 @@ from rounding import single_job
 from tiny_jobs import parameters_of, sgd
 
 WIRE = pl.Network(latency_s=0.1, up_bytes_per_s=2000, down_bytes_per_s=4000, wire="int8")
-PROTOCOLS = ["asp", "k_sync(k=2)", "bsp + local_steps(H=2)", "all_reduce", "local_sgd(H=4, fragments=2, lag=2)"]
+PROTOCOLS = ["k_sync(k=2)", "bsp + local_steps(H=2)", "local_sgd(H=4, fragments=2, lag=2)"]
 
 
 def test_a_code_shortens_transfers_and_sums():
