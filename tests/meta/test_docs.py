@@ -45,6 +45,12 @@ def test_sentences_have_25_words_or_fewer(page):
     assert [sentence for sentence in sentences(text) if len(words(sentence)) > 25] == []
 
 
+@pytest.mark.parametrize("page", checked_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_is_broken_into_a_list(page):
+    """A line that begins as "1) gradients" is an item of a list in Markdown."""
+    assert re.findall(r"^\d+\) .*", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+
+
 PROSE = """\
 # A heading without a full stop
 
