@@ -1,8 +1,10 @@
 """The comparison with DDP: patterns, times of parameters that do not depend on them, outcomes, and a whole trial."""
 
+from collections import defaultdict
 from dataclasses import replace
 from math import inf, isclose
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -341,3 +343,19 @@ def test_rates_are_searched_with_seeds_of_their_own():
     assert {task.lr for task in tasks} == set(JOBS["mnist"].rates)
     assert max(comparison.seeds for comparison in GRID) < min(settings.TUNING_SEEDS)
     assert all(about.lr[n] in about.rates for about in JOBS.values() for n in about.gradients)
+
+
+def test_the_rate_of_a_finished_search_is_its_best_one_and_has_neighbours():
+    losses = defaultdict(list)
+    for line in Store(settings.RESULTS / "rates.jsonl").lines():
+        asked = line["asked"]
+        losses[asked["job"], asked["n"], asked["lr"]].append(line["evaluated"][-1]["loss"])
+    finished = 0
+    for name, about in JOBS.items():
+        for n, lr in about.lr.items():
+            found = {rate: losses[name, n, rate] for rate in about.rates}
+            if all(len(each) == about.tunings for each in found.values()):
+                finished += 1
+                assert lr == min(found, key=lambda rate: fmean(found[rate])), name
+                assert min(about.rates) < lr < max(about.rates), name
+    assert finished >= 3
