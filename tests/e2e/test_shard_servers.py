@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import paceline as pl
-from arrival_replay import ArrivalReplay
+from arrival_replay import ArrivalReplay, noted_events
 from end_when import FOREVER
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.records import GradientArrived, StepMeasured, WorkInterrupted
-from paceline.engines import distributed
-from paceline.engines.distributed import ParameterServerEngine
 from paceline.protocols.protocol import as_plan
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -50,19 +48,7 @@ def test_bsp_on_three_shards_is_bsp_of_the_simulation_and_every_rank_has_its_mod
 @pytest.fixture
 def events(monkeypatch):
     """Return the events of the run whose rank 0 is this process."""
-    heard = []
-
-    class Noting(ParameterServerEngine):
-        def run(self, coordinator, observe=None, first=None):
-            def note(now, event, commands):
-                if event is not None:
-                    heard.append(event)
-                observe(now, event, commands)
-
-            return super().run(coordinator, note, first)
-
-    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
-    return heard
+    return noted_events(monkeypatch)
 
 
 def replayed(job, n, protocol, updates, events):

@@ -1,7 +1,6 @@
 """Local steps of workers that are all processes of a host, as threads of this process."""
 
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 import paceline as pl
 from local_steps_loop import local_steps_loop
 from paceline.core.records import GradientArrived, WorkerJoined, WorkInterrupted
+from paceline.engines.distributed.parameter_server.worker_process import WorkerProcess
 from paceline.jobs.job import Job
 from rank_threads import LIMIT_S, ranks, run
 from ranks import flat, lost
@@ -50,10 +50,12 @@ class InterruptedSteps(pl.Callback):
 
     Attributes:
         calls: microbatches that each rank has computed.
+        is_cancelled: set when the leader of worker 1 knows that its work is cancelled.
     """
 
     def __init__(self):
         self.calls = Counter()
+        self.is_cancelled = threading.Event()
         self._is_in_second_step = threading.Event()
         self._updates = [threading.Event() for _ in range(2)]
 
@@ -69,14 +71,21 @@ class InterruptedSteps(pl.Callback):
             case "rank 3", 6:
                 self._is_in_second_step.set()
                 assert self._updates[0].wait(LIMIT_S)
-                time.sleep(0.3)  # until the leader knows that its work is cancelled
+                assert self.is_cancelled.wait(LIMIT_S)
             case "rank 2", 13:
                 assert self._updates[1].wait(LIMIT_S)
         return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def test_an_interrupt_ends_a_local_step_of_all_processes_and_changes_nothing():
-    script = InterruptedSteps()
+def test_an_interrupt_ends_a_local_step_of_all_processes_and_changes_nothing(monkeypatch):
+    script, cancel = InterruptedSteps(), WorkerProcess._cancel
+
+    def record(process, draw):
+        cancel(process, draw)
+        if process._worker == 1:
+            script.is_cancelled.set()
+
+    monkeypatch.setattr(WorkerProcess, "_cancel", record)
     job = tiny_job(loss=None, step=script.__call__, microbatches=4, batch_size=12)
     rules = {"protocol": "k_sync(k=1) + local_steps(H=3)", "stop": "updates=2", "callbacks": [script]}
     [end, *_] = run(6, job, NODE, nodes=2, **rules)

@@ -1,6 +1,8 @@
 """Engine that replays the events of another engine's run."""
 
 from paceline.core.events import Arrival
+from paceline.engines import distributed
+from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.virtual.parameter_server import VirtualEngine
 
 
@@ -32,3 +34,20 @@ class ArrivalReplay(VirtualEngine):
 
     def evaluate(self, command):
         pass
+
+
+def noted_events(monkeypatch):
+    """Return a list to which the events of the next run with a server are added."""
+    heard = []
+
+    class Noting(ParameterServerEngine):
+        def run(self, coordinator, observe=None, first=None):
+            def note(now, event, commands):
+                if event is not None:
+                    heard.append(event)
+                observe(now, event, commands)
+
+            return super().run(coordinator, note, first)
+
+    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
+    return heard

@@ -4,30 +4,11 @@ import paceline as pl
 from arrival_replay import ArrivalReplay
 from loop_parts import BATCH, loss_of, sgd
 from paceline.catalogue.parser import parse_plan
-from paceline.engines import distributed
-from paceline.engines.distributed import ParameterServerEngine
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.worker.local_steps import make_replica
 
 SEED = 1  # of attached threads
-
-
-def noted_events(monkeypatch):
-    """Return a list to which the events of the next run with a server are added."""
-    heard = []
-
-    class Noting(ParameterServerEngine):
-        def run(self, coordinator, observe=None, first=None):
-            def note(now, event, commands):
-                if event is not None:
-                    heard.append(event)
-                observe(now, event, commands)
-
-            return super().run(coordinator, note, first)
-
-    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
-    return heard
 
 
 def job_of(network, data, make_optimizer=sgd, **changes):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from attached_replay import job_of, noted_events, trained_with
+from arrival_replay import noted_events
+from attached_replay import job_of, trained_with
 from attached_threads import AttachedThreads
 from attached_turns import in_turns
 from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, derived_sgd, loss_of, make_parts, sgd, step, values
