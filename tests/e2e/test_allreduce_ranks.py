@@ -102,7 +102,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
         job.processes[2].join(60)
         begun_s = time.monotonic()
         for rank, said in ((0, ""), (1, "rank 0: ")):
-            with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*elastic"):
+            with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*min_w"):
                 job.end(rank)
         assert time.monotonic() - begun_s < 5.0
 
@@ -111,7 +111,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
 @pytest.mark.processes
 def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.02))
-    torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow, "elastic": True}
+    torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow, "min_workers": 1}
     is_back = EndWhen(_has_come_back_and_done_its_share)
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="seconds=40", callbacks=[is_back]) as job:
         job.start_all()
@@ -149,7 +149,7 @@ def test_a_trace_of_ranks_replays_as_long_as_they_took(protocol):
 @pytest.mark.slow
 def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
     job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(2, 9)
-    torchrun = {"faults": [gone], "elastic": True, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
+    torchrun = {"faults": [gone], "min_workers": 1, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
     ends = run(n, job, torchrun, protocol="local_sgd(H=1)", stop=f"updates={updates}")
     loader, model = MinibatchLoader(job, 1, n), build_model(job, 1)
     velocity = [torch.zeros_like(parameters_of(model))] * n
@@ -168,7 +168,7 @@ def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
 
 @pytest.mark.slow
 def test_a_rank_alone_is_left():
-    torchrun = {"faults": [pl.Fault(1, 9)], "elastic": True}
+    torchrun = {"faults": [pl.Fault(1, 9)], "min_workers": 1}
     end = run(2, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=30")[0]
     assert [update.k for update in of(end.records, UpdateMade)][-1] == 1
 
@@ -215,7 +215,7 @@ def test_a_signal_ends_all_alike_with_a_checkpoint(rank, protocol, tmp_path):
 @pytest.mark.slow
 def test_an_elastic_rank_that_is_told_to_end_leaves_alone():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
-    with ranks(3, tiny_job(), {"slowness": slow, "elastic": True}, protocol="dc_s3gd", stop="updates=100") as job:
+    with ranks(3, tiny_job(), {"slowness": slow, "min_workers": 1}, protocol="dc_s3gd", stop="updates=100") as job:
         job.start_all()
         job.await_training()
         begun_s = time.monotonic()
@@ -234,7 +234,7 @@ def test_an_elastic_rank_that_is_told_to_end_leaves_alone():
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_rank_that_stands_still_in_the_middle_of_a_sum_counts_as_dead(elastic):
     job = tiny_job(model=big_net, data=dataset(dtype=torch.float32))
-    torchrun = {"elastic": elastic, "threads": 1}
+    torchrun = {"min_workers": 1 if elastic else None, "threads": 1}
     settings = {"protocol": "all_reduce", "stop": "updates=40", "worker_timeout_s": 2.0}
     with ranks(3, job, torchrun, **settings) as started:
         started.start_all()
@@ -268,10 +268,10 @@ def test_another_world_size_needs_elastic(tmp_path):
     run(3, tiny_job(), **settings, stop="updates=20", out=tmp_path / "run")
     with ranks(2, tiny_job(), **settings, stop="updates=40", resume=tmp_path / "run") as job:
         job.start_all()
-        with pytest.raises(pl.UsageError, match=r"3 workers, now .*2 workers; .*elastic"):
+        with pytest.raises(pl.UsageError, match=r"3 workers, now .*2 workers; .*max_workers"):
             job.end(0)
-    run(3, tiny_job(), {"elastic": True}, **settings, stop="updates=20", out=tmp_path / "other")
-    ends = run(2, tiny_job(), {"elastic": True}, **settings, stop="updates=40", resume=tmp_path / "other")
+    run(3, tiny_job(), {"min_workers": 1}, **settings, stop="updates=20", out=tmp_path / "other")
+    ends = run(2, tiny_job(), {"min_workers": 1}, **settings, stop="updates=40", resume=tmp_path / "other")
     assert [update.k for update in of(ends[0].records, UpdateMade)] == [3] * 20 + [2] * 20
 
 
@@ -287,7 +287,7 @@ def test_rank_0_leaves_nothing_behind(fault):
     settings = {"protocol": "dc_s3gd", "stop": "updates=20", "worker_timeout_s": 1.0}
     run(2, tiny_job(), **settings)  # the first one starts what is there for good
     before = what_is_open()[:2], open_files()
-    with ranks(2, tiny_job(), {"faults": [fault] if fault else [], "elastic": True}, **settings) as job:
+    with ranks(2, tiny_job(), {"faults": [fault] if fault else [], "min_workers": 1}, **settings) as job:
         job.start_workers()
         assert job.serve().stopped_by == "updates"
     del job  # with the pipes to its ranks

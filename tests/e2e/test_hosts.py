@@ -258,7 +258,8 @@ def _has_continued(seen):
 @pytest.mark.slow
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_host_that_is_cut_off_from_sums_is_lost_by_its_silence(elastic):
-    torchrun = {"elastic": elastic, "slowness": pl.Cluster(3, timing=STEADY), "heartbeat_timeout_s": 2.0}
+    torchrun = {"slowness": pl.Cluster(3, timing=STEADY), "heartbeat_timeout_s": 2.0}
+    torchrun["min_workers"] = 1 if elastic else None
     settings = {**SUMS, "worker_timeout_s": 1000.0, "stop": FOREVER}
     with hosts(3) as made:
         callbacks = [Cut(made, place=2, after=(2, 5)), EndWhen(_has_continued)]
@@ -282,7 +283,8 @@ def test_a_host_that_is_cut_off_from_sums_is_lost_by_its_silence(elastic):
 @pytest.mark.slow
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_ranks_without_a_server_that_rank_0_reaches_and_that_do_not_reach_each_other_are_named(elastic):
-    torchrun = {"elastic": elastic, "slowness": pl.Cluster(4, timing=STEADY), "heartbeat_timeout_s": 2.0}
+    torchrun = {"slowness": pl.Cluster(4, timing=STEADY), "heartbeat_timeout_s": 2.0}
+    torchrun["min_workers"] = 1 if elastic else None
     with hosts(4) as made:
         parting = Parting(made, 1, 2, after=(3, 5))
         with ranks_on_hosts(made, range(4), tiny_job(), torchrun, [parting], **SUMS) as job:

@@ -19,7 +19,8 @@ from paceline.recording.run_folder import SavedRun
 from paths import ROOT, environment
 
 PAGE = (ROOT / "docs/how-to/launch-on-many-machines.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"^## ([^\n]+)\n+(?:<!--.*?-->\n)?```sh\n(.*?)```", PAGE, re.M | re.S))
+BLOCK = r"^## ([^\n]+)\n(?:(?!^## ).)*?<!-- run by tests/e2e/test_launching.py -->\n```sh\n(.*?)```"
+BLOCKS = dict(re.findall(BLOCK, PAGE, re.M | re.S))
 SLURM = ROOT / "examples/slurm.sh"
 KUBERNETES = ROOT / "examples/kubernetes.yaml"
 LIMIT_S = 120
@@ -130,6 +131,21 @@ def test_with_torchrun(start):
         block = commands("With torchrun, on two hosts")
         told = outputs([start(made, command, host) for command, host in block])
     assert "30 updates made" in told[0]
+
+
+@pytest.mark.slow
+def test_a_rank_beyond_those_that_were_started_joins(start, tmp_path):
+    folder = tmp_path / "runs/elastic"
+    with hosts(2) as made:
+        [*first, late] = commands("A size that changes", ("updates=60", "updates=1000000"))
+        started = [start(made, command, host) for command, host in first]
+        await_records(folder, UpdateMade, 3)
+        started.append(start(made, *late))
+        await_records(folder, WorkerJoined, 1)
+        started[0].send_signal(signal.SIGTERM)
+        told = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+    assert [process.returncode for process in started] == [130] * 4, "\n".join(told)
+    assert [record.worker for record in SavedRun(folder).history.of(WorkerJoined)] == [2]
 
 
 @pytest.mark.slow

@@ -172,7 +172,7 @@ def test_a_worker_that_comes_back_as_the_run_ends_leaves_with_status_0(protocol,
         wait_until(lambda: "the run has ended already" in job.said(1))
 
     monkeypatch.setattr(part, name, come_back_first)
-    torchrun = {"elastic": True} if protocol == "all_reduce" else None
+    torchrun = {"min_workers": 1} if protocol == "all_reduce" else None
     with ranks(2, tiny_job(), torchrun, protocol=protocol, stop="updates=5") as job:
         job.start(1)
         assert job.serve().reason == "5 updates made"

@@ -93,7 +93,7 @@ def test_a_killed_rank_is_named_by_all_others():
     with ranks(3, tiny_job(), {"faults": [pl.Fault(2, 9)]}, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
         for rank, said in ((0, ""), (1, "rank 0: ")):
-            with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*elastic"):
+            with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*min_w"):
                 job.end(rank)
         assert job.faults("die") == 1
 
@@ -107,7 +107,7 @@ def test_a_killed_rank_is_named_by_all_others():
     ],
 )
 def test_the_ranks_that_are_left_go_on(protocol, caplog):
-    torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 14, "raise")], "elastic": True}
+    torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 14, "raise")], "min_workers": 1}
     with ranks(4, uneven_epochs(eval_data=dataset(20)), torchrun, protocol=protocol, stop="epochs=7") as job:
         job.start_all()
         ends = {rank: job.end(rank) for rank in (0, 2)}
@@ -124,7 +124,7 @@ def test_a_rank_that_comes_later_takes_part():
     def has_come_back(seen):
         return seen.joined == [2] and seen.used_since[2] >= 10
 
-    torchrun = {"faults": [pl.Fault(2, 9)], "elastic": True}
+    torchrun = {"faults": [pl.Fault(2, 9)], "min_workers": 1}
     settings = {"protocol": "dc_s3gd", "stop": "seconds=40", "callbacks": [EndWhen(has_come_back)]}
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_workers()
@@ -143,7 +143,7 @@ def test_a_rank_that_comes_later_takes_part():
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_rank_that_hangs_counts_as_lost(elastic):
-    torchrun = {"faults": [pl.Fault(1, 9, "hang")], "elastic": elastic}
+    torchrun = {"faults": [pl.Fault(1, 9, "hang")], "min_workers": 1 if elastic else None}
     settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 0.3}
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_all()
@@ -172,7 +172,8 @@ def test_ranks_without_rank_0_end():
 def test_decisions_can_be_replayed(elastic, tmp_path):
     faults = [pl.Fault(1, 9), pl.Fault(2, 5, "not_finite")] if elastic else []
     settings = {"protocol": "dc_s3gd", "stop": "epochs=7", "out": tmp_path / "run"}
-    with ranks(3, uneven_epochs(eval_data=dataset(20)), {"faults": faults, "elastic": elastic}, **settings) as job:
+    torchrun = {"faults": faults, "min_workers": 1 if elastic else None}
+    with ranks(3, uneven_epochs(eval_data=dataset(20)), torchrun, **settings) as job:
         job.start_workers()
         job.serve()
         assert job.faults("die") == elastic
@@ -181,8 +182,8 @@ def test_decisions_can_be_replayed(elastic, tmp_path):
 
 def test_a_run_is_resumed_with_fewer_ranks_if_it_is_elastic(tmp_path):
     settings = {"protocol": "dc_s3gd"}
-    run(3, tiny_job(), {"elastic": True}, **settings, stop="updates=20", out=tmp_path / "run")
-    ends = run(2, tiny_job(), {"elastic": True}, **settings, stop="updates=40", resume=tmp_path / "run")
+    run(3, tiny_job(), {"min_workers": 1}, **settings, stop="updates=20", out=tmp_path / "run")
+    ends = run(2, tiny_job(), {"min_workers": 1}, **settings, stop="updates=40", resume=tmp_path / "run")
     assert [resumed.version for resumed in ends[0].of(RunResumed)] == [20]
     assert [update.k for update in ends[0].of(UpdateMade)] == [3] * 20 + [2] * 20
     assert torch.equal(flat(ends[0].parameters), flat(ends[1].parameters))

@@ -80,7 +80,7 @@ def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
 
 
 def test_ranks_that_are_left_go_on_with_the_same_parameters():
-    torchrun = {"wire": "int8", "faults": [pl.Fault(2, 9)], "elastic": True}
+    torchrun = {"wire": "int8", "faults": [pl.Fault(2, 9)], "min_workers": 1}
     with ranks(N, single_job(), torchrun, protocol="local_sgd(H=2, fragments=2)", stop="updates=30") as job:
         job.start_all()
         ends = [job.end(rank) for rank in (0, 1)]

@@ -40,7 +40,8 @@ class LostGroup:
 
 
 def rank(**changes):
-    settings = {"elastic": False, "heartbeat_timeout_s": 5.0, "worker": 1, "start_timeout_s": 5.0, "n": 3}
+    settings = {"is_elastic": False, "heartbeat_timeout_s": 5.0, "worker": 1, "start_timeout_s": 5.0}
+    settings |= {"n": 3, "started": 3}
     cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
     return SimpleNamespace(cluster=cluster, transport=transport(cluster.heartbeat_timeout_s))
 

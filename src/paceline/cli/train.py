@@ -23,9 +23,6 @@ from paceline.recording.run_stats import count
 
 if TYPE_CHECKING:
     from paceline.cli.saved_options import SavedOptions
-    from paceline.clusters.local import LocalCluster
-    from paceline.clusters.simulated import Cluster
-    from paceline.clusters.torchrun import Torchrun
     from paceline.jobs.job import Job
     from paceline.recording.callback import Callback
     from paceline.run.train import Result
@@ -49,9 +46,6 @@ def train(
         str | None, typer.Option(help="Protocol, for example bsp, k_sync(k=12) or 'bsp@25% >> asp'.")
     ] = None,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
-    elastic: Annotated[
-        bool, typer.Option("--elastic", help="All-reduce under torchrun: continue without lost ranks.")
-    ] = False,
     stop: Annotated[
         str | None, typer.Option(help="Conditions that end the run, for example loss=0.2,seconds=60 or nll<=1.4.")
     ] = None,
@@ -151,8 +145,6 @@ def _train(
         )
     stop = Stop.parse(options["stop"])
     cluster = parse_cluster(options["cluster"], options["censored"])
-    if options["elastic"]:
-        cluster = _elastic(cluster)
     job = _with_rate(load_job(options["job"]), options)
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
         raise UsageError("torchrun may restart this job (--max-restarts): give --out FOLDER, which a restart resumes")
@@ -178,16 +170,6 @@ def _with_rate(job: Job, options: SavedOptions) -> Job:
     lr_of = options["lr_of"]
     given = {"lr_rule": options["lr_rule"], "lr_of": int(lr_of) if lr_of and lr_of.isdigit() else lr_of}
     return replace(job, **{name: value for name, value in given.items() if value is not None})
-
-
-def _elastic(cluster: Cluster | LocalCluster | Torchrun) -> Torchrun:
-    from paceline.clusters.torchrun import Torchrun
-
-    if not isinstance(cluster, Torchrun):
-        raise UsageError(
-            "--elastic needs --cluster torchrun; for other clusters use a protocol such as 'bsp + elastic'"
-        )
-    return replace(cluster, elastic=True)
 
 
 def _print_result(result: Result, output: Format) -> None:

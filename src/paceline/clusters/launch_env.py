@@ -14,7 +14,10 @@ NEW_TOKEN = f"make a token on one host, export {TOKEN}=$(paceline token), and se
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
-TO_JOIN = "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended"
+TO_JOIN = (
+    "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended; or start every "
+    "process with torchrun(max_workers=N), which admits more"
+)
 BY_HAND = f"start every process with torchrun, for example {COMMAND}; or set {', '.join(NEEDED)} for each process"
 
 
@@ -24,7 +27,7 @@ class LaunchEnv:
 
     Attributes:
         rank: rank of this process, >= 0; rank 0 hosts the coordinator and the server.
-        world_size: number of processes of the job, >= 1.
+        world_size: number of processes that the launcher has started, >= 1; others may join with higher ranks.
         local_rank: rank of this process on its host, >= 0.
         local_world_size: number of processes on this host, >= 1.
         node: number of this host, 0 for the host of rank 0; None if not set.
@@ -82,7 +85,7 @@ class LaunchEnv:
         has_nodes = environment.get(NODE) or environment.get(NODES)
         single = {} if has_nodes or local < world_size else {NODE: "0", NODES: "1"}
         return cls(
-            rank=_number(environment, "RANK", 0, world_size - 1, advice=f"ranks are counted from 0; {TO_JOIN}"),
+            rank=_number(environment, "RANK", 0, None),
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
             local_world_size=local,

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from paceline.clusters.devices import check_device, cores
 from paceline.clusters.faults import Fault, check_faults
-from paceline.clusters.launch_env import NEW_TOKEN, LaunchEnv
+from paceline.clusters.launch_env import NEW_TOKEN, TO_JOIN, LaunchEnv
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
+from paceline.clusters.tls_files import TLS_FILES, check_tls_files
 from paceline.core.wire import parse_wire
-from paceline.errors import UsageError, describe_read_error
+from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
@@ -26,9 +27,9 @@ from paceline.utils.wording import counted
 WORKERS = ("process", "node")
 MOST_HEARTBEAT_TIMEOUT_S = 86_400  # a day; the operating system refuses its timers for more than some days
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
-TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 NOT_OF_THE_RUN = (
     "address",
+    "min_workers",
     "start_timeout_s",
     "heartbeat_timeout_s",
     "bytes_per_s",
@@ -78,8 +79,12 @@ class Torchrun:
         bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
             its load; None to measure it with the first gradients.
         faults: scripted faults, to test how a run handles them.
-        start_timeout_s: seconds within which every rank must join, > 0.
-        elastic: whether workers without a server continue when some of them are lost, and new ones may join.
+        min_workers: number of workers, >= 1, that is enough when start_timeout_s has passed and others are missing;
+            None for all that were started. Workers that come later join.
+        max_workers: largest number of workers, >= 1, the same for every process. Processes with ranks beyond those that
+            were started may join up to this number, whatever their WORLD_SIZE. None for no more than were started.
+            Rank 0 holds memory for so many gradients.
+        start_timeout_s: seconds within which the processes that were started must join, > 0.
         heartbeat_timeout_s: seconds without any byte from a process, which also answers heartbeats, after which it
             counts as lost, from 1 to 86400.
         encrypt: whether connections use TLS 1.3. Without it both sides still prove that they have the token, but every
@@ -107,8 +112,9 @@ class Torchrun:
     shards: int = 1
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
+    min_workers: int | None = None
+    max_workers: int | None = None
     start_timeout_s: float = 300.0
-    elastic: bool = False
     heartbeat_timeout_s: float = 60.0
     encrypt: bool = True
     tls_cert: str | Path | None = None
@@ -123,6 +129,7 @@ class Torchrun:
         if self.workers == "node":
             self.ranks.check_nodes()
         check_optional_range("[1, inf)", Integral, threads=self.threads)
+        check_optional_range("[1, inf)", Integral, min_workers=self.min_workers, max_workers=self.max_workers)
         check_range("[1, inf)", Integral, shards=self.shards)
         if self.shards > self.ranks.world_size:
             raise UsageError(
@@ -139,17 +146,17 @@ class Torchrun:
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_range(f"[1, {MOST_HEARTBEAT_TIMEOUT_S}]", heartbeat_timeout_s=self.heartbeat_timeout_s)
         check_device(self.device)
-        is_certain = self.worker_at_server is not None or self.workers == "node"
+        is_certain = self.worker_at_server is not None or self.workers == "node" or self.max_workers is not None
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
-        self._check_tls()
+        self._check_rank()
+        files = {name: getattr(self, name) for name in TLS_FILES if getattr(self, name) is not None}
+        check_tls_files(files, encrypt=self.encrypt)
         self._check_address()
 
     def __str__(self) -> str:
-        # A run may be resumed on other hosts, and with other workers if they are elastic.
+        # A run may be resumed on other hosts, and with other workers if it is elastic.
         call = short_repr(self, without=NOT_OF_THE_RUN)
-        if self.elastic:
-            return call
-        return f"{call} with {counted(self.n, 'worker')}"
+        return call if self.is_elastic else f"{call} with {counted(self.n, 'worker')}"
 
     def fitted_to(self, plan: Plan) -> Torchrun:
         """Return these ranks with the number of workers that a plan uses.
@@ -159,10 +166,6 @@ class Torchrun:
         """
         if plan.allreduce is None:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
-            if self.elastic:
-                raise UsageError(
-                    f"elastic=True: {plan} has a server, where workers can always join and leave; omit elastic"
-                )
         else:
             fitted = replace(self, worker_at_server=True)
             if self.worker_at_server is False and self.ranks.world_size > 1:
@@ -179,6 +182,7 @@ class Torchrun:
                     f"wire={self.wire!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
                     "wire=int8, int4 or top_k(share=0.01)"
                 )
+        fitted._check_workers()
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
@@ -186,8 +190,22 @@ class Torchrun:
         return fitted
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the run may begin without some workers, or admit more than were started."""
+        return self.min_workers is not None or self.max_workers is not None
+
+    @property
     def n(self) -> int:
-        """Number of workers."""
+        """Number of workers; the largest one if more than were started may join."""
+        return self.started if self.max_workers is None else self.max_workers
+
+    def suffices(self, workers: int) -> bool:
+        """Return whether this number of workers is enough to begin when `start_timeout_s` has passed."""
+        return self.min_workers is not None and workers >= self.min_workers
+
+    @property
+    def started(self) -> int:
+        """Number of workers that the launcher has started."""
         if self.ranks.nodes is not None and self.workers == "node":
             return self.ranks.nodes - (self._at_server == 0)
         return self.ranks.world_size - 1 + self.has_worker_at_server
@@ -195,7 +213,7 @@ class Torchrun:
     @property
     def has_worker_at_server(self) -> bool:
         """Whether a worker runs on the host of rank 0, by option or as the only worker."""
-        return bool(self.worker_at_server) or self.ranks.world_size == 1
+        return bool(self.worker_at_server) or (self.ranks.world_size == 1 and self.max_workers is None)
 
     @property
     def is_server(self) -> bool:
@@ -283,6 +301,32 @@ class Torchrun:
             )
         check_no_censored_sleep(self.slowness)
 
+    def _check_rank(self) -> None:
+        """Check that this rank is one of those that were started, if no others may join."""
+        rank, world_size = self.ranks.rank, self.ranks.world_size
+        if rank >= world_size and self.max_workers is None:
+            raise UsageError(
+                f"RANK='{rank}', expected a whole number >= 0 and <= {world_size - 1}: ranks are counted from 0; "
+                f"{TO_JOIN}"
+            )
+
+    def _check_workers(self) -> None:
+        """Check the number of workers that were started, and that of this process, against `max_workers`."""
+        least, most = self.min_workers, self.n
+        if least is not None and least > most:
+            raise UsageError(f"min_workers={least}, but the run has {counted(most, 'worker')}: give at most {most}")
+        if self.max_workers is None or self.ranks.sidecar is not None:
+            return
+        if self.started > most:
+            raise UsageError(
+                f"max_workers={most}, but {counted(self.started, 'worker')} were started: give at least {self.started}"
+            )
+        if not self.is_server and self.worker >= most:
+            raise UsageError(
+                f"RANK={self.ranks.rank} is worker {self.worker}, but max_workers={most} admits 0 to {most - 1}: give "
+                "every process a larger max_workers, or this one the RANK of a process that has ended"
+            )
+
     def _check_address(self) -> None:
         is_host = bool(self.host) and not NO_HOST & {*self.host}
         if not is_host or (self.port is not None and not 1 <= self.port <= 65535):
@@ -300,26 +344,6 @@ class Torchrun:
                 f"rank 0, for example pl.Torchrun(address='{self.ranks.master[0]}')"
                 + ("" if has_secret else f"; {NEW_TOKEN}")
             )
-
-    def _check_tls(self) -> None:
-        """Check that the files for TLS are given together and can be read."""
-        files = {name: getattr(self, name) for name in TLS_FILES if getattr(self, name) is not None}
-        missing = [name for name in TLS_FILES if name not in files]
-        if files and missing:
-            raise UsageError(
-                f"{' and '.join(files)} without {' and '.join(missing)}: give {', '.join(TLS_FILES)} together, or omit "
-                "all three to authenticate by the token"
-            )
-        if files and not self.encrypt:
-            raise UsageError(f"encrypt=False with {', '.join(TLS_FILES)}, which need TLS: omit encrypt, or the three")
-        for name, path in files.items():
-            try:
-                Path(path).read_bytes()
-            except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-                reason = describe_read_error(error) if isinstance(error, OSError) else error
-                raise UsageError(
-                    f"{name}={str(path)!r} cannot be read ({reason}): give a PEM file of this host"
-                ) from None
 
 
 def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> Cluster | LocalCluster:

@@ -83,6 +83,9 @@ class Joined(NamedTuple):
     worker: int
 
 
+NOT_JOINED = "it has not joined yet"  # reason of a loss at the beginning of a run
+
+
 class Lost(NamedTuple):
     """A worker is lost, and its work with it."""
 

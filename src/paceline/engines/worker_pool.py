@@ -111,8 +111,8 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
     def compute(self, command: Compute) -> None:
         """Give a worker a task."""
         self._server.flush()  # the worker's next gradient overwrites the previous one
-        worker = self._workers[command.worker]
-        if not worker.is_ready:
+        worker = self._workers.get(command.worker)
+        if worker is None or not worker.is_ready:
             return  # its loss is an event that the coordinator has not handled yet
         self._versions.acquire(command.version)
         if worker.working is None:

@@ -113,9 +113,9 @@ class Resumption:
     def _elastic_advice(self, workers: int) -> str:
         """Return the advice to make the cluster elastic, if only the number of ranks has changed."""
         config = self._session.config
-        if not isinstance(config.cluster, Torchrun) or not config.plan.allreduce or config.cluster.n == workers:
+        if not isinstance(config.cluster, Torchrun) or config.cluster.n == workers:
             return ""
-        return ", or use torchrun(elastic=true) from the start"
+        return ", or use torchrun(max_workers=N) from the start"
 
     def _note_stop(self, log_bytes: int) -> None:
         """Add the old stop and the byte of the log up to which it applied to `run.json`, if no `RunResumed` has it."""

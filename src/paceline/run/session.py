@@ -182,10 +182,12 @@ def _is_compressed(cluster: Cluster | LocalCluster | Torchrun) -> bool:
 def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     """Return the settings that must be equal on all processes of a distributed run, as plain JSON data."""
     assert isinstance(config.cluster, Torchrun)
+    is_open = config.cluster.max_workers is not None
     spec = {
-        distributed.WORLD_SIZE: config.cluster.ranks.world_size,
+        **({} if is_open else {distributed.WORLD_SIZE: config.cluster.ranks.world_size}),
         "seed": config.seed,
         "workers": config.cluster.workers,
+        "max_workers": config.cluster.max_workers,
         "debug": config.cluster.debug,
         "wire": config.cluster.wire,
         "protocol": str(config.checked_plan),

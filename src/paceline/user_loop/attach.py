@@ -92,7 +92,7 @@ def attach(
             the gradient of each step.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
         cluster: how the processes reach each other, as the text "torchrun(address=10.0.0.1)", which a process alone
-            ignores, or as ``pl.Torchrun(...)``, which needs torchrun; ``elastic=True`` without a server only.
+            ignores, or as ``pl.Torchrun(...)``, which needs torchrun.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
         options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
@@ -139,7 +139,7 @@ def attach(
     if plan.allreduce is not None:
         run: AttachedRun = _without_server(loop, plan, cluster, stop, chosen, callbacks)
     else:
-        _check_cluster(cluster, elastic=False)
+        _check_cluster(cluster)
         served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
         kind = AttachedRun if plan.local_steps is None else LocalStepsRun
         run = kind(loop, stop, served.exchange, served.config, served.start_server)

@@ -78,7 +78,7 @@ class SteppingHost(LoopHost):
         return super().replica(replace(job, model=self._shared), seed, n, **settings)
 
     def leave(self, reason: str) -> bool:
-        """Leave the run with the next sum; without `elastic` the run ends on all ranks."""
+        """Leave the run with the next sum; unless the run is elastic, it ends on all ranks."""
         self.interruption = reason
         return True
 

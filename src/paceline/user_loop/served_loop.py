@@ -22,7 +22,7 @@ from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server_process import ServerProcess
 
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
-OF_THE_SERVER = ("address", "wire", *TLS, "start_timeout_s", "heartbeat_timeout_s")
+OF_THE_SERVER = ("address", "wire", *TLS, "min_workers", "max_workers", "start_timeout_s", "heartbeat_timeout_s")
 
 
 class ServedLoop:

@@ -2,49 +2,15 @@
 
 import json
 import re
-import sys
 
 import pytest
 
 import paceline as pl
-from paceline.cli import main
 from paceline.cli.saved_options import SavedOptions
 from paceline.clusters.parser import parse_cluster
 from paceline.protocols.protocol import as_plan
 
 NO_HOSTS = ["tcp://x", "", "10.0.0.1:0", "10.0.0.1:65536", "[::1]:29511", "a b", "10.0.0.1\n"]
-
-FOUR = {
-    "RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none",
-}
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Let this process be a rank."""
-
-    def start(**changes):
-        for name in (
-            *FOUR,
-            "GROUP_RANK",
-            "GROUP_WORLD_SIZE",
-            "PACELINE_TOKEN",
-            "PACELINE_SIDECAR",
-            "TORCHELASTIC_RESTART_COUNT",
-        ):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in {**FOUR, **changes}.items():
-            if value is not None:
-                monkeypatch.setenv(name, value)
-
-    return start
-
 
 BAD = [
     ({"RANK": None}, r"RANK is not set, although WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
@@ -82,7 +48,8 @@ WRONG = [
     ({"start_timeout_s": 0}, r"start_timeout_s=0 is not a number in \(0, inf\)"),
     ({"worker_at_server": 1}, r"worker_at_server=1, expected true or false"),
     ({"device": "gpu"}, r"device='gpu' is not known"),
-    ({"elastic": "yes"}, r"elastic='yes', expected true or false"),
+    ({"min_workers": 0}, r"min_workers=0 is not a whole number in \[1, inf\)"),
+    ({"max_workers": 2.5}, r"max_workers=2.5, expected"),
     ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
     ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
@@ -126,16 +93,6 @@ def test_the_token_and_the_run_id_are_those_of_the_environment(started):
     assert (pl.Torchrun().ranks.token, pl.Torchrun().ranks.run_id) == ("", "")
 
 
-@pytest.fixture
-def tls(tmp_path):
-    """Options with the files of an organisation's certificates."""
-    options = {}
-    for name in ("tls_cert", "tls_key", "tls_ca"):
-        (tmp_path / f"{name}.pem").write_text(name)
-        options[name] = str(tmp_path / f"{name}.pem")
-    return options
-
-
 def test_certificates_serve_instead_of_a_token(started, tls):
     started(MASTER_ADDR="10.0.0.1", LOCAL_WORLD_SIZE="2")
     assert pl.Torchrun(address="10.0.0.1", **tls).tls_key == tls["tls_key"]
@@ -143,44 +100,12 @@ def test_certificates_serve_instead_of_a_token(started, tls):
         pl.Torchrun(**tls)
 
 
-@pytest.mark.parametrize(
-    ("without", "message"),
-    [
-        (["tls_ca"], "tls_cert and tls_key without tls_ca: give tls_cert, tls_key, tls_ca together, or omit all three"),
-        (["tls_cert", "tls_ca"], "tls_key without tls_cert and tls_ca: give"),
-        (["tls_key"], "tls_cert and tls_ca without tls_key: give"),
-    ],
-)
-def test_a_missing_option_for_certificates_is_named(started, tls, without, message):
-    started()
-    with pytest.raises(pl.UsageError, match=message):
-        pl.Torchrun(**{name: path for name, path in tls.items() if name not in without})
-
-
-@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_ca"])
-def test_a_file_of_certificates_that_cannot_be_read_is_named(started, tls, name, tmp_path):
-    started()
-    with pytest.raises(
-        pl.UsageError, match=rf"{name}='/no/file' cannot be read \(No such file or directory\): give a PEM"
-    ):
-        pl.Torchrun(**{**tls, name: "/no/file"})
-    with pytest.raises(pl.UsageError, match=rf"{name}=.* cannot be read \(Is a directory\)"):
-        pl.Torchrun(**{**tls, name: tmp_path})
-
-
-def test_certificates_need_encryption(started, tls):
-    started()
-    assert not pl.Torchrun(encrypt=False).encrypt
-    with pytest.raises(
-        pl.UsageError, match="encrypt=False with tls_cert, tls_key, tls_ca, which need TLS: omit encrypt"
-    ):
-        pl.Torchrun(encrypt=False, **tls)
-
-
 UNFIT = [
     ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
     ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
-    ("bsp", {"elastic": True}, r"elastic=True: .* has a server, where workers .*; omit elastic"),
+    ("bsp", {"min_workers": 4}, r"min_workers=4, but the run has 3 workers: give at most 3"),
+    ("bsp", {"max_workers": 2}, r"max_workers=2, but 3 workers were started: give at least 3"),
+    ("all_reduce", {"max_workers": 3}, r"max_workers=3, but 4 workers were started: give at least 4"),
     ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
     (
         "dc_s3gd",
@@ -228,21 +153,44 @@ def test_a_command_started_by_torchrun_uses_its_ranks_by_default(started):
         SavedOptions(**WANTED, cluster=None).completed(None)
 
 
-def test_elastic_can_be_typed_for_ranks_alone(started, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    ("rank", "world_size", "worker_at_server", "started_workers", "worker"),
+    [
+        ("1", "4", False, 3, 0),
+        ("6", "4", False, 3, 5),
+        ("6", "8", False, 7, 5),
+        ("1", "1", False, 0, 0),
+        ("6", "4", True, 4, 6),
+    ],
+)
+def test_an_elastic_run_has_the_same_number_of_workers_for_every_process(
+    started, rank, world_size, worker_at_server, started_workers, worker
+):
+    started(RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=None, TORCHELASTIC_RUN_ID=None)
+    cluster = pl.Torchrun(max_workers=8, worker_at_server=worker_at_server)
+    assert (cluster.n, cluster.started, cluster.worker) == (8, started_workers, worker)
 
-    def said(*more):
-        typed = ["train", "digits", "--protocol", "bsp", "--stop", "updates=3", "--elastic", *more]
-        monkeypatch.setattr(sys, "argv", ["paceline", *typed])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code, capsys.readouterr().err
 
+def test_a_rank_beyond_those_that_were_started_needs_max_workers(started):
+    started(RANK="6")
+    with pytest.raises(pl.UsageError, match=r"RANK='6', expected a whole number >= 0 and <= 3: .*max_workers=N"):
+        pl.Torchrun(min_workers=1)
+    arguments = {"protocol": "bsp", "stop": "updates=3"}
+    with pytest.raises(pl.UsageError, match=r"RANK=6 is worker 5, but max_workers=5 admits 0 to 4: give every process"):
+        pl.train(pl.jobs.digits(), cluster=pl.Torchrun(max_workers=5), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "Torchrun() with 3 workers"),
+        ({"min_workers": 2}, "Torchrun()"),
+        ({"min_workers": 2, "max_workers": 8}, "Torchrun(max_workers=8)"),
+    ],
+)
+def test_the_text_of_an_elastic_cluster_names_no_number_that_may_change(started, options, text):
     started()
-    status, line = said()
-    assert (status, "--elastic: bsp has a server, where workers can always join" in line) == (2, True)
-    status, line = said("--cluster", "local:2")
-    assert (status, "--elastic needs --cluster torchrun" in line) == (2, True)
+    assert str(pl.Torchrun(**options)) == text
 
 
 NO_NODES = [

@@ -63,7 +63,7 @@ def test_elastic_ranks_continue_without_one_that_leaves_or_dies(network, data, t
         return run.stopped_by
 
     faults = [pl.Fault(2, draw=3, kind="die")]
-    torchrun = {"elastic": True, "faults": faults, "heartbeat_timeout_s": 2.0}
+    torchrun = {"min_workers": 1, "faults": faults, "heartbeat_timeout_s": 2.0}
     ranks = AllReduceLoops(4, make_parts(network, data), "all_reduce", torchrun, out=tmp_path / "run")
     first, second, third, fourth = ranks.run(loop)
     assert (first, second, fourth) == ("epochs", None, "epochs")
@@ -94,7 +94,7 @@ def test_a_rank_that_is_started_again_takes_part(network, data):
         has_joined.set()
         return loop(run, model, optimizer)
 
-    ranks = AllReduceLoops(3, make_parts(network, data, adamw), "all_reduce", {"elastic": True})
+    ranks = AllReduceLoops(3, make_parts(network, data, adamw), "all_reduce", {"min_workers": 1})
     for rank, its_loop in enumerate([loop, loop, leave]):
         ranks.start(rank, its_loop)
     assert ranks.end(2) is None

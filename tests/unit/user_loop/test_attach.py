@@ -115,7 +115,6 @@ def parallel():
         ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "or sends compressed messages; omit wire"),
         ({"protocol": "all_reduce", "cluster_options": {"shards": 2}}, "cluster has shards=2"),
         ({"protocol": "all_reduce", "cluster_options": {"debug": True}}, "cluster has debug=True"),
-        ({"cluster_options": {"elastic": True}}, "cluster has elastic=True"),
         ({"accumulate": 0}, "accumulate"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
         ({"cluster": "torchrun(shards=2)"}, "cluster has shards=2, which attach does not support: omit it"),

@@ -212,7 +212,7 @@ class AllReduceEngine(WallClockEngine):
     @property
     def _leaves_alone(self) -> bool:
         """Whether this process ends alone, as after the notice of a spot instance, and the others continue."""
-        return self._cluster.elastic and not self._is_rank_0 and self._caught not in ("", "Ctrl-C")
+        return self._cluster.is_elastic and not self._is_rank_0 and self._caught not in ("", "Ctrl-C")
 
     @property
     def _interruption(self) -> str:
@@ -295,7 +295,7 @@ class AllReduceEngine(WallClockEngine):
 
     def _first(self, state: Mapping[str, Any]) -> Event | None:
         self._events.extend(self._restore_from(state))
-        return self._events.popleft() if self._events else None
+        return self._events.popleft() if self._events and self._coordinator.has_begun else None
 
     def _state(self, events: list[Event]) -> dict[str, Any]:
         """Return the state of this process before these events."""

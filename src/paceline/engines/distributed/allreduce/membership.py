@@ -22,7 +22,13 @@ from paceline.engines.distributed.allreduce.elastic_group import (
 from paceline.engines.distributed.allreduce.members import Members
 from paceline.engines.distributed.allreduce.progress_monitor import ProgressMonitor, waits_s
 from paceline.engines.distributed.rank import Rank
-from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
+from paceline.engines.distributed.rendezvous.acceptor import (
+    GRACE_S,
+    AcceptedPeer,
+    Acceptor,
+    await_peers,
+    not_joined,
+)
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.transport import messages, sum_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
@@ -35,7 +41,9 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 POLL_S = 0.05
-ALTERNATIVES = "torchrun(elastic=true) continues without it, torchrun --max-restarts 3 from the last checkpoint in out="
+ALTERNATIVES = (
+    "torchrun(min_workers=1) continues without it, torchrun --max-restarts 3 from the last checkpoint in out="
+)
 
 
 class _GroupChanged(NamedTuple):
@@ -82,13 +90,17 @@ class MembershipServer(GroupMembership):
         """Wait until all ranks have joined."""
         buffers = [None] * self._cluster.n
         self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, buffers, self)
-        await_peers(self._missing, self._wait_for_join, self._cluster.start_timeout_s)
+        await_peers(self._missing, self._wait_for_join, self._cluster.start_timeout_s, self._suffices)
 
     def _missing(self) -> str:
+        """Return the started workers that have not joined."""
         with self._lock:
-            missing = [str(worker) for worker in range(1, self._cluster.n) if worker not in self._joining]
+            missing = [str(worker) for worker in range(1, self._cluster.started) if worker not in self._joining]
             self._check()
         return f"worker {', '.join(missing)}" if missing else ""
+
+    def _suffices(self) -> bool:
+        return self._cluster.suffices(1 + len(self._joining))
 
     def _wait_for_join(self) -> None:
         if is_sigterm_held():
@@ -180,8 +192,8 @@ class MembershipServer(GroupMembership):
             if self._end is not None:
                 peer.connection.send(self._end)
                 return
-            if self.generation and not self._cluster.elastic:
-                reason = "the run has begun; only torchrun(elastic=true) admits ranks later"
+            if self.generation and not self._cluster.is_elastic:
+                reason = "the run has begun; only torchrun(min_workers=N) and torchrun(max_workers=N) admit ranks later"
                 peer.connection.send(messages.End("failed", reason, is_usage=True))
                 return
             previous = self._members.get(peer.worker) or self._joining.get(peer.worker)
@@ -292,11 +304,13 @@ class MembershipServer(GroupMembership):
         now = self._clock()
         with self._lock:
             self._check()
-            if self._lost and not self._cluster.elastic:
+            if self._lost and not self._cluster.is_elastic:
                 raise RunError(f"a worker is gone: {'; '.join(self._lost.values())}; {ALTERNATIVES}")
             events: list[Event] = [Lost(now, worker, self._lost[worker]) for worker in sorted(self._lost)]
             if self.generation:
                 events += [Joined(now, worker) for worker in sorted(self._joining)]
+            else:
+                events += not_joined(set(range(1, self._cluster.n)) - self._joining.keys(), now)
             self._members |= self._joining
             self._joining.clear()
             self._lost.clear()
@@ -325,7 +339,7 @@ class MembershipServer(GroupMembership):
             return
         with self._lock:
             is_known = self._lock.wait_for(lambda: self._lost or self._joining or self._failure, GRACE_S)
-            if not is_known and (not self._cluster.elastic or self._breakage.is_unreachable):
+            if not is_known and (not self._cluster.is_elastic or self._breakage.is_unreachable):
                 raise RunError(self._breakage.describe(self._members))
 
     def _expel_idle(self, timeout_s: float) -> None:

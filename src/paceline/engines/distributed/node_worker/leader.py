@@ -90,7 +90,7 @@ class NodeLeader:
         if self.group.size == 1:
             return
         self._listen(job_spec)
-        await_peers(self._missing, self._wait, self._cluster.start_timeout_s)
+        await_peers(self._missing, self._wait, self._cluster.start_timeout_s, suffices=lambda: False)
         key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
         with self._lock:  # before the keys of the others
             for peer in self._peers.values():

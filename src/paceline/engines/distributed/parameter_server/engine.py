@@ -6,6 +6,7 @@ import logging
 import selectors
 import threading
 import time
+from collections import deque
 
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
@@ -44,6 +45,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     PeerRejected,
     QueueHandler,
     await_peers,
+    not_joined,
 )
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
@@ -108,19 +110,29 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if self._needs_evaluator:
             self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n))
         self._selector.register(self._peer_events, selectors.EVENT_READ)
-        await_peers(self._missing, self._read_for_a_moment, self._cluster.start_timeout_s)
+        await_peers(self._missing, self._read_for_a_moment, self._cluster.start_timeout_s, self._suffices)
         self._shards.init(self._first_version)
-        self._events.clear()  # the coordinator expects all workers from the beginning
+        # The coordinator expects all workers from the beginning.
+        self._events = deque(not_joined(set(range(self._cluster.n)) - self._ready, self.now))
 
     def _missing(self) -> str:
-        """Return the processes that have not joined; none after a signal, which ends the run."""
+        """Return the started processes that have not joined; none after a signal, which ends the run."""
         if self._shards.missing:
             return f"the server of shard {', '.join(map(str, self._shards.missing))}"
         if self.signals.caught:
             return ""
-        ready = [worker.worker for worker in self._peers.values() if worker.is_ready]
-        missing = [str(number) for number in range(self._cluster.n + self._needs_evaluator) if number not in ready]
+        expected = [*range(self._cluster.started), *([self._cluster.n] if self._needs_evaluator else [])]
+        missing = [str(number) for number in expected if number not in self._ready]
         return f"worker {', '.join(missing)}" if missing else ""
+
+    @property
+    def _ready(self) -> set[int]:
+        """Numbers of the workers that take part, and that of the evaluator."""
+        return {worker.worker for worker in self._peers.values() if worker.is_ready}
+
+    def _suffices(self) -> bool:
+        has_others = not self._shards.missing and (self._evaluator is not None or not self._needs_evaluator)
+        return has_others and self._cluster.suffices(len(self._ready - {self._cluster.n}))
 
     def _read_for_a_moment(self) -> None:
         for key, _ in self._selector.select(timeout=POLL_S):

@@ -161,7 +161,7 @@ def die_in_the_midst_of_the_third_sum():
 @pytest.mark.parametrize("protocol", ["s3gd", "dc_s3gd", "all_reduce", "local_sgd(H=1)"])
 def test_the_remaining_ranks_continue_when_a_rank_ends_in_the_middle_of_a_sum(protocol):
     job = tiny_job(model=wide, loss=mean_square, data=dataset(dtype=torch.float32))
-    with ranks(3, job, {"elastic": True}, protocol=protocol, stop="updates=8") as started:
+    with ranks(3, job, {"min_workers": 1}, protocol=protocol, stop="updates=8") as started:
         started.start(1)
         started.start(2, prepare=die_in_the_midst_of_the_third_sum)
         end = started.serve()
@@ -217,7 +217,7 @@ def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic, monke
 
     monkeypatch.setattr(AbortableGroup, "all_reduce", slow)
     settings = {"protocol": "all_reduce", "stop": "updates=5", "worker_timeout_s": LATE_S / 3}
-    end = run(2, tiny_job(), {"elastic": elastic}, **settings)[0]
+    end = run(2, tiny_job(), {"min_workers": 1 if elastic else None}, **settings)[0]
     assert [update.k for update in end.of(pl.UpdateMade)] == [2] * 5
     assert end.time_s > LATE_S
 
@@ -227,7 +227,7 @@ def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic, monke
 def test_a_rank_that_hangs_is_found_wherever_the_others_wait_for_it(protocol):
     faults = [pl.Fault(1, 6, "hang")]  # under local_sgd the others are summing up for an evaluation then
     settings = {"protocol": protocol, "stop": "updates=30", "evaluate_every": "updates=5", "worker_timeout_s": 1.5}
-    with ranks(3, tiny_job(eval_data=tiny_job().data), {"faults": faults, "elastic": True}, **settings) as job:
+    with ranks(3, tiny_job(eval_data=tiny_job().data), {"faults": faults, "min_workers": 1}, **settings) as job:
         job.start_workers()
         [lost] = job.serve().of(WorkerLost)
     assert (lost.worker, lost.reason[-16:]) == (1, "silent for 1.5 s")
@@ -235,7 +235,7 @@ def test_a_rank_that_hangs_is_found_wherever_the_others_wait_for_it(protocol):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_while_another_one_dies_is_not_waited_for_for_ever():
-    torchrun = {"faults": [pl.Fault(1, 9, "hang"), pl.Fault(2, 9)], "elastic": True}
+    torchrun = {"faults": [pl.Fault(1, 9, "hang"), pl.Fault(2, 9)], "min_workers": 1}
     settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 1.5}
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_workers()
@@ -255,7 +255,7 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
         return connect(*arguments)
 
     monkeypatch.setattr(ElasticGroup, "connect", connecting)
-    torchrun = {"faults": [pl.Fault(2, 9)], "elastic": True, "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05))}
+    torchrun = {"faults": [pl.Fault(2, 9)], "min_workers": 1, "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05))}
     with ranks(4, tiny_job(), torchrun, protocol="all_reduce", stop="updates=30") as job:
         job.start_workers()
         end = job.serve()

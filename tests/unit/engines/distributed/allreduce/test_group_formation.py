@@ -59,7 +59,7 @@ def test_a_rank_that_leaves_while_a_group_is_announced_does_not_disturb_the_othe
 def test_nccl_sums_if_every_process_has_its_own_gpu_and_each_group_has_another_key(theirs, ours, stops_when_formed):
     wires = [Wire(), Wire()]
     members = [peer(worker, wires[worker - 1], has_own_gpu=theirs[worker - 1]) for worker in (1, 2)]
-    server = server_with(*members, elastic=True, has_gpu_each=lambda gpus: ours)
+    server = server_with(*members, is_elastic=True, has_gpu_each=lambda gpus: ours)
     for _ in range(2):
         with pytest.raises(Formed):
             server.form(lambda events: {}, 1.0)

@@ -106,7 +106,7 @@ def test_a_member_reports_what_it_does_not_reach_in_the_group_of_the_check(gener
 def test_rank_0_relays_keys_of_members_of_this_group_only():
     wires = [Wire(), Wire()]
     members = [peer(worker, wire) for worker, wire in enumerate(wires, start=1)]
-    server = server_with(*members, elastic=True)
+    server = server_with(*members, is_elastic=True)
     thread, raised = in_thread(lambda: server.form(lambda events: {}, 60.0))
     wait_until(lambda: wires[1].sent and server.group is not None and server._store.check(["ready/0"]))
     server.on_message(members[0], StoreKey(1, "good", b"1"))
