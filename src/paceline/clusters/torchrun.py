@@ -199,10 +199,6 @@ class Torchrun:
         """Number of workers; the largest one if more than were started may join."""
         return self.started if self.max_workers is None else self.max_workers
 
-    def suffices(self, workers: int) -> bool:
-        """Return whether this number of workers is enough to begin when `start_timeout_s` has passed."""
-        return self.min_workers is not None and workers >= self.min_workers
-
     @property
     def started(self) -> int:
         """Number of workers that the launcher has started."""

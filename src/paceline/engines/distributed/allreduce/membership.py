@@ -22,13 +22,8 @@ from paceline.engines.distributed.allreduce.elastic_group import (
 from paceline.engines.distributed.allreduce.members import Members
 from paceline.engines.distributed.allreduce.progress_monitor import ProgressMonitor, waits_s
 from paceline.engines.distributed.rank import Rank
-from paceline.engines.distributed.rendezvous.acceptor import (
-    GRACE_S,
-    AcceptedPeer,
-    Acceptor,
-    await_peers,
-    not_joined,
-)
+from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor
+from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.transport import messages, sum_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
@@ -90,17 +85,12 @@ class MembershipServer(GroupMembership):
         """Wait until all ranks have joined."""
         buffers = [None] * self._cluster.n
         self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, buffers, self)
-        await_peers(self._missing, self._wait_for_join, self._cluster.start_timeout_s, self._suffices)
+        await_workers(self._cluster, self._joined, self._wait_for_join)
 
-    def _missing(self) -> str:
-        """Return the started workers that have not joined."""
+    def _joined(self) -> set[int]:
         with self._lock:
-            missing = [str(worker) for worker in range(1, self._cluster.started) if worker not in self._joining]
             self._check()
-        return f"worker {', '.join(missing)}" if missing else ""
-
-    def _suffices(self) -> bool:
-        return self._cluster.suffices(1 + len(self._joining))
+            return {0, *self._joining}
 
     def _wait_for_join(self) -> None:
         if is_sigterm_held():
@@ -310,7 +300,7 @@ class MembershipServer(GroupMembership):
             if self.generation:
                 events += [Joined(now, worker) for worker in sorted(self._joining)]
             else:
-                events += not_joined(set(range(1, self._cluster.n)) - self._joining.keys(), now)
+                events += not_joined(self._cluster, {0, *self._joining}, now)
             self._members |= self._joining
             self._joining.clear()
             self._lost.clear()

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Minibatch
 from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup
-from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor, await_peers
+from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor
+from paceline.engines.distributed.rendezvous.first_workers import await_peers
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import FinalState
@@ -90,7 +91,7 @@ class NodeLeader:
         if self.group.size == 1:
             return
         self._listen(job_spec)
-        await_peers(self._missing, self._wait, self._cluster.start_timeout_s, suffices=lambda: False)
+        await_peers(self._missing, self._wait, self._cluster.start_timeout_s)
         key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
         with self._lock:  # before the keys of the others
             for peer in self._peers.values():

@@ -7,6 +7,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
@@ -44,9 +45,8 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     PeerMessage,
     PeerRejected,
     QueueHandler,
-    await_peers,
-    not_joined,
 )
+from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
@@ -110,29 +110,23 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if self._needs_evaluator:
             self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n))
         self._selector.register(self._peer_events, selectors.EVENT_READ)
-        await_peers(self._missing, self._read_for_a_moment, self._cluster.start_timeout_s, self._suffices)
+        await_workers(self._cluster, self._ready, self._read_for_a_moment, self._missing)
         self._shards.init(self._first_version)
         # The coordinator expects all workers from the beginning.
-        self._events = deque(not_joined(set(range(self._cluster.n)) - self._ready, self.now))
+        self._events = deque(not_joined(self._cluster, self._ready(), self.now))
+
+    def _ready(self) -> Collection[int]:
+        """Return the workers that take part; all after a signal, which ends the run."""
+        if self.signals.caught:
+            return range(self._cluster.n)
+        return [number for number, worker in self._workers.items() if worker.is_ready]
 
     def _missing(self) -> str:
-        """Return the started processes that have not joined; none after a signal, which ends the run."""
+        """Return the missing processes that are no workers."""
         if self._shards.missing:
             return f"the server of shard {', '.join(map(str, self._shards.missing))}"
-        if self.signals.caught:
-            return ""
-        expected = [*range(self._cluster.started), *([self._cluster.n] if self._needs_evaluator else [])]
-        missing = [str(number) for number in expected if number not in self._ready]
-        return f"worker {', '.join(missing)}" if missing else ""
-
-    @property
-    def _ready(self) -> set[int]:
-        """Numbers of the workers that take part, and that of the evaluator."""
-        return {worker.worker for worker in self._peers.values() if worker.is_ready}
-
-    def _suffices(self) -> bool:
-        has_others = not self._shards.missing and (self._evaluator is not None or not self._needs_evaluator)
-        return has_others and self._cluster.suffices(len(self._ready - {self._cluster.n}))
+        is_missing = self._needs_evaluator and self._evaluator is None and not self.signals.caught
+        return "the evaluator" if is_missing else ""
 
     def _read_for_a_moment(self) -> None:
         for key, _ in self._selector.select(timeout=POLL_S):
@@ -161,7 +155,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
         """Send the end of the run and the final parameters to all processes, and wait until they have gone."""
         acceptor.announce_end(end)
-        late = self._unread_peers()
+        late = [event.peer for event in self._peer_events.drain() if isinstance(event, PeerJoined)]
         for peer in late:
             peer.connection.send(end)
         final = flat_copy(self._server.model, self._cluster.shards).memory
@@ -170,13 +164,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._shards.send(end)
         peer_ids = [*self._peers, *self._shards.peer_ids, *(peer.peer_id for peer in late)]
         acceptor.join(peer_ids, GRACE_S + len(peer_ids) * final.nbytes / MIN_BYTES_PER_S)
-
-    def _unread_peers(self) -> list[AcceptedPeer]:
-        """Return the processes that were admitted and whose event is still in the queue."""
-        events = []
-        while not self._peer_events.is_empty:
-            events.append(self._peer_events.get())
-        return [event.peer for event in events if isinstance(event, PeerJoined)]
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return the last command, which is sent to the workers too."""

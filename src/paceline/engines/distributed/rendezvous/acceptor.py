@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from paceline.core.events import NOT_JOINED, Lost
 from paceline.engines.distributed.rendezvous.handshake import why_rejected
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection
@@ -16,10 +14,7 @@ from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.distributed.transport.wire_format import WireBuffer
-from paceline.errors import RunError
-from paceline.utils.rank_logger import RankLogger
 
-LOG = RankLogger(__name__)
 GRACE_S = 5.0  # for other processes to end
 
 
@@ -108,7 +103,6 @@ class AllWorkersLost(NamedTuple):
     joined: int
 
 
-Suffices = Callable[[], bool]
 PeerEvent = PeerJoined | PeerMessage | PeerLost | PeerRejected | AllWorkersLost | Exception
 
 
@@ -322,30 +316,3 @@ class _ServedConnection:
             case task_messages.RemoteTaskCancelled():
                 self._task_s = None
         self._handler.on_message(peer, message, at_s, contents_s)
-
-
-def await_peers(missing: Callable[[], str], wait: Callable[[], None], timeout_s: float, suffices: Suffices) -> None:
-    """Wait until all peers have joined, or until enough of them have after a timeout.
-
-    Args:
-        missing: names of the peers that have not joined, empty if all have.
-        wait: waits for a moment and handles what happens meanwhile.
-        timeout_s: seconds until the wait ends.
-        suffices: whether the run may begin without those that are missing.
-
-    Raises:
-        RunError: a peer that the run needs did not join in time.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while named := missing():
-        if time.monotonic() > deadline_s:
-            if suffices():
-                LOG.warning("%s did not join within start_timeout_s=%g: the run begins without", named, timeout_s)
-                return
-            raise RunError(f"{named} did not join within start_timeout_s={timeout_s:g}: check its log")
-        wait()
-
-
-def not_joined(workers: Iterable[int], now: float) -> list[Lost]:
-    """Return the events of workers that take no part at the beginning of a run, at this time."""
-    return [Lost(now, worker, NOT_JOINED) for worker in sorted(workers)]

@@ -53,6 +53,13 @@ class EventQueue(Generic[T]):
                 os.read(self._reader, 1)
         return item
 
+    def drain(self) -> list[T]:
+        """Remove and return all events."""
+        items = []
+        while not self.is_empty:
+            items.append(self.get())
+        return items
+
     @property
     def is_empty(self) -> bool:
         """Whether the queue holds no event."""

@@ -1,0 +1,73 @@
+"""Wait for the processes with which a run begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from paceline.clusters.torchrun import Torchrun
+from paceline.core.events import NOT_JOINED, Lost
+from paceline.errors import RunError
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+
+
+def await_peers(
+    missing: Callable[[], str],
+    wait: Callable[[], None],
+    timeout_s: float,
+    suffices: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until all peers have joined, or until enough of them have after a timeout.
+
+    Args:
+        missing: names of the peers that have not joined, empty if all have.
+        wait: waits for a moment and handles what happens meanwhile.
+        timeout_s: seconds until the wait ends.
+        suffices: whether the run may begin without those that are missing.
+
+    Raises:
+        RunError: a peer that the run needs did not join in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while named := missing():
+        if time.monotonic() > deadline_s:
+            if suffices():
+                LOG.warning("%s did not join within start_timeout_s=%g: the run begins without", named, timeout_s)
+                return
+            raise RunError(f"{named} did not join within start_timeout_s={timeout_s:g}: check its log")
+        wait()
+
+
+def await_workers(
+    cluster: Torchrun,
+    joined: Callable[[], Collection[int]],
+    wait: Callable[[], None],
+    others: Callable[[], str] = lambda: "",
+) -> None:
+    """Wait until all workers that were started have joined, or `min_workers` of them after the start timeout.
+
+    Args:
+        cluster: launch settings of this process.
+        joined: numbers of the workers that have joined.
+        wait: waits for a moment and handles what happens meanwhile.
+        others: names of the other processes that are missing, empty if there are none.
+
+    Raises:
+        RunError: a process that the run needs did not join in time.
+    """
+
+    def missing() -> str:
+        late = [str(worker) for worker in range(cluster.started) if worker not in joined()]
+        return others() or (f"worker {', '.join(late)}" if late else "")
+
+    def suffices() -> bool:
+        return not others() and cluster.min_workers is not None and len(joined()) >= cluster.min_workers
+
+    await_peers(missing, wait, cluster.start_timeout_s, suffices)
+
+
+def not_joined(cluster: Torchrun, joined: Collection[int], now: float) -> list[Lost]:
+    """Return the events of the workers that take no part at the beginning of a run, at this time."""
+    return [Lost(now, worker, NOT_JOINED) for worker in range(cluster.n) if worker not in joined]
