@@ -92,10 +92,7 @@ class MemoryTransport(Transport):
         self._is_closed = True
         for listener in self._listeners:
             listener.close()
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.close()
+        self.disconnect()
         groups, self._groups = self._groups, []
         for i in range(len(groups)):
             for peer in groups[i][1]:
@@ -103,6 +100,18 @@ class MemoryTransport(Transport):
         # The destructor of a group may wait forever for a pair that the other thread closes at the same time. The end
         # of a process does not wait for it.
         threading.Thread(target=groups.clear, daemon=True, name="end of groups").start()
+
+    def disconnect(self):
+        """Close all connections, before any later message is sent."""
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+        thread = self._loop._thread
+        if thread.is_alive() and thread is not threading.current_thread():
+            closed = threading.Event()
+            self._loop.call(closed.set)
+            closed.wait(5.0)
 
     def _accept(self, listener, control, data):
         self._loop.call(lambda: listener.on_connection(self._keep(self._connection(control, data))))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import paceline as pl
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.launch_env import SIDECAR, LaunchEnv
+from paceline.clusters.launch_env import SERVER, SIDECAR, LaunchEnv
 from paceline.core.duration import Duration
 from paceline.engines.distributed import HostProcess
 from paceline.protocols.protocol import as_plan
@@ -19,7 +19,7 @@ from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.session import Session
-from paceline.run.train import run_session, serve_run
+from paceline.run.train import run_session, serve_run, stand_by
 from ranks import launchers, portable
 
 LIMIT_S = 20
@@ -70,14 +70,15 @@ class ThreadProcess(HostProcess):
             raise Killed
 
     def set_num_threads(self, count):
-        pass
+        if self._over.is_set():
+            raise Killed
 
     def transport(self, cluster, security):
         self._own_transport.token = cluster.ranks.token
         return self._own_transport
 
-    def start_sidecar(self, worker):
-        return self._ranks.start_sidecar(worker)
+    def start_sidecar(self, worker, server=None):
+        return self._ranks.start_sidecar(worker, server)
 
     @contextmanager
     def leaving_on_sigterm(self, leave):
@@ -88,8 +89,12 @@ class ThreadProcess(HostProcess):
     def kill(self):
         """Let all its connections end now; its thread ends when it notices."""
         self.end_start()
-        self._own_transport.kill()
         self._over.set()
+        self._own_transport.kill()
+
+    def disconnect(self):
+        """Close all its connections, as a broken link does."""
+        self._own_transport.disconnect()
 
     def die(self):
         self.faults["die"] += 1
@@ -115,7 +120,7 @@ class Sidecar:
         if self._process is not None:
             self._process.kill()
 
-    def stop(self):
+    def stop(self, timeout_s=LIMIT_S):
         if self._process is not None:
             self._process.thread.join(LIMIT_S)
 
@@ -160,12 +165,17 @@ class Job:
         """Start the server of a shard."""
         return self.start_sidecar(self._cluster(self._environment(0), {}).n + shard, by_test=True, **changes)
 
-    def start_sidecar(self, worker, *, by_test=False, **changes):
+    def start_sidecar(self, worker, server=None, *, by_test=False, **changes):
         cluster = self._cluster(self._environment(0), {})
+        if worker == cluster.standby_number and cluster.standby:
+            environment = {**self._environment(self._world_size - 1), SIDECAR: str(worker)}
+            return Sidecar(self._start("standby", environment, changes))
         if worker > cluster.n and not by_test:
             return Sidecar()
         rank = cluster.ranks_of_shards[worker - cluster.n] if worker > cluster.n else 0
         environment = {**self._environment(rank), SIDECAR: str(worker)}
+        if server is not None:
+            environment[SERVER] = "{}:{}".format(*server)
         return Sidecar(
             self._start(f"shard {worker - cluster.n}" if worker > cluster.n else "beside", environment, changes)
         )
@@ -280,6 +290,10 @@ class Job:
             given.get("measure_steps", False),
             process,
         )
+        if cluster.is_standby:
+            policy = CheckpointPolicy(Duration("updates", 10**9), 1)
+            result = stand_by(config, given.get("out"), given.get("resume"), given.get("callbacks", []), policy)
+            return portable((result, result.history.records))
         if not cluster.is_server:
             result = serve_run(config)
             return portable((result, result.history.records))

@@ -12,6 +12,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TOKEN = "PACELINE_TOKEN"
 NEW_TOKEN = f"make a token on one host, export {TOKEN}=$(paceline token), and set the same value on every other host"
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
+SERVER = "PACELINE_SERVER"  # host and port of the server that a process joins, if it is not at rank 0
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = (
@@ -39,6 +40,7 @@ class LaunchEnv:
         run_id: id of the run under torchrun; empty without torchrun.
         token: secret that the processes of the job share; empty if not set.
         sidecar: number of the worker in this process, if rank 0 started it; else None.
+        server: host and port of the server, if it is not at rank 0; else None.
         ranks_before: ranks of the run before those of the launcher, >= 0: 1 if the server is a process of its own.
     """
 
@@ -55,6 +57,7 @@ class LaunchEnv:
     run_id: str
     token: str
     sidecar: int | None
+    server: tuple[str, int] | None = None
     ranks_before: int = 0
 
     @property
@@ -98,6 +101,7 @@ class LaunchEnv:
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             token=_token(environment),
             sidecar=int(sidecar) if sidecar else None,
+            server=_address(environment.get(SERVER, "")),
         )
 
     def check_nodes(self) -> None:
@@ -164,6 +168,11 @@ def _token(environment: Mapping[str, str]) -> str:
     if token != token.strip():
         raise UsageError(f"{TOKEN} begins or ends with white space, which another host may not have: {NEW_TOKEN}")
     return token
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if text else None
 
 
 def _is(names: Sequence[str]) -> str:

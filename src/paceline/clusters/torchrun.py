@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from pathlib import Path
 
 from paceline.clusters.devices import check_device, cores
 from paceline.clusters.faults import Fault, check_faults
-from paceline.clusters.launch_env import NEW_TOKEN, TO_JOIN, LaunchEnv
+from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.local import LocalCluster
+from paceline.clusters.rank_checks import check_address, check_rank, check_standby, check_workers
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.tls_files import TLS_FILES, check_tls_files
 from paceline.core.wire import parse_wire
@@ -26,7 +26,6 @@ from paceline.utils.wording import counted
 
 WORKERS = ("process", "node")
 MOST_HEARTBEAT_TIMEOUT_S = 86_400  # a day; the operating system refuses its timers for more than some days
-NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 NOT_OF_THE_RUN = (
     "address",
     "min_workers",
@@ -34,6 +33,8 @@ NOT_OF_THE_RUN = (
     "heartbeat_timeout_s",
     "bytes_per_s",
     "shards",
+    "standby",
+    "standby_sync",
     "debug",
     "encrypt",
     *TLS_FILES,
@@ -76,6 +77,10 @@ class Torchrun:
         shards: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
             The first one is at rank 0, the others at rank j * processes // shards. The resulting parameters are the
             same up to rounding.
+        standby: number of standby servers, 0 or 1. A process beside the last rank follows every update, and becomes the
+            server if rank 0 is lost. Not under torchrun itself, which ends all ranks when one fails.
+        standby_sync: whether a version is published only when the standby has what it needs for it, so that none is
+            lost; else the standby may lack the newest one.
         bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
             its load; None to measure it with the first gradients.
         faults: scripted faults, to test how a run handles them.
@@ -110,6 +115,8 @@ class Torchrun:
     threads: int | None = None
     wire: str = "float32"
     shards: int = 1
+    standby: int = 0
+    standby_sync: bool = False
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     min_workers: int | None = None
@@ -141,6 +148,7 @@ class Torchrun:
                 f"shards={self.shards} with debug=True, which supports one server only; omit shards while debugging, "
                 "the resulting parameters are the same"
             )
+        check_range("[0, 1]", Integral, standby=self.standby)
         check_optional_range("(0, inf)", bytes_per_s=self.bytes_per_s)
         parse_wire(self.wire)
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
@@ -148,10 +156,10 @@ class Torchrun:
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node" or self.max_workers is not None
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
-        self._check_rank()
+        check_rank(self)
         files = {name: getattr(self, name) for name in TLS_FILES if getattr(self, name) is not None}
         check_tls_files(files, encrypt=self.encrypt)
-        self._check_address()
+        check_address(self)
 
     def __str__(self) -> str:
         # A run may be resumed on other hosts, and with other workers if it is elastic.
@@ -182,7 +190,8 @@ class Torchrun:
                     f"wire={self.wire!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
                     "wire=int8, int4 or top_k(share=0.01)"
                 )
-        fitted._check_workers()
+        check_workers(fitted)
+        check_standby(fitted, plan)
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
@@ -256,7 +265,17 @@ class Torchrun:
     @property
     def shard(self) -> int | None:
         """Number of the shard whose server this process is, >= 1; None for any other process."""
-        return self.worker - self.n if self.worker > self.n else None
+        return self.worker - self.n if self.n < self.worker < self.standby_number else None
+
+    @property
+    def standby_number(self) -> int:
+        """Number of the standby, after those of the workers, the evaluator and the shard servers."""
+        return self.n + self.shards
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether this process is the standby."""
+        return self.ranks.sidecar is not None and self.worker == self.standby_number
 
     @property
     def ranks_of_shards(self) -> list[int]:
@@ -264,11 +283,13 @@ class Torchrun:
         return [j * self.ranks.world_size // self.shards for j in range(self.shards)]
 
     @property
-    def shards_here(self) -> list[int]:
-        """Numbers of the shards whose servers this process starts."""
+    def sidecars_here(self) -> list[int]:
+        """Numbers of the shard servers and of the standby that this process starts."""
         if self.ranks.sidecar is not None:
             return []
-        return [j for j, rank in enumerate(self.ranks_of_shards) if j > 0 and rank == self.ranks.rank]
+        shards = [self.n + j for j, rank in enumerate(self.ranks_of_shards) if j > 0 and rank == self.ranks.rank]
+        is_last = self.ranks.rank == self.ranks.world_size - 1
+        return [*shards, *([self.standby_number] if self.standby and is_last else [])]
 
     @property
     def host(self) -> str:
@@ -297,64 +318,12 @@ class Torchrun:
             )
         check_no_censored_sleep(self.slowness)
 
-    def _check_rank(self) -> None:
-        """Check that this rank is one of those that were started, if no others may join."""
-        rank, world_size = self.ranks.rank, self.ranks.world_size
-        if rank >= world_size and self.max_workers is None:
-            raise UsageError(
-                f"RANK='{rank}', expected a whole number >= 0 and <= {world_size - 1}: ranks are counted from 0; "
-                f"{TO_JOIN}"
-            )
-
-    def _check_workers(self) -> None:
-        """Check the number of workers that were started, and that of this process, against `max_workers`."""
-        least, most = self.min_workers, self.n
-        if least is not None and least > most:
-            raise UsageError(f"min_workers={least}, but the run has {counted(most, 'worker')}: give at most {most}")
-        if self.max_workers is None or self.ranks.sidecar is not None:
-            return
-        if self.started > most:
-            raise UsageError(
-                f"max_workers={most}, but {counted(self.started, 'worker')} were started: give at least {self.started}"
-            )
-        if not self.is_server and self.worker >= most:
-            raise UsageError(
-                f"RANK={self.ranks.rank} is worker {self.worker}, but max_workers={most} admits 0 to {most - 1}: give "
-                "every process a larger max_workers, or this one the RANK of a process that has ended"
-            )
-
-    def _check_address(self) -> None:
-        is_host = bool(self.host) and not NO_HOST & {*self.host}
-        if not is_host or (self.port is not None and not 1 <= self.port <= 65535):
-            raise UsageError(
-                f"address={self.address!r}: expected a host, or a host and a port from 1 to 65535, as 10.0.0.1, "
-                "fd00::1 or 10.0.0.1:29511"
-            )
-        has_secret = bool(self.ranks.token) or self.tls_cert is not None
-        if not is_loopback(self.host):
-            if not has_secret:
-                raise UsageError(f"address={self.address!r} is reachable from other machines: {NEW_TOKEN}")
-        elif self.ranks.local_world_size < self.ranks.world_size and not is_loopback(self.ranks.master[0]):
-            raise UsageError(
-                f"the ranks are on several hosts, which cannot reach {self.address}: give the address of the host of "
-                f"rank 0, for example pl.Torchrun(address='{self.ranks.master[0]}')"
-                + ("" if has_secret else f"; {NEW_TOKEN}")
-            )
-
 
 def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> Cluster | LocalCluster:
     """Return a cluster; raise a UsageError for ranks of torchrun, which can make one run only."""
     if isinstance(cluster, Torchrun):
         raise UsageError(f"{what} makes several runs, but ranks of torchrun make one; give local:4 or 4*exp(mean=1)")
     return cluster
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host address is a loopback address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _has_port(address: str) -> bool:

@@ -88,6 +88,11 @@ class Coordinator:
         return self._run.workload
 
     @property
+    def live_workers(self) -> int:
+        """Number of workers that take part."""
+        return self._membership.table.live
+
+    @property
     def stopped(self) -> bool:
         """Whether the run has ended."""
         return self._run.stopped

@@ -134,7 +134,8 @@ class Session:
         if isinstance(cluster, LocalCluster):
             return LocalEngine(job, cluster, seed, self.server, self.layout, self.config.plan.local_steps)
         if isinstance(cluster, Torchrun):
-            return distributed.make_engine(rank_of(self.config, cluster), self.server, self.layout, self.shards)
+            rank, stop = rank_of(self.config, cluster), str(self.config.stop)
+            return distributed.make_engine(rank, self.server, self.layout, self.shards, stop)
         local_steps = self.config.plan.local_steps
         allreduce = self.config.plan.allreduce
         if allreduce is not None:
@@ -188,6 +189,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "seed": config.seed,
         "workers": config.cluster.workers,
         "max_workers": config.cluster.max_workers,
+        "standby": config.cluster.standby,
         "debug": config.cluster.debug,
         "wire": config.cluster.wire,
         "protocol": str(config.checked_plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.run_log import RunLog
 from paceline.run.session import Session, serve
+from paceline.run.standby import STANDBY, AfterTakeover
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.representation import Representation
@@ -143,8 +145,11 @@ def train(
     config = RunConfig(job, plan, cluster, stop, seed, evaluations, worker_timeout_s, measure_steps)
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
-        return serve_run(config)
+        if not cluster.is_standby:
+            return serve_run(config)
     policy = CheckpointPolicy(config.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
+    if isinstance(cluster, Torchrun) and cluster.is_standby:
+        return stand_by(config, out, resume, callbacks, policy)
     session, folder, resumption = open_session(
         config, out, overwrite=overwrite, resume=resume, allow_change=allow_change
     )
@@ -201,6 +206,35 @@ def serve_run(config: RunConfig) -> Result:
     if config.cluster.ranks.sidecar is not None:
         raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
     return Result(model, History(list), end.time_s, Outcome(end.outcome), end.reason)
+
+
+def stand_by(
+    config: RunConfig,
+    out: str | Path | None,
+    resume: str | Path | None,
+    callbacks: Sequence[Callback],
+    policy: CheckpointPolicy,
+) -> Result:
+    """Follow the run of rank 0, and go on with it if rank 0 is lost; the arguments are those of `run_session`.
+
+    Raises:
+        SystemExit: the run of rank 0 has ended.
+    """
+    given = out if resume is None else resume
+    own = None if given is None else Path(f"{given}{STANDBY}")
+    if resume is not None and own is not None:
+        shutil.copytree(resume, own, dirs_exist_ok=True)
+    session = Session(config)
+    resumption = Resumption(own, session, allow_change=True) if resume is not None and own is not None else None
+    kept = resumption.kept if resumption is not None else None
+    folder = None if own is None else RunFolder(own, session.configuration, overwrite=True, keep=kept)
+    try:
+        later = AfterTakeover(callbacks, folder, resumes=resumption is not None)
+        return run_session(session, folder, resumption, [later], policy)
+    except SystemExit:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+        raise
 
 
 def _raise_error(end: End) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
@@ -45,6 +45,7 @@ class ParameterServer:
     Attributes:
         state: current parameters and buffers; the next update changes them in place.
         scheduler: schedule of the learning rate.
+        on_mean: callback with the mean gradient of each update before its step.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ParameterServer:
             view.copy_(tensor.detach())
         self._accumulator = GradientAccumulator(layout, self.device)
         self._monitor: ZeroGradientMonitor | None = None
+        self.on_mean: Callable[[FlatBuffers, Apply], None] | None = None
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
@@ -192,10 +194,11 @@ class ParameterServer:
     def step(self, update: Apply) -> Step | None:
         """Step the optimizer as `apply` does, without advancing the schedule."""
         mean, count = self._accumulator.finish()
+        if self.on_mean is not None:
+            self.on_mean(mean, update)
         if self._monitor is not None:
             self._monitor.observe(mean.parameters, count, update)
-            if self._monitor.is_over:
-                self._monitor = None
+            self._monitor = None if self._monitor.is_over else self._monitor
         lr_scale = update.lr_scale
         if update.step_scale != 1.0 and self.scaled_part == "learning rate":
             lr_scale *= update.step_scale

@@ -49,6 +49,7 @@ WRONG = [
     ({"worker_at_server": 1}, r"worker_at_server=1, expected true or false"),
     ({"device": "gpu"}, r"device='gpu' is not known"),
     ({"min_workers": 0}, r"min_workers=0 is not a whole number in \[1, inf\)"),
+    ({"standby": 2}, r"standby=2 is not a whole number in \[0, 1\]"),
     ({"max_workers": 2.5}, r"max_workers=2.5, expected"),
     ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
@@ -105,6 +106,8 @@ UNFIT = [
     ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
     ("bsp", {"min_workers": 4}, r"min_workers=4, but the run has 3 workers: give at most 3"),
     ("bsp", {"max_workers": 2}, r"max_workers=2, but 3 workers were started: give at least 3"),
+    ("all_reduce", {"standby": 1}, r"standby=1, but all_reduce has no server; omit standby"),
+    ("bsp", {"standby": 1, "shards": 2}, r"standby=1, but the servers of shards=2 would need one each; omit standby"),
     ("all_reduce", {"max_workers": 3}, r"max_workers=3, but 4 workers were started: give at least 4"),
     ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
     (
@@ -269,12 +272,21 @@ def test_shard_servers_are_distributed_over_the_ranks(started, shards, hosts):
     by_rank = {}
     for rank in range(4):
         started(RANK=str(rank))
-        by_rank[rank] = pl.Torchrun(shards=shards).shards_here
+        by_rank[rank] = pl.Torchrun(shards=shards).sidecars_here
     assert [rank for rank, here in by_rank.items() for _ in here] == hosts
-    assert sorted(shard for here in by_rank.values() for shard in here) == list(range(1, shards))
+    # 3 workers, one that evaluates, and then the shards
+    assert sorted(number for here in by_rank.values() for number in here) == list(range(4, 3 + shards))
     started(RANK="2", PACELINE_SIDECAR="5")
     cluster = pl.Torchrun(shards=shards)
-    assert (cluster.shard, cluster.shards_here) == (2, [])  # 3 workers, one that evaluates, and then the shards
+    assert (cluster.shard, cluster.sidecars_here) == (2 if shards > 2 else None, [])
+
+
+def test_the_standby_is_beside_the_last_rank(started):
+    for rank, here in (("2", []), ("3", [4])):
+        started(RANK=rank, TORCHELASTIC_RUN_ID=None)
+        assert pl.Torchrun(standby=1).sidecars_here == here
+    started(RANK="3", PACELINE_SIDECAR="4")
+    assert (pl.Torchrun(standby=1).is_standby, pl.Torchrun(standby=1).sidecars_here) == (True, [])
 
 
 def test_shards_can_be_given_as_text_and_do_not_change_the_run(started):

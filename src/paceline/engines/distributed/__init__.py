@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from math import inf
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from paceline.engines.distributed.allreduce.elastic_group import check_summable
 from paceline.engines.distributed.allreduce.engine import AllReduceEngine
 from paceline.engines.distributed.node_worker.follower import follow
 from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
+from paceline.engines.distributed.parameter_server.followed_engine import FollowedEngine
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.shard_server import serve_shard
+from paceline.engines.distributed.parameter_server.standby import StandbyEngine
 from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart
+from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S
 from paceline.engines.distributed.transport.messages import End
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
@@ -47,19 +51,22 @@ __all__ = [
 
 
 def make_engine(
-    rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients
-) -> ParameterServerEngine | AllReduceEngine:
-    """Return the engine of rank 0 under a protocol with a server, or of any rank under one without.
+    rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients, stop: str
+) -> ParameterServerEngine | StandbyEngine | AllReduceEngine:
+    """Return the engine of rank 0 or its standby under a protocol with a server, or of any rank under one without.
 
     Args:
         rank: settings of this process.
         server: server of the parameters, or of their first shard.
         layout: layout of what the server holds.
         shards: clients of the servers of the other shards.
+        stop: stop conditions of the run, as text.
     """
     allreduce = rank.plan.allreduce
+    if rank.cluster.is_standby:
+        return StandbyEngine(rank, server, layout, stop)
     if allreduce is None:
-        return ParameterServerEngine(rank, server, layout, shards)
+        return (FollowedEngine if rank.cluster.standby else ParameterServerEngine)(rank, server, layout, shards)
     if server.device.type != "cpu" and parse_wire(rank.cluster.wire) is not None:
         raise UsageError(
             f"wire={rank.cluster.wire!r}: sums on {server.device} are in float32; omit wire, or give device='cpu'"
@@ -103,12 +110,13 @@ def _serve_shard_or_worker(rank: Rank, model: nn.Module, job_spec: dict[str, Any
     cluster = rank.cluster
     if cluster.shard is not None:
         return model, serve_shard(rank, model, job_spec)
-    sidecars = [rank.process.start_sidecar(cluster.n + shard) for shard in cluster.shards_here]
+    sidecars = [rank.process.start_sidecar(number) for number in cluster.sidecars_here]
     final = (follow if cluster.rank_in_node else serve)(rank, job_spec)
     for sidecar in sidecars:
         if final.end.has_failed:
             sidecar.kill()  # it may be the process that hangs, and only this process waits for it
-        sidecar.stop()
+        # A standby that has become the server still evaluates and saves the model.
+        sidecar.stop(inf if cluster.standby else STOP_TIMEOUT_S)
     _load(model, final.parameters)
     return model, final.end
 

@@ -41,9 +41,9 @@ class HostProcess:
         """Return the transport to the other ranks."""
         return Transport(security, version("paceline"), cluster.heartbeat_timeout_s)
 
-    def start_sidecar(self, worker: int) -> SidecarProcess:
-        """Start a process of the same script, which is the worker of this number."""
-        return SidecarProcess(worker)
+    def start_sidecar(self, worker: int, server: tuple[str, int] | None = None) -> SidecarProcess:
+        """Start a process of the same script, which is the worker of this number, of the server at an address."""
+        return SidecarProcess(worker, server)
 
     def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
         """Return the replica that computes gradients; the arguments are those of `make_replica`."""

@@ -90,6 +90,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
+        self._handler = QueueHandler(self._peer_events)
         self._acceptor: Acceptor | None = None
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._joined = 0  # number of workers so far
@@ -101,32 +102,31 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _start_workers(self) -> None:
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
-        buffers: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
-        buffers += [None] * self._cluster.shards  # for the evaluator, and for the servers of the other shards
-        handler = QueueHandler(self._peer_events)
-        self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, buffers, handler)
-        if self._cluster.has_worker_at_server:
-            self._sidecars.append(self._rank.process.start_sidecar(0))
-        if self._needs_evaluator:
-            self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n))
+        about = (self._rank.transport, self._job_spec, self._buffers(), self._handler)
+        self._acceptor = listen_as_rank_0(self._cluster, *about)
+        beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
+        self._sidecars += [self._rank.process.start_sidecar(number) for number in beside]
         self._selector.register(self._peer_events, selectors.EVENT_READ)
         await_workers(self._cluster, self._ready, self._read_for_a_moment, self._missing)
         self._shards.init(self._first_version)
-        # The coordinator expects all workers from the beginning.
         self._events = deque(not_joined(self._cluster, self._ready(), self.now))
+
+    def _buffers(self) -> list[WireBuffer | None]:
+        """Return memory for a gradient of each worker, and None for the evaluator, shard servers and the standby."""
+        buffers: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
+        return [*buffers, *[None] * (self._cluster.shards + self._cluster.standby)]
 
     def _ready(self) -> Collection[int]:
         """Return the workers that take part; all after a signal, which ends the run."""
-        if self.signals.caught:
-            return range(self._cluster.n)
-        return [number for number, worker in self._workers.items() if worker.is_ready]
+        ready = [number for number, worker in self._workers.items() if worker.is_ready]
+        return range(self._cluster.n) if self.signals.caught else ready
 
     def _missing(self) -> str:
         """Return the missing processes that are no workers."""
-        if self._shards.missing:
-            return f"the server of shard {', '.join(map(str, self._shards.missing))}"
-        is_missing = self._needs_evaluator and self._evaluator is None and not self.signals.caught
-        return "the evaluator" if is_missing else ""
+        if missing := self._shards.missing:
+            return f"the server of shard {', '.join(map(str, missing))}"
+        is_complete = not self._needs_evaluator or self._evaluator is not None or self.signals.caught
+        return "" if is_complete else "the evaluator"
 
     def _read_for_a_moment(self) -> None:
         for key, _ in self._selector.select(timeout=POLL_S):
@@ -237,16 +237,19 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     # --- events -------------------------------------------------------------------------------------------
 
     def _read(self, key: selectors.SelectorKey) -> None:
-        match self._peer_events.get():
+        self._handle(self._peer_events.get())
+
+    def _handle(self, event: PeerEvent) -> None:
+        match event:
             case PeerJoined(peer):
                 self._on_join(peer)
             case PeerRejected(reason):
                 if not self._begun_s:
                     raise UsageError(reason)
                 LOG.warning("rejected a process: %s", reason)
-            case PeerMessage(peer_id) | PeerLost(peer_id) as event if number := self._shards.number_of(peer_id):
+            case PeerMessage(peer_id) | PeerLost(peer_id) if number := self._shards.number_of(peer_id):
                 self._on_shard_event(number, event)
-            case PeerMessage(peer_id) as event if peer_id in self._peers:
+            case PeerMessage(peer_id) if peer_id in self._peers:
                 self._on_message(self._peers[peer_id], event)
             case PeerLost(peer_id, reason) if peer_id in self._peers:
                 self._on_gone(self._peers.pop(peer_id), reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import sys
 import threading
@@ -22,11 +23,12 @@ from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
 from paceline.engines.distributed.rendezvous.session import (
     ClientSession,
     FinalState,
+    ServerLostError,
     describe_process,
     final_state,
     raising_run_error,
 )
-from paceline.engines.distributed.transport import messages, task_messages
+from paceline.engines.distributed.transport import messages, standby_messages, task_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import Message
 from paceline.errors import RunError, UsageError
@@ -62,8 +64,18 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     try:
         with raising_run_error(cluster.ranks.server_name), ExitStack() as open_sessions:
             worker.leader.gather(job_spec)
-            sessions = [open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec)]
-            final = worker.run(sessions)
+            final = None
+            while final is None:
+                sessions = [
+                    open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec, worker.standby)
+                ]
+                try:
+                    final = worker.run(sessions)
+                except (ConnectionLost, ServerLostError) as error:
+                    if worker.standby is None:
+                        raise
+                    LOG.warning("%s; worker %d joins the standby", error, cluster.worker)
+                    open_sessions.close()
             worker.leader.finish(final)
             return final
     finally:
@@ -71,9 +83,11 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
         worker.close()
 
 
-def _join_servers(rank: Rank, job_spec: dict[str, Any]) -> Iterator[ClientSession]:
-    """Yield the session with rank 0, and then with each shard server when all of them listen."""
+def _join_servers(rank: Rank, job_spec: dict[str, Any], standby: tuple[str, int] | None) -> Iterator[ClientSession]:
+    """Yield the session with rank 0 or its standby, and then with each shard server when all of them listen."""
     cluster, transport = rank.cluster, rank.transport
+    if standby is not None:
+        cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=standby))
     hello = messages.Hello(describe_process(f"worker {cluster.worker}", cluster), cluster.worker, job_spec)
     rank_0 = join_rank_0(cluster, transport, hello)
     yield rank_0
@@ -91,7 +105,14 @@ def _join_servers(rank: Rank, job_spec: dict[str, Any]) -> Iterator[ClientSessio
 
 
 class WorkerProcess:
-    """Worker, or evaluator, of a parameter server."""
+    """Worker, or evaluator, of a parameter server.
+
+    Args:
+        rank: settings of this process.
+
+    Attributes:
+        standby: host and port of the standby, which this worker joins if it loses the server; None without one.
+    """
 
     def __init__(self, rank: Rank) -> None:
         job, cluster, seed = rank.job, rank.cluster, rank.seed
@@ -99,6 +120,7 @@ class WorkerProcess:
         self._worker = cluster.worker
         self._leaving_status = cluster.leaving_status
         device = device_of(cluster.device, cluster.ranks.local_rank)
+        self._workers = cluster.n
         is_worker = self._worker < cluster.n
         self.leader = NodeLeader(cluster, rank.transport, self._is_cancelled, self._leave, self._on_group_lost)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
@@ -116,6 +138,7 @@ class WorkerProcess:
         self._task_runner = TaskRunner(
             self._replica, self._worker, cluster.slowness, seed, faults, self._sleep, actions
         )
+        self.standby: tuple[str, int] | None = None
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
@@ -137,6 +160,9 @@ class WorkerProcess:
         Args:
             sessions: connections to the server of each shard, of which the first one is rank 0.
         """
+        self._requests = queue.SimpleQueue()
+        self._received = {}
+        self._draw = self._cancelled = 0
         self._session = sessions[0]
         for channel, session in zip(self._channels, sessions, strict=True):
             channel.use(session.connection)
@@ -251,6 +277,8 @@ class WorkerProcess:
                 self._on_task(self._channels[0], message)  # the main thread does not read the previous version now
             case task_messages.CancelTask(draw):
                 self._cancel(draw)
+            case standby_messages.StandbyAddress(host, port) if self._worker < self._workers:
+                self.standby = host, port
             case messages.End() as end:
                 if end.tensors:
                     self._requests.put(final_state(end, self._replica.layout))

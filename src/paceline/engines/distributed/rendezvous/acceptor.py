@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from paceline.engines.distributed.rendezvous.handshake import why_rejected
-from paceline.engines.distributed.transport import messages, task_messages
+from paceline.engines.distributed.transport import messages, standby_messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
@@ -152,6 +152,7 @@ class Acceptor:
 
     Attributes:
         address: host and port on which this server listens.
+        is_open: whether processes are admitted; else they are to try again.
 
     Raises:
         UsageError: the address is not this host's, or its port is in use.
@@ -174,6 +175,7 @@ class Acceptor:
         self._connections: dict[int, _ServedConnection] = {}  # that are open, by peer id
         self._peer_ids = itertools.count(1)
         self._end: messages.End | None = None  # for processes that come after the run
+        self.is_open = True
         self._listener = transport.listen(host, port, self._on_connection, handler.on_reject)
         self.address = self._listener.address
 
@@ -227,6 +229,9 @@ class Acceptor:
 
     def admit(self, peer_id: int, hello: messages.Hello, connection: Connection) -> AcceptedPeer | None:
         """Admit a process, send it the end of the run, or reject it; return it if it takes part."""
+        if not self.is_open:
+            connection.send(standby_messages.NotServing())
+            return None
         if reason := why_rejected(hello, self._job_spec, len(self._buffers)):
             connection.send(messages.Rejected(reason))
             self._handler.on_reject(reason)

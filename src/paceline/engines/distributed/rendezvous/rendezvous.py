@@ -60,7 +60,7 @@ def listen_as_rank_0(
 
 
 def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address], T]) -> T:
-    """Call a function with the address of rank 0, until it connects.
+    """Call a function with the address of rank 0, or of the server that has taken its place, until it connects.
 
     Args:
         cluster: launch settings of this process, with the time to wait for rank 0.
@@ -76,8 +76,10 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
     refused_s = inf  # since when a process of another job answers
     reason = "its address is not known yet"
     lookup = _AddressLookup(cluster)
+    is_at_rank_0 = cluster.ranks.server is not None
     while True:
-        address = lookup.address()
+        is_at_rank_0 = cluster.ranks.server is None or not is_at_rank_0
+        address = lookup.address() if is_at_rank_0 else cluster.ranks.server
         try:
             if address is not None:
                 return join(address)

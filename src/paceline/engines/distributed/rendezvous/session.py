@@ -13,7 +13,7 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import EndRun, Outcome
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
-from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport import messages, standby_messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Address, Transport
@@ -22,6 +22,10 @@ from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 
 LEAVE_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 30.0  # of a server to a process that joins
+
+
+class ServerLostError(RunError):
+    """The connection to the server has ended."""
 
 
 class FinalState(NamedTuple):
@@ -78,6 +82,8 @@ class ClientSession:
                     raise UsageError(reason)
                 case messages.End() as end:
                     raise RunFinished(end)
+                case standby_messages.NotServing():
+                    raise ConnectionLost("the standby follows rank 0, which is still there")
                 case message:
                     raise ConnectionLost(f"{server} has sent {type(message).__name__} to a process that joins")
         except BaseException:
@@ -105,7 +111,7 @@ class ClientSession:
 
         def end(reason: str) -> None:
             if not self._is_over.is_set():
-                on_error(RunError(f"{self._server} is gone: {reason}"))
+                on_error(ServerLostError(f"{self._server} is gone: {reason}"))
             self._is_over.set()
             self._is_closed.set()
 

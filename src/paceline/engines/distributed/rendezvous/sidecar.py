@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from math import inf
 
-from paceline.clusters.launch_env import SIDECAR
+from paceline.clusters.launch_env import SERVER, SIDECAR
 from paceline.errors import RunError
 
 STOP_TIMEOUT_S = 5.0
@@ -20,12 +21,13 @@ class SidecarProcess:
 
     Args:
         worker: number of the worker that the process is.
+        server: host and port of the server that the process joins; None for that at rank 0.
     """
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, server: tuple[str, int] | None = None) -> None:
         self._worker = worker
         command = [sys.executable, *sys.orig_argv[1:]]
-        environment = {**os.environ, SIDECAR: str(worker)}
+        environment = {**os.environ, SIDECAR: str(worker), **({SERVER: "{}:{}".format(*server)} if server else {})}
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def check(self) -> None:
@@ -38,9 +40,9 @@ class SidecarProcess:
         """Send SIGKILL."""
         self._process.kill()
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Wait for the process to exit; kill it after a timeout."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(timeout_s if timeout_s < inf else None)
         self._process.kill()
         self._process.wait()

@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from paceline.engines.distributed.transport.standby_messages import FollowedEvent, StandbyMessage
 from paceline.engines.distributed.transport.sum_messages import SumMessage
 from paceline.engines.distributed.transport.task_messages import MessageStruct, TaskMessage
 from paceline.errors import RunError, UsageError
@@ -254,6 +255,22 @@ class CompensateGradient(MessageStruct, frozen=True):
     squared_norm: float
 
 
+# --- standby: see also `standby_messages` -----------------------------------------------------------------
+
+
+class FollowUpdate(StateMessage, frozen=True):
+    """Events that rank 0 has handled, and the mean gradient of the update that the last one has made.
+
+    Attributes:
+        tensors: under "mean", the memory of the mean gradient and of the changes of the buffers, if there is an update.
+        events: events since the message before, in order.
+        version: version that the update makes; 0 without an update.
+    """
+
+    events: list[FollowedEvent]
+    version: int = 0
+
+
 ControlMessage = (
     Hello
     | Accepted
@@ -279,10 +296,11 @@ ControlMessage = (
     | PeerDisconnected
     | DisconnectPeer
     | CompensateGradient
+    | FollowUpdate
 )
 
 
-Message = ControlMessage | SumMessage | TaskMessage
+Message = ControlMessage | StandbyMessage | SumMessage | TaskMessage
 
 
 DTYPES = {

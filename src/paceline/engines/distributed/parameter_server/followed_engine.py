@@ -1,0 +1,74 @@
+"""Engine of rank 0 with a standby."""
+
+from __future__ import annotations
+
+from paceline.core.events import Event
+from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
+from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
+from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
+from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
+from paceline.engines.distributed.rank import Rank
+from paceline.engines.distributed.rendezvous.acceptor import (
+    GRACE_S,
+    AcceptedPeer,
+    Acceptor,
+    PeerEvent,
+    PeerLost,
+    PeerMessage,
+)
+from paceline.engines.distributed.transport import messages
+from paceline.server.flat_buffers import FlatLayout
+from paceline.server.parameter_server import ParameterServer
+
+
+class FollowedEngine(ParameterServerEngine):
+    """Parameter server engine that sends its events and the mean gradients of its updates to a standby.
+
+    Args:
+        rank: settings of this process.
+        server: server of the parameters.
+        layout: layout of the model.
+        shards: no shard but the first.
+    """
+
+    def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients) -> None:
+        super().__init__(rank, server, layout, shards)
+        self._standby = StandbyStream(
+            layout, self._peer_events, lambda: len(self._ready()), is_sync=rank.cluster.standby_sync
+        )
+
+    def _start_workers(self) -> None:
+        super()._start_workers()
+        self._server.on_mean = self._standby.send_mean
+
+    def _missing(self) -> str:
+        is_missing = self._standby.is_missing and not self.signals.caught
+        return super()._missing() or ("the standby" if is_missing else "")
+
+    def _following(self) -> Event:
+        event = super()._following()
+        self._standby.add(event)
+        return event
+
+    def _handle(self, event: PeerEvent) -> None:
+        if isinstance(event, PeerMessage | PeerLost) and self._standby.is_from(event):
+            self._standby.on_event(event)
+            self._standby.send_address(self._peers.values())
+        else:
+            super()._handle(event)
+
+    def _on_join(self, peer: AcceptedPeer) -> None:
+        if peer.worker == self._cluster.standby_number:
+            self._standby.on_join(peer)
+        else:
+            super()._on_join(peer)
+            self._standby.send_address([peer])
+
+    def _on_gone(self, worker: RemoteWorker, reason: str) -> None:
+        super()._on_gone(worker, reason)
+        self._standby.check_workers()
+
+    def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
+        peer_ids = self._standby.send_end(end)
+        super()._send_end(acceptor, end)
+        acceptor.join(peer_ids, GRACE_S)

@@ -1,0 +1,185 @@
+"""Standby: a process that holds the state of rank 0, and goes on with the run if rank 0 is lost."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import (
+    Accept,
+    Apply,
+    Compute,
+    EndRun,
+    Evaluate,
+    Event,
+    Interrupt,
+    Restarted,
+    RestartWorker,
+    SetTimer,
+    Step,
+    UpdateApplied,
+)
+from paceline.engines.base import Engine, Observer
+from paceline.engines.distributed.parameter_server.succeeding_engine import SucceedingEngine
+from paceline.engines.distributed.rank import Rank
+from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
+from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process
+from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived
+from paceline.errors import RunError
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.server.parameter_server import ParameterServer
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+
+
+class _RankZeroLost(Exception):  # noqa: N818  # the reason to take over
+    pass
+
+
+class StandbyEngine(Engine):
+    """Engine of the standby, which handles the events of rank 0 as rank 0 does, and computes only the updates.
+
+    Coordinator and server then have the state of rank 0, because both are functions of the events and of the mean
+    gradients. When rank 0 is lost and most of its workers have come here, the standby restarts the run from this state.
+
+    Args:
+        rank: settings of this process.
+        server: server of the parameters.
+        layout: layout of the model.
+        stop: stop conditions of the run, as text.
+    """
+
+    def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout, stop: str) -> None:
+        super().__init__()
+        self._rank = rank
+        self._server = server
+        self._layout = layout
+        self._stop = stop
+        self._job_spec = rank.make_job_spec(server.model)
+        self._successor = SucceedingEngine(rank, server, layout)
+        self._session: ClientSession | None = None
+        self._received: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
+        self._events: deque[Event] = deque()
+        self._mean: Tensor | None = None
+        self._step: Step | None = None
+
+    def __enter__(self) -> Self:
+        """Join rank 0; signals act as usual while this process follows it."""
+        cluster = self._rank.cluster
+        hello = messages.Hello(describe_process("the standby", cluster), cluster.worker, self._job_spec)
+        self._session = join_rank_0(cluster, self._rank.transport, hello)
+        port = self._successor.listen(self._session.connection.local_host, self._job_spec)
+        self._session.listen(self._received.put, self._received.put)
+        self._session.connection.send(StandbyListens(port))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Close all connections."""
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._successor.stop_listening()
+
+    def resume_at(self, version: int, now: float) -> None:
+        """Follow from this time."""
+        self.now = now
+
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
+        """Follow rank 0 until its run ends, which ends this process; if rank 0 is lost, go on with the run.
+
+        Raises:
+            SystemExit: rank 0 has ended the run.
+            RunError: rank 0 is lost, and too few workers have come here.
+        """
+        try:
+            super().run(coordinator, observe, first)
+            while True:  # the run is over, and rank 0 still has to say so
+                self.next_event()
+        except _RankZeroLost as lost:
+            LOG.warning("%s; the standby goes on at update %d", lost, coordinator.version)
+            return self._take_over(coordinator, observe)
+
+    def _take_over(self, coordinator: Coordinator, observe: Observer | None) -> EndRun:
+        def seen(now: float, event: Event | None, commands: object) -> None:
+            self.now = now
+            if observe is not None:
+                observe(now, event, commands)  # type: ignore[arg-type]
+
+        if coordinator.awaits_step:
+            assert self._step is not None
+            applied = UpdateApplied(self.now, coordinator.version, self._step)
+            seen(self.now, applied, coordinator.handle(applied))
+        self._successor.resume_at(coordinator.version, self.now)
+        self._successor.needed_workers = coordinator.live_workers // 2 + 1
+        restarted = Restarted(self.now, self._rank.cluster.n, self._stop)
+        with self._successor as engine:
+            return engine.run(coordinator, seen, restarted)
+
+    # --- events of rank 0 -------------------------------------------------------------------------------------
+
+    def next_event(self) -> Event:
+        """Return the next event that rank 0 has handled."""
+        while not self._events:
+            self._read(self._received.get())
+        event = self._events.popleft()
+        self.now = event.now
+        return event
+
+    def _read(self, message: Message | Exception) -> None:
+        match message:
+            case messages.FollowUpdate(events, version, tensors=tensors):
+                self._events.extend(each.event for each in events)
+                if version:
+                    self._mean = tensors["mean"]
+                    assert self._session is not None
+                    with suppress(ConnectionLost):  # its loss is in the queue
+                        self._session.connection.send(UpdateReceived(version))
+            case messages.End():
+                raise SystemExit(0)
+            case Exception():
+                raise _RankZeroLost(str(message))
+
+    # --- commands ---------------------------------------------------------------------------------------------
+
+    def apply(self, command: Apply) -> None:
+        """Make the update of rank 0."""
+        if self._mean is None:
+            raise RunError(
+                f"the standby would make update {command.version}, which rank 0 has not made: it began with another "
+                "state; give both the same folder to resume"
+            )
+        mean, self._mean = self._mean, None
+        self._server.enqueue(FlatBuffers(self._layout, mean), 1)
+        self._step = self._server.apply(command)
+
+    def compute(self, command: Compute) -> None:
+        """Do nothing: rank 0 gives its workers their tasks."""
+
+    def interrupt(self, command: Interrupt) -> None:
+        """Do nothing, as `compute`."""
+
+    def restart_worker(self, command: RestartWorker) -> None:
+        """Do nothing, as `compute`."""
+
+    def accept(self, command: Accept) -> None:
+        """Do nothing: the mean gradient comes from rank 0."""
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Do nothing: the result comes from rank 0."""
+
+    def set_timer(self, command: SetTimer) -> None:
+        """Do nothing: the timers ring at rank 0."""

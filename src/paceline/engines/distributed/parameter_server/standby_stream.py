@@ -1,0 +1,139 @@
+"""Stream from rank 0 to its standby: every event, and the mean gradient of every update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from paceline.core.events import Apply, Event
+from paceline.engines.distributed.parameter_server.shard_clients import HasConnection
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
+from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.standby_messages import (
+    FollowedEvent,
+    StandbyAddress,
+    StandbyListens,
+    UpdateReceived,
+)
+from paceline.errors import RunError
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+
+
+class StandbyStream:
+    """Stream of what the standby needs to hold the same state as rank 0.
+
+    The standby lacks at most the newest update, because an update waits until the standby has the one before. With
+    `is_sync` it lacks none that a worker has seen.
+
+    If the standby and most workers are lost together, they may go on without this process, so its run ends.
+
+    Args:
+        layout: layout of the gradients.
+        events: queue in which the messages of the standby arrive.
+        workers: function that returns the number of workers that are there.
+        is_sync: whether a version waits until the standby has it.
+
+    Attributes:
+        is_missing: whether the standby has not joined yet.
+    """
+
+    def __init__(
+        self, layout: FlatLayout, events: EventQueue[PeerEvent], workers: Callable[[], int], *, is_sync: bool
+    ) -> None:
+        self.is_missing = True
+        self._is_sync = is_sync
+        self._events = events
+        self._workers = workers
+        self._mean = layout.allocate()
+        self._peer: AcceptedPeer | None = None
+        self._address: StandbyAddress | None = None
+        self._pending: list[FollowedEvent] = []
+        self._sent = self._received = 0  # versions
+        self._workers_then: int | None = None  # when the standby was lost
+
+    def on_join(self, peer: AcceptedPeer) -> None:
+        """Add the standby; one that comes back has missed updates, so it has to end."""
+        if not self.is_missing or self._peer is not None:
+            peer.connection.send(messages.End("", "the run has had a standby already"))
+            return
+        self._peer = peer
+
+    def is_from(self, event: PeerMessage | PeerLost) -> bool:
+        """Return whether an event is of the standby."""
+        return self._peer is not None and event.peer_id == self._peer.peer_id
+
+    def on_event(self, event: PeerMessage | PeerLost) -> None:
+        """Handle a message or the loss of the standby."""
+        assert self._peer is not None
+        match event:
+            case PeerLost(_, reason):
+                LOG.warning("the standby is lost, and the run goes on without one: %s", reason)
+                self._peer, self._address, self._workers_then = None, None, self._workers()
+                self._pending.clear()
+            case PeerMessage(_, StandbyListens(port)):
+                self._address = StandbyAddress(self._peer.connection.peer_host, port)
+                self.is_missing = False
+            case PeerMessage(_, UpdateReceived(version)):
+                self._received = version
+
+    def check_workers(self) -> None:
+        """Check that the workers that are left have not all gone to the standby.
+
+        Raises:
+            RunError: the standby was lost, and fewer than half of the workers that were there then are left.
+        """
+        left, then = self._workers(), self._workers_then
+        if then is not None and 2 * left < then:
+            raise RunError(
+                f"the standby and {then - left} of {then} workers cannot be reached: they may go "
+                "on without this process, so it ends"
+            )
+
+    def send_address(self, workers: Iterable[HasConnection]) -> None:
+        """Tell workers where the standby listens."""
+        if self._address is not None:
+            for worker in workers:
+                worker.connection.send(self._address)
+
+    def add(self, event: Event) -> None:
+        """Add an event that this process handles now."""
+        if self._peer is not None:
+            self._pending.append(FollowedEvent.of(event))
+
+    def send_mean(self, mean: FlatBuffers, update: Apply) -> None:
+        """Send the mean gradient of an update before its step, and the events up to it."""
+        self._await(self._sent)  # whose memory is used again
+        if self._peer is None:
+            return
+        self._mean.copy_(mean)
+        self._send(messages.FollowUpdate(self._pending, update.version, tensors={"mean": self._mean.memory}))
+        self._sent = update.version
+        if self._is_sync:
+            self._await(update.version)
+
+    def send_end(self, end: messages.End) -> list[int]:
+        """Send the end of the run; return the ids of the processes that it was sent to."""
+        if self._peer is None:
+            return []
+        self._send(messages.FollowUpdate(self._pending))
+        self._peer.connection.send(end)
+        return [self._peer.peer_id]
+
+    def _send(self, message: messages.FollowUpdate) -> None:
+        assert self._peer is not None
+        self._peer.connection.send(message)
+        self._pending = []
+
+    def _await(self, version: int) -> None:
+        while self._peer is not None and self._received < version:
+            event = self._events.get_first(self._is_awaited)
+            assert isinstance(event, PeerMessage | PeerLost)
+            self.on_event(event)
+
+    def _is_awaited(self, event: PeerEvent) -> bool:
+        if isinstance(event, PeerLost):
+            return self.is_from(event)
+        return isinstance(event, PeerMessage) and self.is_from(event) and isinstance(event.message, UpdateReceived)

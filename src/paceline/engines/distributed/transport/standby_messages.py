@@ -1,0 +1,78 @@
+"""Messages between rank 0 and its standby."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from paceline.core import events
+from paceline.engines.distributed.transport.task_messages import MessageStruct
+
+
+class FollowedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Event that rank 0 has handled: one of these fields.
+
+    Example:
+        >>> FollowedEvent.of(events.Timer(2.0)).event
+        Timer(now=2.0)
+    """
+
+    arrival: events.Arrival | None = None
+    applied: events.UpdateApplied | None = None
+    timer: events.Timer | None = None
+    joined: events.Joined | None = None
+    lost: events.Lost | None = None
+    evaluated: events.Evaluated | None = None
+    aborted: events.AbortRun | None = None
+    restarted: events.Restarted | None = None
+
+    @classmethod
+    def of(cls, event: events.Event) -> FollowedEvent:
+        """Return the message about an event."""
+        fields: dict[str, Any] = {_FIELDS[type(event)]: event}
+        return cls(**fields)
+
+    @property
+    def event(self) -> events.Event:
+        """Event of this message."""
+        event: events.Event = next(each for each in msgspec.structs.astuple(self) if each is not None)
+        return event
+
+
+_FIELDS: dict[type[Any], str] = {
+    events.Arrival: "arrival",
+    events.UpdateApplied: "applied",
+    events.Timer: "timer",
+    events.Joined: "joined",
+    events.Lost: "lost",
+    events.Evaluated: "evaluated",
+    events.AbortRun: "aborted",
+    events.Restarted: "restarted",
+}
+
+
+class StandbyListens(MessageStruct, frozen=True):
+    """The standby listens on this port of its host."""
+
+    port: int
+
+
+class StandbyAddress(MessageStruct, frozen=True):
+    """Workers that lose rank 0 join the standby, at this address."""
+
+    host: str
+    port: int
+
+
+class NotServing(MessageStruct, frozen=True):
+    """The standby admits no worker while it follows rank 0."""
+
+
+class UpdateReceived(MessageStruct, frozen=True):
+    """The standby has all that it needs for this version."""
+
+    version: int
+
+
+StandbyMessage = StandbyListens | StandbyAddress | NotServing | UpdateReceived

@@ -1,0 +1,175 @@
+"""Runs whose rank 0 is killed, with a standby: ranks as threads."""
+
+import threading
+
+import pytest
+import torch
+
+import paceline as pl
+from end_when import FOREVER
+from paceline.core.records import RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from rank_threads import LIMIT_S, ranks, run
+from ranks import flat
+from tiny_counting import BATCH, counting_job, times_applied
+from tiny_jobs import batch_norm_net, dataset, tiny_job
+
+STANDBY = {"standby": 1}
+
+
+class KillRankZero(pl.Callback):
+    """Callback that kills rank 0 with an update."""
+
+    def __init__(self, version):
+        self.job = None
+        self._version = version
+
+    def on_update(self, update):
+        if update.version == self._version and self.job is not None:
+            process, self.job = self.job.processes[0], None
+            process.die()
+
+
+def run_to_takeover(job, n, version, torchrun=None, **settings):
+    """Return what the standby returns, and each worker, of a run whose rank 0 dies with an update."""
+    killing = KillRankZero(version)
+    with ranks(n + 1, job, {**STANDBY, **(torchrun or {})}, callbacks=[killing], **settings) as started:
+        killing.job = started
+        started.start_all()
+        started.join(0)
+        ends = [started.end("standby"), *(started.end(rank) for rank in range(1, n + 1))]
+        assert started.faults("die") == 1
+    return ends
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "asp"])
+def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
+    ends = run_to_takeover(tiny_job(), 3, 10, protocol=protocol, stop="updates=30")
+    [resumed] = ends[0].of(RunResumed)
+    assert resumed.version in {9, 10}
+    assert [update.version for update in ends[0].of(UpdateMade)] == list(range(1, 31))
+    assert ends[0].reason == "30 updates made"
+    for end in ends:
+        assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
+def test_a_synchronous_standby_lacks_no_update():
+    for version in (1, 7):
+        [end, *_] = run_to_takeover(tiny_job(), 3, version, {"standby_sync": True}, protocol="asp", stop="updates=20")
+        assert [resumed.version for resumed in end.of(RunResumed)] == [version]
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k_async(k=2)"])
+def test_every_sample_is_used_once_an_epoch_though_rank_0_is_killed(protocol):
+    samples, epochs = 12 * BATCH, 4
+    train = counting_job(samples)
+    [end, *_] = run_to_takeover(train, 3, 5, protocol=protocol, stop=f"epochs={epochs}")
+    model = train.model()
+    model.load_state_dict(end.parameters)
+    assert times_applied(model) == [epochs] * samples
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"protocol": "dbw", "measure_steps": True},
+        {"protocol": "bsp + local_steps(H=2, outer=nesterov)"},
+        {"protocol": "bsp@updates=5 >> asp"},
+    ],
+)
+def test_the_standby_has_the_state_of_every_part(settings, tmp_path):
+    ends = run_to_takeover(tiny_job(), 3, 10, {"wire": "int8"}, stop="updates=25", out=tmp_path / "run", **settings)
+    assert ends[0].reason == "25 updates made"
+    assert pl.replay(tmp_path / "run-standby").is_same
+
+
+def test_evaluations_go_on():
+    job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
+    [end, *_] = run_to_takeover(job, 2, 8, protocol="bsp", stop="updates=16", evaluate_every="updates=4")
+    evaluated = [record.version for record in end.of(VersionEvaluated)]
+    assert evaluated[0] == 4
+    assert evaluated[-1] == 16
+    assert {8, 12} & {*evaluated}
+
+
+def test_a_run_that_ends_leaves_no_folder_of_its_standby(tmp_path):
+    with ranks(3, tiny_job(), STANDBY, protocol="bsp", stop="updates=10", out=tmp_path / "run") as job:
+        job.start_all()
+        assert job.end(0).reason == "10 updates made"
+        with pytest.raises(SystemExit):
+            job.end("standby")
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_resumed_run_has_a_standby_too(tmp_path):
+    folder = tmp_path / "run"
+    run(3, tiny_job(), protocol="bsp", stop="updates=10", out=folder)
+    settings = {"protocol": "bsp", "stop": "updates=30", "resume": folder}
+    [end, *_] = run_to_takeover(tiny_job(), 2, 15, **settings)
+    assert [update.version for update in end.of(UpdateMade)] == list(range(1, 31))
+    assert [resumed.version for resumed in end.of(RunResumed)] in ([10, 14], [10, 15])
+    assert pl.replay(tmp_path / "run-standby").is_same
+
+
+def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
+    class Disconnect(pl.Callback):
+        def __init__(self):
+            self.joined = threading.Event()
+
+        def on_record(self, record):
+            super().on_record(record)
+            if isinstance(record, WorkerJoined):
+                self.joined.set()
+
+        def on_update(self, update):
+            if update.version == 5:
+                job.processes[2].disconnect()
+            if update.version == 400:
+                assert self.joined.wait(LIMIT_S)
+
+    with ranks(4, tiny_job(), STANDBY, protocol="asp", stop="updates=500", callbacks=[Disconnect()]) as job:
+        job.start_all()
+        end = job.end(0)
+    assert [record.worker for record in end.of(WorkerLost)] == [1]
+    assert [record.worker for record in end.of(WorkerJoined)] == [1]
+
+
+def test_the_run_goes_on_without_a_standby(caplog):
+    class KillStandby(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5:
+                job.processes["standby"].kill()
+
+    with ranks(3, tiny_job(), STANDBY, protocol="bsp", stop="updates=20", callbacks=[KillStandby()]) as job:
+        job.start_all()
+        assert job.end(0).reason == "20 updates made"
+    assert "the standby is lost, and the run goes on without one" in caplog.text
+
+
+def test_rank_0_ends_if_the_standby_and_most_workers_are_gone():
+    class KillMost(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5:
+                job.processes["standby"].kill()
+            if update.version == 10:
+                job.processes[1].kill()
+                job.processes[2].kill()
+
+    with ranks(4, tiny_job(), STANDBY, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
+        job.start_all()
+        with pytest.raises(pl.RunError, match="the standby and 2 of 3 workers cannot be reached: they may go on"):
+            job.end(0)
+
+
+def test_too_few_workers_do_not_make_the_standby_a_server():
+    class KillMost(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5:
+                for each in (1, 2, 0):
+                    job.processes[each].kill()
+
+    torchrun = {**STANDBY, "start_timeout_s": 1.0}
+    with ranks(4, tiny_job(), torchrun, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
+        job.start_all()
+        job.join(0)
+        with pytest.raises(pl.RunError, match=r"1 more workers of rank 0 did not join within start_timeout_s=1"):
+            job.end("standby")
