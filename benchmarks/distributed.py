@@ -9,6 +9,7 @@
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
 - `kill`: one of the workers is killed.
 - `join`: a killed worker's process is started again while the others continue.
+- `standby`: a standby follows rank 0, which is killed in half of the runs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import options, ratios, report, spread
@@ -35,6 +37,7 @@ MOVED = {"4 MB": (1_000_000, 150), "47 MB": (11_700_000, 40)}  # parameters, upd
 OVERLAP_LINK = "1gbit"
 SHARDS_LINK, SHARDS_RANKS, SHARDS_BAR = "200mbit", 4, 0.6
 MOVE_BAR, PREMIUM_BAR, JOIN_BAR_S = 1.25, 1.10, 5.0
+STANDBY_BAR, TAKEOVER_BAR_S = 1.03, 5.0
 PAYOUT_BARS = {"k_sync(k=3)": 1.4, "k_batch_async(k=4)": 1.6}
 WARM_UP = 5
 DYING_UPDATE = 20
@@ -214,6 +217,34 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def standby(args: argparse.Namespace) -> dict[str, Any]:
+    kinds = {"standby": {"standby": 1}, "standby_sync": {"standby": 1, "standby_sync": True}}
+    update_s: dict[str, list[float]] = {name: [] for name in ("alone", *kinds)}
+    lost: dict[str, list[int]] = {name: [] for name in kinds}
+    pause_s: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(args.rounds):
+        for name in update_s:
+            update_s[name].append(1 / rate(train_followed(args, kinds.get(name, {}))["updates"]))
+        for name, torchrun in kinds.items():
+            missing, next_s = take_over(args, torchrun)
+            lost[name].append(missing)
+            pause_s[name].append(next_s)
+    results: dict[str, Any] = {"alone": {"update_s": spread([args.workers * each for each in update_s["alone"]])}}
+    for name, most in {"standby": 1, "standby_sync": 0}.items():
+        ratio = ratios(update_s[name], update_s["alone"])
+        results[name] = {
+            "bar": f"at most {STANDBY_BAR} x the time per update alone; at most {most} updates lost; next update in "
+            f"{TAKEOVER_BAR_S} s",
+            "ratio": ratio,
+            "lost_updates": lost[name],
+            "next_update_s": spread(pause_s[name]),
+            "meets_bar": ratio["median"] <= STANDBY_BAR
+            and max(lost[name]) <= most
+            and max(pause_s[name]) <= TAKEOVER_BAR_S,
+        }
+    return results
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "move": move,
     "overlap": overlap,
@@ -222,6 +253,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "payout": payout,
     "kill": kill,
     "join": join,
+    "standby": standby,
 }
 
 
@@ -239,6 +271,31 @@ def train_ours(
         "encrypt": not args.plain,
     }
     return dict(Job("train_ours", len(compute_s) + 1, settings).answers()[0])
+
+
+def train_followed(args: argparse.Namespace, torchrun: dict[str, Any]) -> dict[str, Any]:
+    compute_s = [args.compute_s] * args.workers
+    settings = {"protocol": "bsp", "compute_s": compute_s, "updates": args.updates, "encrypt": not args.plain}
+    return dict(Job("train_ours", args.workers + 1, {**settings, "torchrun": torchrun}).answers()[0])
+
+
+def take_over(args: argparse.Namespace, torchrun: dict[str, Any]) -> tuple[int, float]:
+    """Return the updates that are lost when rank 0 is killed, and the seconds until the next update."""
+    compute_s = [args.compute_s] * args.workers
+    with TemporaryDirectory() as folder:
+        settings = {
+            "protocol": "bsp",
+            "compute_s": compute_s,
+            "updates": args.updates,
+            "encrypt": not args.plain,
+            "torchrun": torchrun,
+            "dies_at": DYING_UPDATE,
+            "folder": folder,
+        }
+        Job("train_ours", args.workers + 1, settings).answers()
+        killed_s = float(Path(folder, "killed_s").read_text())
+        clock = json.loads(Path(folder, "clock.json").read_text())
+    return DYING_UPDATE - clock["resumed"][0], clock["updates"][0][0] - killed_s
 
 
 def train_ddp(

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from common import Stopwatch
-from paceline.core.records import GradientArrived, Record, UpdateMade, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, Record, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.engines.distributed.transport.buckets import Bucket
 from paceline.recording.callback import Callback
 from paceline.worker.replica import Replica
@@ -161,6 +162,7 @@ class Clock(Callback):
         self.losses: list[float] = []
         self.joins: list[float] = []
         self.used_after_join: list[float] = []
+        self.resumed: list[int] = []  # versions
         self._joined: int | None = None
 
     def on_record(self, record: Record) -> None:
@@ -169,6 +171,8 @@ class Clock(Callback):
         match record:
             case UpdateMade():
                 self.updates.append((at_s, record.version, record.k))
+            case RunResumed(version=version):
+                self.resumed.append(version)
             case WorkerLost():
                 self.losses.append(at_s)
             case WorkerJoined():
@@ -179,11 +183,26 @@ class Clock(Callback):
                 self._joined = None
 
 
+class Dying(Callback):
+    """Callback that kills rank 0 with an update, and writes down when."""
+
+    def __init__(self, version: int, folder: str) -> None:
+        self._version = version
+        self._file = Path(folder, "killed_s")
+
+    def on_update(self, update: UpdateMade) -> None:
+        """Kill this process."""
+        if update.version == self._version and os.environ["RANK"] == "0":
+            self._file.write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     compute_s = settings["compute_s"]
     sleeps = [pl.Deterministic(each) for each in compute_s]
     faults = [pl.Fault(*fault) for fault in settings.get("faults", [])] if not os.environ.get("IS_BACK") else []
     clock = Clock()
+    callbacks = [clock, *([Dying(settings["dies_at"], settings["folder"])] if "dies_at" in settings else [])]
     pl.train(
         pl.Job(
             model=make_model, loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=LR), data=make_data(), batch_size=1
@@ -194,10 +213,13 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
             slowness=pl.Cluster(len(compute_s), timing=sleeps),
             faults=faults,
             encrypt=settings["encrypt"],
+            **settings.get("torchrun", {}),
         ),
         stop=pl.Stop(updates=settings["updates"]),
-        callbacks=[clock],
+        callbacks=callbacks,
     )
+    if os.environ.get("PACELINE_SIDECAR"):  # the standby, which has taken over
+        Path(settings["folder"], "clock.json").write_text(json.dumps(vars(clock)))
     return vars(clock)
 
 

@@ -107,11 +107,11 @@ class MemoryTransport(Transport):
             connections = list(self._connections)
         for connection in connections:
             connection.close()
-        thread = self._loop._thread
-        if thread.is_alive() and thread is not threading.current_thread():
+        loop = self.__dict__.get("_loop")  # None once this side is closed
+        if loop is not None and threading.current_thread().name != "paceline-sockets":
             closed = threading.Event()
-            self._loop.call(closed.set)
-            closed.wait(5.0)
+            loop.call(closed.set)
+            closed.wait(0.5)  # the loop may end meanwhile
 
     def _accept(self, listener, control, data):
         self._loop.call(lambda: listener.on_connection(self._keep(self._connection(control, data))))

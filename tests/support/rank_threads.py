@@ -46,6 +46,7 @@ class ThreadProcess(HostProcess):
         self._start_lock = None
         self.has_started = threading.Event()
         self._over = threading.Event()
+        self._is_killed = False
         self.fault_actions = {"die": self.die, "hang": self.hang}
         self.faults = Counter()
         self.thread = None
@@ -70,7 +71,7 @@ class ThreadProcess(HostProcess):
             raise Killed
 
     def set_num_threads(self, count):
-        if self._over.is_set():
+        if self._is_killed:
             raise Killed
 
     def transport(self, cluster, security):
@@ -89,8 +90,9 @@ class ThreadProcess(HostProcess):
     def kill(self):
         """Let all its connections end now; its thread ends when it notices."""
         self.end_start()
-        self._over.set()
+        self._is_killed = True
         self._own_transport.kill()
+        self._over.set()
 
     def disconnect(self):
         """Close all its connections, as a broken link does."""

@@ -10,7 +10,7 @@ import paceline as pl
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.engines.distributed.rendezvous import session as session_module
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
-from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.rendezvous.session import ClientSession, ServerLostError
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import (
     Accepted,
@@ -103,7 +103,8 @@ def test_the_loss_of_the_server_is_reported_once_after_its_last_message():
         connection.close()
         assert noted.messages.get(timeout=WAIT_S) == EvaluationResult(1, {"loss": 0.5})
         error = noted.errors.get(timeout=WAIT_S)
-        assert (type(error), str(error)) == (pl.RunError, "rank 0 is gone: the other process has closed the connection")
+        assert isinstance(error, ServerLostError)
+        assert str(error) == "rank 0 is gone: the other process has closed the connection"
     assert noted.errors.empty()
 
 
