@@ -112,8 +112,14 @@ from .protocols.protocol import Phase as Phase
 from .protocols.protocol import Plan as Plan
 from .protocols.protocol import Protocol as Protocol
 from .recording.callback import Callback as Callback
+from .recording.callback import RunInfo as RunInfo
+from .recording.callbacks.mlflow import MLflow as MLflow
+from .recording.callbacks.open_telemetry import OpenTelemetry as OpenTelemetry
 from .recording.callbacks.perfetto_trace import PerfettoTrace as PerfettoTrace
+from .recording.callbacks.prometheus import Prometheus as Prometheus
 from .recording.callbacks.tensorboard import TensorBoard as TensorBoard
+from .recording.callbacks.trackio import Trackio as Trackio
+from .recording.callbacks.wandb import Wandb as Wandb
 from .recording.history import History as History
 from .run.replay import Replay as Replay
 from .run.replay import replay as replay

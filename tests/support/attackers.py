@@ -63,11 +63,13 @@ class Server:
         address: host and port.
         connections: connections that it has accepted.
         rejections: reasons why processes of the job were rejected.
+        counters: counts of rejected connections.
     """
 
     def __init__(self, made):
         self.rejections = []
         self.connections = made.connections
+        self.counters = made.counters
         self._listener = made.listen("127.0.0.1", 0, self._on_connection, self.rejections.append)
         self.address = self._listener.address
 

@@ -11,6 +11,7 @@ from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.tls import TLSSecurity, derive_identity
 from paceline.engines.distributed.transport.transport import Transport
+from paceline.recording.metrics.network_counters import NetworkCounters
 
 SOON_S = 20.0
 SECURITIES = {
@@ -58,7 +59,7 @@ def memory_sides(heartbeat_timeout_s=60.0):
     """Yield both sides of a connection over socket pairs, each with a thread of its own."""
     loops = [SocketLoop(), SocketLoop()]
     control, data = socket.socketpair(), socket.socketpair()
-    sides = [Connection(loops[side], control[side], data[side], heartbeat_timeout_s) for side in range(2)]
+    sides = [Connection(loops[side], control[side], data[side], heartbeat_timeout_s, NetworkCounters()) for side in range(2)]
     sides[0].waits_for_reader = True  # as a transport sets it on the side that listens
     try:
         yield sides
@@ -107,7 +108,7 @@ def raw_peer(make_pair=socket.socketpair, heartbeat_timeout_s=60.0):
     """Yield a connection, and the control socket and the data socket of its other side."""
     loop = SocketLoop()
     control, data = make_pair(), make_pair()
-    connection = Connection(loop, control[0], data[0], heartbeat_timeout_s)
+    connection = Connection(loop, control[0], data[0], heartbeat_timeout_s, NetworkCounters())
     try:
         yield connection, control[1], data[1]
     finally:

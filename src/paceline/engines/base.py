@@ -12,6 +12,7 @@ from typing import Any, Self
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.engines.signals import Signals
+from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
 
@@ -28,6 +29,7 @@ class Engine(ABC):
         now: seconds since the run began.
         is_settled: whether the server has the newest version, so that the run can be saved.
         signals: signals that were caught.
+        network: counts of the connections of this process.
     """
 
     now: float = 0.0
@@ -35,6 +37,7 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.signals = Signals()
+        self.network = NetworkCounters()
         self._applied: events.UpdateApplied | None = None  # the next event, if there is one
         self._is_ready = True  # False after a signal before all workers were ready: no command is carried out
 

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, UpdateMade, VersionEvaluated
+from paceline.recording.metrics.network_counters import NetworkCounters
 
 KEPT = "; the run stopped, and the files written before are kept"  # advice where a callback cannot write a file
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Run that callbacks belong to.
+
+    Attributes:
+        configuration: configuration of the run, as in ``run.json``.
+        network: bytes and rejected connections of this process; zero without connections.
+    """
+
+    configuration: Mapping[str, Any]
+    network: NetworkCounters
 
 
 class Callback:
@@ -14,6 +30,9 @@ class Callback:
 
     An exception in a callback stops the run and reaches the caller.
     """
+
+    def on_start(self, run: RunInfo) -> None:
+        """Prepare for a run, before its workers start."""
 
     def on_record(self, record: Record) -> None:
         """Process any record; by default, call the method below for its type."""
@@ -46,6 +65,9 @@ class Callback:
 
     def on_end(self, end: RunEnded) -> None:
         """Process the end of the run."""
+
+    def close(self) -> None:
+        """Release what `on_start` has opened; called after the run, also after a failure."""
 
 
 class Memory(Callback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
-from paceline.recording.callback import Callback, Memory
+from paceline.recording.callback import Callback, Memory, RunInfo
 from paceline.recording.callbacks.progress_line import shown
 from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
@@ -259,12 +259,27 @@ def run_session(
         callbacks: callbacks that get each record of the run.
         policy: when checkpoints are saved.
     """
+    with ExitStack() as opened:
+        for callback in callbacks:
+            opened.callback(callback.close)
+        return _run_session(session, folder, resumption, callbacks, policy)
+
+
+def _run_session(
+    session: Session,
+    folder: RunFolder | None,
+    resumption: Resumption | None,
+    callbacks: Sequence[Callback],
+    policy: CheckpointPolicy,
+) -> Result:
     memory = Memory()
     log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster))
     recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()
         first = resumption.load(engine, recorder) if resumption else None
+        for callback in callbacks:
+            callback.on_start(RunInfo(session.configuration, engine.network))
         if resumption is not None and resumption.kept is not None:
             for callback in callbacks:
                 callback.on_resume(resumption.history())

@@ -30,6 +30,7 @@ from paceline.engines.distributed.transport.security import (
 )
 from paceline.engines.distributed.transport.task_messages import CancelTask
 from paceline.engines.distributed.transport.tls import Identity, TLSSecurity, derive_identity
+from paceline.recording.metrics.network_counters import RejectionCause
 from ranks import TOKEN
 from this_process import wait_until
 
@@ -67,6 +68,7 @@ def test_the_proof_of_the_server_is_no_proof_of_a_client(caplog):
                 sock.sendall(proof + Preamble.of(VERSION, "").encode())
                 assert is_closed_within(sock, LIMIT_S)
         assert not server.connections
+        assert server.counters.rejected[RejectionCause.AUTHENTICATION] == 2
     assert f"{REJECTED}it does not have the token of this job" in caplog.text
 
 
@@ -95,6 +97,7 @@ def test_another_token_and_another_run_are_refused_by_both_sides(encrypt, other,
         with pytest.raises(ConnectionLost, match=r"^127.0.0.1:\d+ (is not of this job|does not answer)"):
             connect(server, theirs)
         assert not server.connections
+        wait_until(lambda: server.counters.rejected[RejectionCause.AUTHENTICATION] == 1)
     assert REJECTED in caplog.text
 
 

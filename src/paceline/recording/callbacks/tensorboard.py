@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paceline.core.records import Record, RunEnded, UpdateMade, VersionEvaluated
+from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import UsageError
 from paceline.recording.callback import KEPT, Callback
-from paceline.recording.history import Totals, idle_share
+from paceline.recording.scalars import ScalarPoint, Scalars
 from paceline.utils.argument_types import checked_types
 from paceline.utils.files import refuse_link, writing
 
@@ -38,28 +38,27 @@ class TensorBoard(Callback):
         self._folder = Path(folder)
         self._make_writer = SummaryWriter
         self._writer: Any = None
-        self._totals = Totals()
+        self._scalars = Scalars()
 
     def on_resume(self, history: Iterable[Record]) -> None:
         """Purge the scalars after the last evaluation, and write those of the kept updates again."""
-        again: list[tuple[int, float, dict[str, float]]] = []
+        again: list[ScalarPoint] = []
         evaluated = 0
         for record in history:
-            self._totals.count(record)
-            match record:
-                case UpdateMade():
-                    again.append((record.version, record.now_s, self._of_update(record)))
-                case VersionEvaluated():
-                    evaluated = record.version
-                    again = [update for update in again if update[0] > evaluated]
+            self._scalars.add(record)
+            if isinstance(record, VersionEvaluated):
+                evaluated = record.version
+                again = [point for point in again if point.version > evaluated]
+            elif point := self._scalars.of(record):
+                again.append(point)
         with writing(self._folder, KEPT):
             self._open(evaluated + 1)
-            for update in again:
-                self._scalars(*update)
+            for point in again:
+                self._add(point)
 
     def on_record(self, record: Record) -> None:
         """Write the scalars of an update or an evaluation."""
-        self._totals.count(record)
+        self._scalars.add(record)
         with writing(self._folder, KEPT):
             self._write(record)
 
@@ -68,29 +67,14 @@ class TensorBoard(Callback):
             for old in self._folder.glob("events.out.tfevents.*"):
                 old.unlink()
             self._open()
-        match record:
-            case UpdateMade():
-                self._scalars(record.version, record.now_s, self._of_update(record))
-            case VersionEvaluated():
-                metrics = {f"eval/{name}": value for name, value in record.metrics.items()}
-                self._scalars(record.version, record.published_s, metrics)
-            case RunEnded():
-                self._writer.close()
+        if point := self._scalars.of(record):
+            self._add(point)
+        if isinstance(record, RunEnded):
+            self._writer.close()
 
-    def _of_update(self, update: UpdateMade) -> dict[str, float]:
-        return {
-            "train/loss": update.loss,
-            "train/learning_rate": update.learning_rate,
-            "update/k": update.k,
-            "update/staleness": update.staleness,
-            "workers/idle_share": idle_share(update.busy_s, update.live_s),
-            "gradients/dropped": self._totals.dropped,
-            "gradients/interrupted": self._totals.interrupted,
-        }
-
-    def _scalars(self, version: int, time_s: float, scalars: dict[str, float]) -> None:
-        for tag, value in scalars.items():
-            self._writer.add_scalar(tag, value, version, walltime=time_s)
+    def _add(self, point: ScalarPoint) -> None:
+        for tag, value in point.values.items():
+            self._writer.add_scalar(tag, value, point.version, walltime=point.time_s)
 
     def _open(self, first_version: int | None = None) -> None:
         refuse_link(self._folder)

@@ -67,6 +67,7 @@ class AllReduceEngine(WallClockEngine):
 
     def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         super().__init__()
+        self.network = rank.transport.counters
         self._rank = rank
         self._cluster = cluster = rank.cluster
         self._process = rank.process

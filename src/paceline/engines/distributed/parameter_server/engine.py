@@ -85,6 +85,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published = PublishedVersions(server, layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
+        self.network = rank.transport.counters
         self._cluster = cluster
         self._shards = shards
         self._job_spec = rank.make_job_spec(server.model)

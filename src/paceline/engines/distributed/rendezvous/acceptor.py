@@ -14,6 +14,7 @@ from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.distributed.transport.wire_format import WireBuffer
+from paceline.recording.metrics.network_counters import RejectionCause
 
 GRACE_S = 5.0  # for other processes to end
 
@@ -170,6 +171,7 @@ class Acceptor:
         self._job_spec = job_spec
         self._buffers = buffers
         self._handler = handler
+        self._counters = transport.counters
         self._leaders: dict[int, int] = {}  # ports, by worker
         self._changed = threading.Condition()
         self._connections: dict[int, _ServedConnection] = {}  # that are open, by peer id
@@ -234,6 +236,7 @@ class Acceptor:
             return None
         if reason := why_rejected(hello, self._job_spec, len(self._buffers)):
             connection.send(messages.Rejected(reason))
+            self._counters.on_rejected(RejectionCause.OTHER_JOB)
             self._handler.on_reject(reason)
             return None
         with self._changed:  # so that a process is either in the handler's queue or receives the end here

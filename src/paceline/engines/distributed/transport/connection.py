@@ -28,6 +28,7 @@ from paceline.engines.distributed.transport.readers import (
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import Stream, StreamSocket
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
+from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -79,6 +80,7 @@ class Connection:
         control: connected and authenticated socket.
         data: connected and authenticated socket to the same process.
         heartbeat_timeout_s: seconds without any byte after which the other process counts as lost, > 0.
+        counters: counts of bytes.
 
     Attributes:
         address: host and port of the other process, for messages.
@@ -91,7 +93,14 @@ class Connection:
             answers fill no memory. At most one side may wait so, since two that do could wait for each other for ever.
     """
 
-    def __init__(self, loop: SocketLoop, control: StreamSocket, data: StreamSocket, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self,
+        loop: SocketLoop,
+        control: StreamSocket,
+        data: StreamSocket,
+        heartbeat_timeout_s: float,
+        counters: NetworkCounters,
+    ) -> None:
         self.local_host, _ = _name(control.getsockname)
         self.peer_host, port = _name(control.getpeername)
         self.address = f"{self.peer_host}:{port}"
@@ -112,8 +121,8 @@ class Connection:
         self._listener: tuple[OnMessage, OnEnd] | None = None
         self._end_reason = ""
         self._open_streams = 2
-        self._control = Stream(loop, control, MessageReader(self))
-        self._data = Stream(loop, data, TensorReader(self))
+        self._control = Stream(loop, control, MessageReader(self), counters)
+        self._data = Stream(loop, data, TensorReader(self), counters)
         loop.call(self._start)
 
     # --- sending ------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from paceline.engines.distributed.transport.security import (
 )
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import StreamSocket
+from paceline.recording.metrics.network_counters import NetworkCounters, RejectionCause
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -79,6 +80,7 @@ class Listener:
         version: version of paceline, which must be equal on both sides.
         on_sockets: callback, in the thread of the loop, with the sockets of each new connection.
         on_reject: callback, in the thread of the loop, with the reason why a process of this job cannot take part.
+        counters: counts of rejected connections.
 
     Attributes:
         address: host and port to connect to.
@@ -92,6 +94,7 @@ class Listener:
         version: str,
         on_sockets: Callable[[AcceptedSockets], None],
         on_reject: Callable[[str], None],
+        counters: NetworkCounters,
     ) -> None:
         host, port = sock.getsockname()[:2]
         self.address: tuple[str, int] = host, port
@@ -101,6 +104,7 @@ class Listener:
         self._own = Preamble.of(version, security.run_id)
         self._on_sockets = on_sockets
         self._on_reject = on_reject
+        self._counters = counters
         self._candidates: dict[Candidate, None] = {}  # oldest first
         self._logged: set[str] = set()
         self._next_log_s = 0.0  # of an error of accept
@@ -174,8 +178,10 @@ class Listener:
             self._wait(candidate, 0)
             candidate.preamble = end.value
             self._pair(candidate, end.value)
-        except (OSError, AuthenticationFailed) as error:
-            self._reject(candidate, error)
+        except AuthenticationFailed as error:
+            self._reject(candidate, RejectionCause.AUTHENTICATION, error)
+        except OSError as error:
+            self._reject(candidate, RejectionCause.DISCONNECTED, error)
         else:
             self._wait(candidate, event)
 
@@ -191,10 +197,11 @@ class Listener:
             with suppress(OSError):
                 candidate.sock.send(ours.encode())
             if preamble.version == ours.version:
-                self._reject(candidate, OTHER_RUN)
+                self._reject(candidate, RejectionCause.OTHER_RUN, OTHER_RUN)
                 return
             self._drop(candidate)
             if preamble.is_control:
+                self._counters.on_rejected(RejectionCause.OTHER_VERSION)
                 self._on_reject(
                     f"a process at {candidate.host} runs paceline {preamble.version}, this one {ours.version}: "
                     "install the same version on every host"
@@ -220,16 +227,17 @@ class Listener:
         self._loop.call_later(HANDSHAKE_S / 4, self._drop_late)
         now_s = time.monotonic()
         for candidate in [each for each in self._candidates if each.deadline_s < now_s]:
-            self._reject(candidate, f"no complete handshake within {HANDSHAKE_S:g} s")
+            self._reject(candidate, RejectionCause.TIMEOUT, f"no complete handshake within {HANDSHAKE_S:g} s")
 
     def _drop_one(self) -> None:
         """Close the socket with the least progress, of the host with the most sockets; the oldest of these."""
         sockets = Counter(each.host for each in self._candidates)
         least = min(self._candidates, key=lambda each: (each.progress, -sockets[each.host]))
-        self._reject(least, "too many connections without authentication")
+        self._reject(least, RejectionCause.OVERLOAD, "too many connections without authentication")
 
-    def _reject(self, candidate: Candidate, reason: object) -> None:
-        """Close a socket, and log the first rejection of each host as a warning."""
+    def _reject(self, candidate: Candidate, cause: RejectionCause, reason: object) -> None:
+        """Close and count a socket, and log the first rejection of each host as a warning."""
+        self._counters.on_rejected(cause)
         is_first = candidate.host not in self._logged and len(self._logged) < MAX_LOGGED_HOSTS
         if is_first:
             self._logged.add(candidate.host)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
+from paceline.recording.metrics.network_counters import NetworkCounters
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 FIRST_BYTES = 1 << 17  # that the thread of the sender writes itself
@@ -74,12 +75,14 @@ class Stream:
         loop: thread that reads and writes.
         sock: socket on which both sides are authenticated.
         reader: receiver of what arrives.
+        counters: counts of bytes.
     """
 
-    def __init__(self, loop: SocketLoop, sock: StreamSocket, reader: StreamReader) -> None:
+    def __init__(self, loop: SocketLoop, sock: StreamSocket, reader: StreamReader, counters: NetworkCounters) -> None:
         self._loop = loop
         self._sock = sock
         self._reader = reader
+        self._counters = counters
         self._unsent: deque[memoryview] = deque()
         self._lock = threading.Lock()  # OpenSSL allows one thread at a time
         self._watched = 0  # events
@@ -158,6 +161,7 @@ class Stream:
             if not count:
                 raise OSError("the other process has closed the connection")
             left_bytes -= count
+            self._counters.on_received(count)
             self._reader.on_bytes(count)
             if count < len(buffer):
                 return False
@@ -179,6 +183,7 @@ class Stream:
                 self._unsent.clear()
                 return False
             most_bytes -= count
+            self._counters.on_sent(count)
             self._remove(count)
         return False
 

@@ -27,6 +27,7 @@ from paceline.engines.distributed.transport.security import (
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import StreamSocket
 from paceline.errors import UsageError
+from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -46,6 +47,7 @@ class Transport:
 
     Attributes:
         heartbeat_timeout_s: as given.
+        counters: counts of bytes and of rejected connections.
         poll_s: interval in seconds between two attempts to reach a process.
     """
 
@@ -53,6 +55,7 @@ class Transport:
 
     def __init__(self, security: Callable[[], Security], version: str, heartbeat_timeout_s: float) -> None:
         self.heartbeat_timeout_s = heartbeat_timeout_s
+        self.counters = NetworkCounters()
         self._security = security
         self._version = version
 
@@ -86,7 +89,8 @@ class Transport:
 
         _raise_file_limit()
         security = self._security()
-        listener = Listener(self._loop, self._bind(host, port), security, self._version, on_sockets, on_reject)
+        sock = self._bind(host, port)
+        listener = Listener(self._loop, sock, security, self._version, on_sockets, on_reject, self.counters)
         LOG.info("listens on %s:%d, %s", *listener.address, security.description)
         return listener
 
@@ -207,7 +211,7 @@ class Transport:
             )
 
     def _connection(self, control: StreamSocket, data: StreamSocket) -> Connection:
-        return Connection(self._loop, control, data, self.heartbeat_timeout_s)
+        return Connection(self._loop, control, data, self.heartbeat_timeout_s, self.counters)
 
 
 def _raise_file_limit() -> None:

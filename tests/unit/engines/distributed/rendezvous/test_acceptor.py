@@ -32,6 +32,7 @@ from paceline.engines.distributed.transport.messages import (
 )
 from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.transport import Transport
+from paceline.recording.metrics.network_counters import RejectionCause
 
 DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_features=1)" for i in range(20_000)}}
 END = End("updates", "5 updates made", 1.0)
@@ -105,6 +106,7 @@ def test_a_long_difference_is_shortened():
             pass
         assert len(str(refused.value)) < 1500
         assert server.events.get() == PeerRejected(str(refused.value))
+        assert server.transport.counters.rejected[RejectionCause.OTHER_JOB] == 1
 
 
 @pytest.mark.parametrize("message", [Leave("SIGTERM"), PeerAdmitted(1), END])

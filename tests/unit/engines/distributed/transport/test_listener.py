@@ -11,11 +11,13 @@ from paceline.engines.distributed.transport import listener as listener_module
 from paceline.engines.distributed.transport.listener import Listener
 from paceline.engines.distributed.transport.security import PREAMBLE_BYTES, Preamble, TokenSecurity, run_blocking
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
+from paceline.recording.metrics.network_counters import NetworkCounters, RejectionCause
 from this_process import wait_until
 
 LIMIT_S = 20
 SECURITY = TokenSecurity("tests")
 ONE, OTHER = b"1" * 16, b"2" * 16
+NONE = dict.fromkeys(RejectionCause, 0)
 
 
 class Accepting:
@@ -24,9 +26,10 @@ class Accepting:
     def __init__(self, loop, opened):
         self.pairs = queue.SimpleQueue()
         self.rejections = queue.SimpleQueue()
+        self.counters = NetworkCounters()
         self._opened = opened
         sock = socket.create_server(("127.0.0.1", 0))
-        self.listener = Listener(loop, sock, SECURITY, "1", self.pairs.put, self.rejections.put)
+        self.listener = Listener(loop, sock, SECURITY, "1", self.pairs.put, self.rejections.put, self.counters)
         opened.callback(self.listener.close)
 
     def dial(self):
@@ -104,6 +107,7 @@ def test_another_version_is_answered_and_reported_once_and_another_run_is_not(se
     assert sock.recv(1) == b""
     assert server.rejections.empty()
     assert server.pairs.empty()
+    assert server.counters.rejected == NONE | {RejectionCause.OTHER_VERSION: 1, RejectionCause.OTHER_RUN: 1}
 
 
 @pytest.mark.parametrize("stage", ["no byte", "half a handshake", "no preamble", "half a preamble", "no partner"])
@@ -122,6 +126,7 @@ def test_each_step_of_a_connection_has_the_same_deadline(stage, monkeypatch, cap
             while sock.recv(1 << 10):
                 pass
         assert server.pairs.empty()
+        assert server.counters.rejected == NONE | {RejectionCause.TIMEOUT: 1}
     assert "no complete handshake within 0.2 s" in caplog.text
 
 
@@ -145,6 +150,7 @@ def test_a_full_listener_closes_the_oldest_with_the_least_progress(server, monke
     sending(last, bytes(5)).recv(1)
     server.sent(ONE, is_control=False)
     assert server.next_pair().control.getpeername() == waiting.getsockname()
+    assert server.counters.rejected == NONE | {RejectionCause.OVERLOAD: 3}
 
 
 def test_a_closed_listener_closes_what_is_not_connected_yet_and_leaves_what_is(server):

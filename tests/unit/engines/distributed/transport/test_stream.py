@@ -16,6 +16,7 @@ from paceline.engines.distributed.transport.stream import (
     RECORD_BYTES,
     Stream,
 )
+from paceline.recording.metrics.network_counters import NetworkCounters
 from this_process import wait_until
 
 LIMIT_S = 20
@@ -96,7 +97,9 @@ def test_parts_arrive_in_order_wherever_the_operating_system_divides_them(loop, 
     sent = [bytes([number % 251 + 1]) * size for number, size in enumerate(sizes)]
     least = sum(sizes) // 20 + 1  # so that there are few calls
     received = Received(max(read_bytes, least))
-    sender, receiver = Stream(loop, PartialSocket(ours, limits, least), Received(1)), Stream(loop, theirs, received)
+    counters = NetworkCounters()
+    sender = Stream(loop, PartialSocket(ours, limits, least), Received(1), counters)
+    receiver = Stream(loop, theirs, received, counters)
     receiver.resume()
     for each in sent:
         sender.send([memoryview(each)] if each else [])
@@ -104,12 +107,13 @@ def test_parts_arrive_in_order_wherever_the_operating_system_divides_them(loop, 
     in_loop(loop, lambda: sender.end("done"))
     assert received.ends.get(timeout=LIMIT_S) == "the other process has closed the connection"
     assert received.content == b"".join(sent)
+    assert counters.sent_bytes == counters.received_bytes == sum(sizes)
 
 
 def test_a_full_socket_takes_no_copy_and_its_end_frees_the_memory(loop):
     ours, theirs = socket.socketpair()
     reader = Received(1)
-    stream = Stream(loop, ours, reader)
+    stream = Stream(loop, ours, reader, NetworkCounters())
     content = bytearray(8 << 20)
     with memoryview(content) as part:
         stream.send([part])
@@ -128,7 +132,7 @@ def test_the_thread_of_the_sender_writes_the_first_bytes_and_the_loop_the_rest(l
     ours, theirs = socket.socketpair()
     for each in (ours, theirs):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * FIRST_BYTES)
-    stream = Stream(loop, ours, Received(1))
+    stream = Stream(loop, ours, Received(1), NetworkCounters())
     in_loop_now = queue.SimpleQueue()
     go_on = queue.SimpleQueue()
     loop.call(lambda: (in_loop_now.put(None), go_on.get(timeout=LIMIT_S)))
@@ -144,7 +148,7 @@ def test_the_thread_of_the_sender_writes_the_first_bytes_and_the_loop_the_rest(l
 def test_a_reader_without_memory_reads_nothing_until_it_resumes(loop):
     ours, theirs = socket.socketpair()
     reader = Received(5, most=5)
-    stream = Stream(loop, ours, reader)
+    stream = Stream(loop, ours, reader, NetworkCounters())
     stream.resume()
     theirs.sendall(b"0123456789")
     theirs.close()
@@ -162,7 +166,7 @@ def test_the_pieces_of_a_tensor_wake_the_thread_only_when_many_bytes_have_come_o
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sender:
         sock, _ = listener.accept()
         received = Received(nbytes, in_all=nbytes)
-        stream = Stream(loop, sock, received)
+        stream = Stream(loop, sock, received, NetworkCounters())
         stream.resume()
         in_loop(loop, lambda: None)
         content = bytes(range(256)) * (nbytes // 256)

@@ -1,0 +1,47 @@
+"""Scalars of a run for Trackio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from paceline.core.records import RunEnded
+from paceline.recording.callbacks.tracker import Tracker
+from paceline.recording.scalars import ScalarPoint
+from paceline.utils.argument_types import checked_types
+
+
+@checked_types
+class Trackio(Tracker):
+    """Callback that writes scalars for Trackio, on this machine or to a Space of Hugging Face.
+
+    Args:
+        project: name of the project.
+        options: further arguments of ``trackio.init``, for example ``name="bsp"`` or ``space_id="me/runs"``.
+
+    Raises:
+        UsageError: trackio is not installed.
+    """
+
+    name = "Trackio"
+    package = extra = "trackio"
+
+    def __init__(self, project: str, **options: Any) -> None:
+        super().__init__()
+        self._project = project
+        self._options = options
+        self._run: Any = None
+
+    def begin(self, configuration: Mapping[str, Any]) -> None:
+        """Begin a run."""
+        trackio = import_module("trackio")
+        self._run = trackio.init(project=self._project, **{"config": dict(configuration), **self._options})
+
+    def log(self, point: ScalarPoint) -> None:
+        """Log scalars."""
+        self._run.log({**point.values, "time_s": point.time_s}, step=point.version)
+
+    def finish(self, end: RunEnded | None) -> None:
+        """Write what is left."""
+        self._run.finish()
