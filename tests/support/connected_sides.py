@@ -59,7 +59,9 @@ def memory_sides(heartbeat_timeout_s=60.0):
     """Yield both sides of a connection over socket pairs, each with a thread of its own."""
     loops = [SocketLoop(), SocketLoop()]
     control, data = socket.socketpair(), socket.socketpair()
-    sides = [Connection(loops[side], control[side], data[side], heartbeat_timeout_s, NetworkCounters()) for side in range(2)]
+    sides = [
+        Connection(loops[side], control[side], data[side], heartbeat_timeout_s, NetworkCounters()) for side in range(2)
+    ]
     sides[0].waits_for_reader = True  # as a transport sets it on the side that listens
     try:
         yield sides

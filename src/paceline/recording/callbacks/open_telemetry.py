@@ -75,9 +75,13 @@ class OpenTelemetry(MetricsExporter):
 
     def close(self) -> None:
         """Send the last values, if the provider is that of this callback."""
-        if self._own is not None:
+        if self._own is None:
+            return
+        try:
             self._own.shutdown(timeout_millis=CLOSE_TIMEOUT_MS)
-            self._own = None
+        except Exception as error:  # of an exporter
+            LOG.warning("OpenTelemetry failed (%s): the last values may be missing", error)
+        self._own = None
 
     def _described(self, metric: Metric[float]) -> tuple[str, list[Callable[[Any], Iterable[Any]]], str, str]:
         """Return name, function, unit and description of an observable instrument."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
@@ -14,6 +15,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 REQUEST_TIMEOUT_S = 10.0
+POLL_S = 0.1  # after which the thread sees that the server is closed
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -45,7 +47,8 @@ class PageServer:
         kind = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
         self._server = kind((host, port), handler)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="paceline-metrics", daemon=True)
+        serve = partial(self._server.serve_forever, POLL_S)
+        self._thread = threading.Thread(target=serve, name="paceline-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
