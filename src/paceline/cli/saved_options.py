@@ -23,7 +23,7 @@ from paceline.utils.files import ContentError, read_json, replace_file
 COMMAND = "command.json"
 CODE = "code"
 NEEDED = ("job", "protocol", "cluster", "stop")
-TEXTS = (*NEEDED, "evaluate_every", "checkpoint_every", "censored", "lr_rule", "lr_of")
+TEXTS = (*NEEDED, "evaluate_every", "checkpoint_every", "censored", "lr_rule", "lr_of", "metrics")
 DEFAULTS = {"seed": 0, "checkpoint_every": "seconds=60", "keep_checkpoints": 3}
 
 

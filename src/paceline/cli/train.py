@@ -86,6 +86,10 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard into the folder of the run.")
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Serve metrics to Prometheus at PORT of 127.0.0.1, for example 9464, or at HOST:PORT."),
+    ] = None,
     censored: Annotated[
         Censored | None, typer.Option(help="Estimate of censored times in a trace; km: Kaplan-Meier.")
     ] = None,
@@ -194,8 +198,23 @@ def _writers(folder: Path, options: SavedOptions) -> list[Callback]:
     from paceline import PerfettoTrace, TensorBoard
     from paceline.recording.run_folder import TENSORBOARD, TIMELINE
 
-    writers: list[Callback] = [PerfettoTrace(folder / TIMELINE)] if options["timeline"] else []
-    return [*writers, TensorBoard(folder / TENSORBOARD)] if options["tensorboard"] else writers
+    writers: list[Callback] = []
+    if options["timeline"]:
+        writers.append(PerfettoTrace(folder / TIMELINE))
+    if options["tensorboard"]:
+        writers.append(TensorBoard(folder / TENSORBOARD))
+    if options["metrics"] is not None:
+        writers.append(_prometheus(options["metrics"]))
+    return writers
+
+
+def _prometheus(address: str) -> Callback:
+    from paceline import Prometheus
+
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise UsageError(f"--metrics {address!r} is no PORT and no HOST:PORT; give for example --metrics 9464")
+    return Prometheus(int(port), host=host.strip("[]") or "127.0.0.1")
 
 
 def _free_folder(job: str) -> Path:

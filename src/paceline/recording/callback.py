@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, UpdateMade, VersionEvaluated
+from paceline.recording.history import Totals
 from paceline.recording.metrics.network_counters import NetworkCounters
 
 KEPT = "; the run stopped, and the files written before are kept"  # advice where a callback cannot write a file
@@ -18,10 +19,12 @@ class RunInfo:
 
     Attributes:
         configuration: configuration of the run, as in ``run.json``.
+        totals: counts of the records so far.
         network: bytes and rejected connections of this process; zero without connections.
     """
 
     configuration: Mapping[str, Any]
+    totals: Totals
     network: NetworkCounters
 
 

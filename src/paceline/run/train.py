@@ -279,7 +279,7 @@ def _run_session(
         engine = session.engine()
         first = resumption.load(engine, recorder) if resumption else None
         for callback in callbacks:
-            callback.on_start(RunInfo(session.configuration, engine.network))
+            callback.on_start(RunInfo(session.configuration, recorder.totals, engine.network))
         if resumption is not None and resumption.kept is not None:
             for callback in callbacks:
                 callback.on_resume(resumption.history())

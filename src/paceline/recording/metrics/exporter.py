@@ -20,8 +20,8 @@ class MetricsExporter(Callback):
     run: RunMeasurements
 
     def on_start(self, run: RunInfo) -> None:
-        """Begin with zero."""
-        self.run = RunMeasurements(run.network)
+        """Begin without records."""
+        self.run = RunMeasurements(run.totals, run.network)
 
     def on_resume(self, history: Iterable[Record]) -> None:
         """Add the earlier records of a resumed run."""

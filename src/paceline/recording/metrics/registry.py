@@ -13,7 +13,7 @@ from paceline.recording.metrics.run_measurements import (
     STALENESS,
     Histogram,
     RunMeasurements,
-    round_trip_label,
+    worker_label,
 )
 
 T = TypeVar("T")
@@ -125,11 +125,11 @@ HISTOGRAMS: tuple[HistogramMetric, ...] = (
     HistogramMetric(
         "round_trip",
         "Time from the assignment of work to the arrival of its gradient, on the clock of the run.",
-        lambda run: run.round_trips.copy(),
+        lambda run: {worker_label(worker): times for worker, times in run.round_trips.copy().items()},
         label="worker",
         unit="s",
         bounds=ROUND_TRIP_S,
-        observe=lambda gradient: (round_trip_label(gradient), gradient.event_s - gradient.started_s),
+        observe=lambda gradient: (worker_label(gradient.worker), gradient.event_s - gradient.started_s),
     ),
     HistogramMetric(
         "staleness",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
@@ -34,48 +35,54 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value.
+
+        Args:
+            value: the value.
+            times: number of times that it was observed, >= 0.
+        """
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
 
 class RunMeasurements:
     """Counts, latest values and histograms of a run; one thread adds records, and any thread may read.
 
     Args:
+        totals: counts of updates, gradients and samples, which the recorder keeps up to date.
         network: counts of the connections of this process.
 
     Attributes:
-        totals: counts of updates, gradients and samples.
         dropped: number of dropped gradients by reason.
         lost_workers: number of losses of a worker.
         live: numbers of the live workers.
         update: latest update; None before the first.
         updated_s: time of the latest update in seconds since 1970; 0 before the first.
         metrics: metrics of the latest evaluation.
-        round_trips: round-trip times in seconds, by worker; those from `MAX_WORKERS` on are together in ``OTHER``.
-        staleness: staleness of the used gradients, in versions.
+        round_trips: round-trip times in seconds, by worker; those from `MAX_WORKERS` on are together there.
     """
 
-    def __init__(self, network: NetworkCounters) -> None:
+    def __init__(self, totals: Totals, network: NetworkCounters) -> None:
+        self.totals = totals
         self.network = network
-        self.totals = Totals()
         self.dropped = dict.fromkeys([*DROPPED.values(), OTHER], 0)
         self.lost_workers = 0
         self.live: set[int] = set()
         self.update: records.UpdateMade | None = None
         self.updated_s = 0.0
         self.metrics: Mapping[str, float] = {}
-        self.round_trips: dict[str, Histogram] = {}
-        self.staleness = Histogram(STALENESS)
+        self.round_trips: defaultdict[int, Histogram] = defaultdict(lambda: Histogram(ROUND_TRIP_S))
 
     def add(self, record: records.Record) -> None:
         """Add a record."""
-        self.totals.count(record)
+        if type(record) is records.GradientArrived:  # first, since most records are
+            worker = record.worker if record.worker < MAX_WORKERS else MAX_WORKERS
+            self.round_trips[worker].observe(record.event_s - record.started_s)
+            if not record.used and not record.crossed_interrupt:
+                self.dropped[DROPPED.get(record.reason, OTHER)] += 1
+            return
         match record:
-            case records.GradientArrived():
-                self._add_gradient(record)
             case records.UpdateMade():
                 self.update = record
             case records.VersionEvaluated():
@@ -88,17 +95,19 @@ class RunMeasurements:
                 self.live.discard(record.worker)
                 self.lost_workers += 1
 
-    def _add_gradient(self, gradient: records.GradientArrived) -> None:
-        worker = round_trip_label(gradient)
-        if worker not in self.round_trips:
-            self.round_trips[worker] = Histogram(ROUND_TRIP_S)
-        self.round_trips[worker].observe(gradient.event_s - gradient.started_s)
-        if gradient.used:
-            self.staleness.observe(gradient.staleness)
-        elif not gradient.crossed_interrupt:
-            self.dropped[DROPPED.get(gradient.reason, OTHER)] += 1
+    @property
+    def staleness(self) -> Histogram:
+        """Staleness of the used gradients, in versions."""
+        histogram = Histogram(STALENESS)
+        for staleness, count in self.totals.staleness.copy().items():
+            histogram.observe(staleness, count)
+        return histogram
 
 
-def round_trip_label(gradient: records.GradientArrived) -> str:
-    """Return the label of a gradient's worker."""
-    return str(gradient.worker) if gradient.worker < MAX_WORKERS else OTHER
+def worker_label(worker: int) -> str:
+    """Return the label of a worker.
+
+    >>> worker_label(7), worker_label(MAX_WORKERS)
+    ('7', 'other')
+    """
+    return str(worker) if worker < MAX_WORKERS else OTHER
