@@ -31,10 +31,12 @@ class OpenTelemetry(MetricsExporter):
         attributes: attributes that all metrics of this run have.
 
     Raises:
-        UsageError: opentelemetry is not installed.
+        UsageError: opentelemetry is not installed, or the provider is none.
     """
 
     def __init__(self, meter_provider: Any = None, *, attributes: Mapping[str, str] | None = None) -> None:
+        if meter_provider is not None and not hasattr(meter_provider, "get_meter"):
+            raise UsageError(f"meter_provider={meter_provider!r}, expected opentelemetry.metrics.get_meter_provider()")
         needed = ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"] if meter_provider is None else []
         if not all(_is_installed(name) for name in ["opentelemetry", *needed]):
             raise UsageError("opentelemetry is not installed; run: pip install 'paceline[opentelemetry]'")

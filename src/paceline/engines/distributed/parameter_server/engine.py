@@ -78,7 +78,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     """
 
     def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients) -> None:
-        cluster = rank.cluster
+        self._cluster = cluster = rank.cluster
         self._rank = rank
         self._needs_evaluator = rank.job.eval_data is not None
         self._wire = make_format(cluster.wire, layout)
@@ -86,7 +86,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
         self.network = rank.transport.counters
-        self._cluster = cluster
         self._shards = shards
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
