@@ -10,7 +10,7 @@ from http import HTTPStatus
 from paceline.errors import UsageError
 from paceline.recording.callback import RunInfo
 from paceline.recording.metrics.exporter import MetricsExporter
-from paceline.recording.metrics.http_server import Page, PageServer
+from paceline.recording.metrics.http_server import MetricsServer, Page
 from paceline.recording.metrics.registry import METRICS
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
@@ -59,7 +59,7 @@ class Prometheus(MetricsExporter):
         self._labels = _checked_labels(labels or {})
         self._address = host, port
         self._stale_after_s = stale_after_s
-        self._server: PageServer | None = None
+        self._server: MetricsServer | None = None
         self._started_s = 0.0
         self.url = ""
 
@@ -70,7 +70,7 @@ class Prometheus(MetricsExporter):
         host, port = self._address
         metrics = self._page(self.run, self._labels)
         try:
-            self._server = PageServer(host, port, {"/metrics": metrics, "/health": self._health})
+            self._server = MetricsServer(host, port, {"/metrics": metrics, "/health": self._health})
         except OSError as error:
             raise UsageError(
                 f"metrics cannot be served at {host}:{port} ({error.strerror}); give an address of this host and a "

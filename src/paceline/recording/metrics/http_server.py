@@ -15,6 +15,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 REQUEST_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 32
 POLL_S = 0.1  # after which the thread sees that the server is closed
 TEXT = "text/plain; charset=utf-8"
 
@@ -27,7 +28,7 @@ class Page(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
 
 
-class PageServer:
+class MetricsServer:
     """HTTP server in a daemon thread, which answers each request in another one.
 
     Args:
@@ -62,6 +63,25 @@ class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection; close it if there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            LOG.debug("too many connections; that of %s is closed", client_address)
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer in the thread of a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log a connection that has ended before its answer."""

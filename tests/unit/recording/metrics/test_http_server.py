@@ -2,12 +2,13 @@
 
 import socket
 import urllib.request
-from contextlib import closing
+from contextlib import ExitStack, closing
 from urllib.error import HTTPError
 
 import pytest
 
-from paceline.recording.metrics.http_server import Page, PageServer
+from paceline.recording.metrics.http_server import MAX_CONNECTIONS, MetricsServer, Page
+from this_process import wait_until
 
 
 def fail(accepted):
@@ -17,7 +18,7 @@ def fail(accepted):
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def server(request):
     try:
-        made = PageServer(request.param, 0, {"/page": lambda accepted: Page(accepted.encode()), "/failing": fail})
+        made = MetricsServer(request.param, 0, {"/page": lambda accepted: Page(accepted.encode()), "/failing": fail})
     except OSError:
         pytest.skip(f"this machine has no {request.param}")
     with closing(made):
@@ -53,6 +54,23 @@ def test_a_client_that_sends_nothing_delays_no_other(server):
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port))):
         assert get(server, "/page")[0] == 200
+
+
+def test_connections_without_end_take_a_bounded_number_of_threads(server):
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    with ExitStack() as opened:
+        for _ in range(MAX_CONNECTIONS):
+            opened.enter_context(socket.create_connection((host.strip("[]"), int(port))))
+        with pytest.raises(OSError, match=r"closed|reset"):
+            get(server, "/page")
+    wait_until(lambda: is_answered(server))
+
+
+def is_answered(server):
+    try:
+        return get(server, "/page")[0] == 200
+    except OSError:
+        return False
 
 
 def test_a_closed_server_refuses_connections(server):
