@@ -63,6 +63,7 @@ class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
