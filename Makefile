@@ -24,7 +24,7 @@ test-docs: .venv/installed
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/site
 
-# The loops of training frameworks, in an environment of their own.
+# The loops of training frameworks and experiment trackers, in an environment of their own.
 test-integrations: .venv-integrations/installed
 	.venv-integrations/bin/pytest -m integrations -n 2 tests/integrations
 
@@ -54,7 +54,7 @@ browser:
 
 .venv-integrations/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
-	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,transformers]'
+	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,mlflow,opentelemetry,trackio,transformers,wandb]'
 	touch $@
 
 clean:

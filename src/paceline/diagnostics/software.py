@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from paceline.diagnostics.check import Check, Status
 from paceline.utils.wording import counted
 
-EXTRAS = {"digits": "sklearn", "figures": "matplotlib", "tensorboard": "tensorboard"}
+EXTRAS = {"digits": "sklearn", "figures": "matplotlib", "metrics": "prometheus_client", "tensorboard": "tensorboard"}
 
 
 def check_versions() -> Check:
