@@ -51,7 +51,10 @@ def test_the_option_is_saved_for_a_resumed_run(train, tmp_path):
     assert json.loads((tmp_path / "run/command.json").read_text())["metrics"] == "localhost:0"
 
 
-INVALID = {"nine": "'nine' is no PORT and no HOST:PORT", "70000": "70000 is not a number in [0, 65535]"}
+INVALID = {
+    "nine": "--metrics nine, expected PORT or HOST:PORT, for example --metrics 9464",
+    "70000": "70000 is not a number in [0, 65535]",
+}
 
 
 @pytest.mark.parametrize("given", INVALID)

@@ -195,7 +195,7 @@ def _print_result(result: Result, output: Format) -> None:
 
 
 def _writers(folder: Path, options: SavedOptions) -> list[Callback]:
-    from paceline import PerfettoTrace, TensorBoard
+    from paceline import PerfettoTrace, Prometheus, TensorBoard
     from paceline.recording.run_folder import TENSORBOARD, TIMELINE
 
     writers: list[Callback] = []
@@ -204,17 +204,8 @@ def _writers(folder: Path, options: SavedOptions) -> list[Callback]:
     if options["tensorboard"]:
         writers.append(TensorBoard(folder / TENSORBOARD))
     if options["metrics"] is not None:
-        writers.append(_prometheus(options["metrics"]))
+        writers.append(Prometheus.parse(options["metrics"]))
     return writers
-
-
-def _prometheus(address: str) -> Callback:
-    from paceline import Prometheus
-
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise UsageError(f"--metrics {address!r} is no PORT and no HOST:PORT; give for example --metrics 9464")
-    return Prometheus(int(port), host=host.strip("[]") or "127.0.0.1")
 
 
 def _free_folder(job: str) -> Path:

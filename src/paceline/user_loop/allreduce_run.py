@@ -105,7 +105,7 @@ class AllReduceRun(SteppingRun):
 def lead(config: RunConfig, options: RunOptions, callbacks: Sequence[Callback]) -> LoopEnd:
     """Take part in a run as rank 0, which records it."""
     session, folder, resumption, policy = options.open_session(config)
-    result = run_session(session, folder, resumption, callbacks, policy)
+    result = run_session(session, folder, resumption, [*callbacks, *options.callbacks()], policy)
     made, workload = session.coordinator.version, session.coordinator.workload
     end = End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)
     return LoopEnd(result.model, end)

@@ -96,8 +96,8 @@ def attach(
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
         options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
-            ``measure_steps``, as in `pl.train`; ``lr_rule`` and ``lr_of``, as in `Job`; without a server also
-            ``callbacks``.
+            ``measure_steps``, as in `pl.train`; ``lr_rule`` and ``lr_of``, as in `Job`; ``metrics``, a port or
+            "HOST:PORT" for `Prometheus`; without a server also ``callbacks``.
 
     Raises:
         UsageError: the arguments cannot work.

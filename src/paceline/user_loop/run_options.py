@@ -16,6 +16,8 @@ from paceline.engines.distributed import HostProcess
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
+from paceline.recording.callback import Callback
+from paceline.recording.callbacks.prometheus import Prometheus
 from paceline.recording.run_folder import RunFolder
 from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
@@ -26,7 +28,7 @@ from paceline.utils.wording import join_words
 
 CALLBACKS = (
     "callbacks would run in the process of the server, which has no code of yours: read run.update and run.last in the "
-    "loop, or give out= and read the folder; omit callbacks"
+    "loop, or give out= and read the folder, or metrics= for Prometheus; omit callbacks"
 )
 
 
@@ -43,6 +45,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measure_steps: bool = False
     lr_rule: Literal["constant", "proportional", "noise"] = "constant"
     lr_of: Literal["bsp"] | int = "bsp"
+    metrics: str | int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:
@@ -66,9 +69,15 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if isinstance(options.get("checkpoint_every"), str):
             options["checkpoint_every"] = Duration.parse(options["checkpoint_every"])
         try:
-            return msgspec.convert(options, cls)
+            made = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise UsageError(f"an argument of attach has a wrong type: {error}") from None
+        made.callbacks()  # which are made in another process, where they could not be refused at once
+        return made
+
+    def callbacks(self) -> list[Callback]:
+        """Return the callbacks of paceline that the options name."""
+        return [Prometheus.parse(str(self.metrics))] if self.metrics is not None else []
 
     def config(self, job: Job, plan: Plan, cluster: Torchrun, stop: Stop, process: HostProcess) -> RunConfig:
         """Return the configuration of one rank."""

@@ -1,5 +1,8 @@
 """Options of `attach` that are those of `pl.train`: folders stay where they were given, times are read."""
 
+import pytest
+
+import paceline as pl
 from paceline.core.duration import Duration
 from paceline.user_loop.run_options import RunOptions
 
@@ -13,3 +16,16 @@ def test_folders_are_absolute_because_the_run_begins_later(monkeypatch, tmp_path
 def test_an_interval_is_text_or_a_duration():
     given = [RunOptions.of({"checkpoint_every": each}) for each in ("updates=3", Duration("updates", 3))]
     assert [each.checkpoint_every for each in given] == [Duration("updates", 3)] * 2
+
+
+@pytest.mark.parametrize(("given", "address"), [(9464, ("127.0.0.1", 9464)), ("[::]:0", ("::", 0))])
+def test_metrics_are_an_address_of_prometheus(given, address):
+    pytest.importorskip("prometheus_client")
+    [callback] = RunOptions.of({"metrics": given}).callbacks()
+    assert isinstance(callback, pl.Prometheus)
+    assert callback._address == address
+
+
+def test_wrong_metrics_are_refused_in_the_loop():
+    with pytest.raises(pl.UsageError, match="metrics='nine', expected PORT or HOST:PORT"):
+        RunOptions.of({"metrics": "nine"})

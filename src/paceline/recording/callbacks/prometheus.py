@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Self
 
 from paceline.errors import UsageError
 from paceline.recording.callback import RunInfo
@@ -62,6 +63,18 @@ class Prometheus(MetricsExporter):
         self._server: MetricsServer | None = None
         self._started_s = 0.0
         self.url = ""
+
+    @classmethod
+    def parse(cls, metrics: str) -> Self:
+        """Return the callback for the text of ``--metrics``: PORT of 127.0.0.1, or HOST:PORT.
+
+        Raises:
+            UsageError: the text is no address, or as for the class.
+        """
+        host, _, port = metrics.rpartition(":")
+        if not port.isdecimal():
+            raise UsageError(f"metrics={metrics!r}, expected PORT or HOST:PORT, for example metrics='9464'")
+        return cls(int(port), host=host.strip("[]") or "127.0.0.1")
 
     def on_start(self, run: RunInfo) -> None:
         """Start the server."""
