@@ -66,7 +66,7 @@ class Prometheus(MetricsExporter):
 
     @classmethod
     def parse(cls, metrics: str) -> Self:
-        """Return the callback for the text of ``--metrics``: PORT of 127.0.0.1, or HOST:PORT.
+        """Return the callback for an address in text: PORT of 127.0.0.1, or HOST:PORT.
 
         Raises:
             UsageError: the text is no address, or as for the class.
@@ -86,8 +86,8 @@ class Prometheus(MetricsExporter):
             self._server = MetricsServer(host, port, {"/metrics": metrics, "/health": self._health})
         except OSError as error:
             raise UsageError(
-                f"metrics cannot be served at {host}:{port} ({error.strerror}); give an address of this host and a "
-                "free port, as pl.Prometheus(9465) or --metrics 9465"
+                f"metrics cannot be served at {host}:{port} ({error.strerror}); give a free port of this host, for "
+                "example 9465"
             ) from error
         self.url = self._server.url
         LOG.info("metrics at %s/metrics", self.url)

@@ -162,7 +162,7 @@ def test_health_depends_on_the_age_of_the_latest_update(stale_after_s, status, t
 def test_a_port_in_use_is_an_error_before_anything_has_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(pl.UsageError, match=rf"at 127.0.0.1:{port} \(Address already in use\); .* --metrics 9465"):
+        with pytest.raises(pl.UsageError, match=rf"at 127.0.0.1:{port} \(Address already in use\); .* for example 9465"):
             run(pl.Prometheus(port), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
