@@ -6,12 +6,15 @@ import socket
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from urllib.error import HTTPError, URLError
 
 import pytest
 
 import paceline as pl
 from paceline.core.records import VersionEvaluated
+from paceline.recording.history import Totals
+from paceline.recording.metrics.network_counters import NetworkCounters, RejectionCause
 from paths import ROOT
 from tiny_jobs import dataset, tiny_job
 
@@ -125,6 +128,21 @@ def test_evaluations_and_the_time_of_the_latest_update_are_served(one_run):
     assert 0 <= time.time() - found["paceline_last_update_timestamp_seconds",] < 60
 
 
+def test_counts_of_connections_are_served_as_they_are_now():
+    counters, prometheus = NetworkCounters(), pl.Prometheus(0)
+    prometheus.on_start(pl.RunInfo({}, Totals(), counters))
+    with closing(prometheus):
+        counters.on_sent(3)
+        counters.on_received(4)
+        counters.on_rejected(RejectionCause.AUTHENTICATION)
+        with urllib.request.urlopen(f"{prometheus.url}/metrics") as page:
+            found = samples(page.read().decode())
+    assert found["paceline_bytes_total", ("direction", "sent")] == 3
+    assert found["paceline_bytes_total", ("direction", "received")] == 4
+    causes = {labels[0][1]: value for (name, *labels), value in found.items() if name.endswith("connections_total")}
+    assert causes == {cause.value: float(cause == "authentication") for cause in RejectionCause}
+
+
 def test_labels_are_those_of_every_sample():
     found, _ = scraped(pl.Prometheus(0, labels={"job": "digits", "run": "7"}))
     assert found
@@ -162,7 +180,7 @@ def test_health_depends_on_the_age_of_the_latest_update(stale_after_s, status, t
 def test_a_port_in_use_is_an_error_before_anything_has_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(pl.UsageError, match=rf"at 127.0.0.1:{port} \(Address already in use\); .* for example 9465"):
+        with pytest.raises(pl.UsageError, match=rf"127.0.0.1:{port} \(Address already in use\); .* example 9465"):
             run(pl.Prometheus(port), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
