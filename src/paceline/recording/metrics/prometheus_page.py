@@ -45,7 +45,7 @@ class PrometheusPage:
         for each in HISTOGRAMS:
             family = self._family(HistogramMetricFamily, each)
             for value, histogram in each.read(self._run).items():
-                bounds = [*map(str, histogram.bounds), "+Inf"]
+                bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
                 buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
                 family.add_metric(self._label_values(each, value), buckets, histogram.sum)
             yield family
