@@ -7,10 +7,16 @@ import struct
 import pytest
 
 import paceline as pl
+from paceline.recording.callbacks import tracker
 from tiny_jobs import dataset, tiny_job
 
 pytestmark = pytest.mark.integrations
 FULL, LAST = 1, 4  # kinds of frames
+
+
+@pytest.fixture(autouse=True)
+def _long_interval(monkeypatch):
+    monkeypatch.setattr(tracker, "UPDATE_INTERVAL_S", 3600.0)
 
 
 def run(*callbacks, stop="updates=30"):

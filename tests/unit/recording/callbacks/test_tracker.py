@@ -38,7 +38,8 @@ def run(*callbacks, stop="updates=10", **where):
     return pl.train(job, protocol="k_sync(k=2)", cluster=cluster, stop=stop, callbacks=callbacks, **where).history
 
 
-def test_the_first_and_the_last_update_and_all_evaluations_are_sent_within_a_second():
+def test_within_an_interval_the_first_and_the_last_update_and_all_evaluations_are_sent(monkeypatch):
+    monkeypatch.setattr(tracker_module, "UPDATE_INTERVAL_S", 3600.0)
     kept = Kept()
     history = run(kept)
     updates = [point for point in kept.points if "train/loss" in point.values]
