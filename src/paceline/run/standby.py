@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.records import Record, RunResumed
-from paceline.recording.callback import Callback
+from paceline.errors import UsageError
+from paceline.recording.callback import Callback, RunInfo
 from paceline.recording.history import History
 from paceline.recording.run_folder import RunFolder
+from paceline.utils.rank_logger import RankLogger
 
+LOG = RankLogger(__name__)
 STANDBY = "-standby"  # end of the name of its folder
 
 
@@ -22,19 +25,38 @@ class AfterTakeover(Callback):
     """
 
     def __init__(self, callbacks: Sequence[Callback], folder: RunFolder | None, *, resumes: bool) -> None:
-        self._callbacks = callbacks
+        self._waiting = callbacks
+        self._started: list[Callback] = []
         self._folder = folder
         self._restarts = 1 + resumes  # of which the last one is the takeover
+
+    def on_start(self, run: RunInfo) -> None:
+        """Keep the run for the takeover."""
+        self._run = run
 
     def on_record(self, record: Record) -> None:
         """Pass on a record after the takeover."""
         if isinstance(record, RunResumed):
             self._restarts -= 1
-            for callback in self._callbacks if not self._restarts else ():
-                callback.on_resume(self._history())
-        if not self._restarts:
-            for callback in self._callbacks:
-                callback.on_record(record)
+            for callback in self._waiting if not self._restarts else ():
+                self._start(callback)
+        for callback in self._started:
+            callback.on_record(record)
+
+    def close(self) -> None:
+        """Close the callbacks that have started."""
+        for callback in self._started:
+            callback.close()
+
+    def _start(self, callback: Callback) -> None:
+        """Start a callback; the run goes on without one that cannot start on this host, as where its port is taken."""
+        try:
+            callback.on_start(self._run)
+        except UsageError as error:
+            LOG.warning("%s is left out after the takeover: %s", type(callback).__name__, error)
+            return
+        self._started.append(callback)
+        callback.on_resume(self._history())
 
     def _history(self) -> History:
         if self._folder is None:
