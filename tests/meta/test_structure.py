@@ -42,6 +42,7 @@ FLOORS = [
     "probe",
     "experiments",
     "report",
+    "watch",
     "diagnostics",
     "cli __main__",
 ]

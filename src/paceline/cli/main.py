@@ -24,6 +24,7 @@ from paceline.cli.terminal import fitted
 from paceline.cli.theory import theory
 from paceline.cli.token import token
 from paceline.cli.train import train
+from paceline.cli.watch import watch
 from paceline.errors import PacelineError, PacelineWarning, UsageError
 from paceline.utils.user_code import HEAD, place_of, report_of
 
@@ -43,7 +44,7 @@ All commands: paceline --help. Options of one: paceline train --help.
 app = typer.Typer(pretty_exceptions_enable=False)
 data_app = typer.Typer(help="Download data sets for the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
-RUNS = (train, compare, knee, search, search_cost, theory, report, trace, replay, advise)
+RUNS = (train, watch, compare, knee, search, search_cost, theory, report, trace, replay, advise)
 for command in (*RUNS, protocols, doctor, token, docs):
     app.command()(command)
 app.command(context_settings={"allow_interspersed_args": False})(record)  # options after the command are its own

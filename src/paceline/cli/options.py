@@ -32,6 +32,10 @@ EvaluateEvery = Annotated[
 WorkerTimeout = Annotated[
     float | None, typer.Option(help="Seconds without an answer after which a worker counts as lost.")
 ]
+PageAddress = Annotated[
+    str | None,
+    typer.Option("--address", help="HOST:PORT of the page; port 0 for any. Default: 127.0.0.1:8765, if it is free."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Number of parallel runs. Default: one per core.")]
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import CLUSTER, JOB, EvaluateEvery, Format, Output, WorkerTimeout, arguments
+from paceline.cli.options import CLUSTER, JOB, EvaluateEvery, Format, Output, PageAddress, WorkerTimeout, arguments
 from paceline.cli.terminal import fitted
+from paceline.cli.watch import Page, page_while_training
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.recording.choices import last_choices
@@ -93,19 +94,24 @@ def train(
     censored: Annotated[
         Censored | None, typer.Option(help="Estimate of censored times in a trace; km: Kaplan-Meier.")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a live page of the run for browsers until it ends.")
+    ] = False,
+    address: PageAddress = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Train a job with a protocol on a cluster."""
     if trust and resume is None:
         raise UsageError("--trust only works with --resume, for the job that a folder names; remove --trust")
+    page = page_while_training(address, serve=serve)
     from paceline.cli.saved_options import SavedOptions
 
-    given = arguments(context, "out", "overwrite", "resume", "allow_change", "trust", "output")
+    given = arguments(context, "out", "overwrite", "resume", "allow_change", "trust", "serve", "address", "output")
     options = SavedOptions({name: None if value is False else value for name, value in given.items()})
     chosen = _chosen(options) if resume is None and job is not None else {}
     options = SavedOptions({**options, **chosen}).completed(resume, trust=trust)
     _print_chosen(chosen)
-    result = _train(options, out, resume, overwrite=overwrite, allow_change=allow_change)
+    result = _train(options, out, resume, page, overwrite=overwrite, allow_change=allow_change)
     if result.folder is None:  # rank 0 prints the results; the status shows torchrun that this rank is interrupted too
         raise typer.Exit(130 if result.stopped_by == "interrupted" else 0)
     _print_result(result, output)
@@ -134,7 +140,7 @@ def _print_chosen(options: Mapping[str, str]) -> None:
 
 
 def _train(
-    options: SavedOptions, out: Path | None, resume: Path | None, *, overwrite: bool, allow_change: bool
+    options: SavedOptions, out: Path | None, resume: Path | None, page: Page, *, overwrite: bool, allow_change: bool
 ) -> Result:
     from paceline import train as run
     from paceline.cli.log_handler import is_quiet
@@ -153,7 +159,7 @@ def _train(
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
         raise UsageError("torchrun may restart this job (--max-restarts): give --out FOLDER, which a restart resumes")
     folder = resume or out or _free_folder(job.name)
-    with options.saved_if_rescued():
+    with options.saved_if_rescued(), page(folder):
         return run(
             job,
             **{name: options[name] for name in TRAINING},

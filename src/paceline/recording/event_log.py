@@ -212,12 +212,26 @@ def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
         if not line.endswith(b"\n"):
             warnings.warn(f"{path}, line {number} is cut short: it is left out", PacelineWarning, stacklevel=2)
             return
-        try:
-            record = to_record(line)
-            order.check(record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{path}, line {number} is no record of a run ({error}): {line[:80]!r}") from error
-        yield record
+        yield parsed(line, order, f"{path}, line {number}")
+
+
+def parsed(line: bytes, order: RecordOrder, place: str) -> Record:
+    """Return the record in the next line of a log, with its types and its order checked.
+
+    Args:
+        line: the line, with its line end.
+        order: checker that has seen the earlier records.
+        place: log and number of the line, for the error.
+
+    Raises:
+        RunError: the line has no record, or one that cannot come next.
+    """
+    try:
+        record = to_record(line)
+        order.check(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{place} is no record of a run ({error}): {line[:80]!r}") from error
+    return record
 
 
 def is_cut_short(path: Path) -> bool:

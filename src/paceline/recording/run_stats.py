@@ -87,17 +87,17 @@ def count(history: Iterable[records.Record]) -> RunStats:
     Args:
         history: all records of the run in order.
     """
-    counter = _Counter()
+    counter = StatsCounter()
     for record in history:
         counter.take(record)
     return counter.stats()
 
 
-class _Counter:
+class StatsCounter:
     """Accumulator of the statistics."""
 
     def __init__(self) -> None:
-        self._totals = Totals()
+        self.totals = Totals()
         self._losses: deque[float] = deque(maxlen=LEAST_LOSS_WINDOW)
         self._live_s = array("d")  # worker-seconds at versions 1, 2, ...
         self._evaluations: deque[records.VersionEvaluated] = deque(maxlen=2)
@@ -105,7 +105,8 @@ class _Counter:
         self._now_s = 0.0
 
     def take(self, record: records.Record) -> None:
-        self._totals.count(record)
+        """Add a record."""
+        self.totals.count(record)
         self._now_s = record.now_s
         match record:
             case records.RunStarted() | records.RunResumed():
@@ -121,7 +122,8 @@ class _Counter:
                 self._end = record
 
     def stats(self) -> RunStats:
-        totals = self._totals
+        """Return the statistics of the records so far."""
+        totals = self.totals
         time_s, worker_s = self._reached()
         return RunStats(
             stopped_by=self._end.outcome if self._end else None,

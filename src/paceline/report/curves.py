@@ -92,13 +92,23 @@ def smooth_loss(run: RunData) -> Column:
 
     Losses that are not finite are left out; without a finite loss the mean is nan.
     """
-    known = np.isfinite(run.losses)
-    sums = np.append(0.0, np.cumsum(np.where(known, run.losses, 0.0)))
+    return mean_of_last(run.losses, run.updates["gradients"], run.loss_window)
+
+
+def mean_of_last(losses: Column, ends: Column, window: int) -> Column:
+    """Return the mean of the finite ones of the last losses before each end, nan without one.
+
+    Args:
+        losses: losses in the order of their arrival.
+        ends: number of losses before each end.
+        window: number of losses in a mean.
+    """
+    known = np.isfinite(losses)
+    sums = np.append(0.0, np.cumsum(np.where(known, losses, 0.0)))
     counts = np.append(0, np.cumsum(known))
-    last = run.updates["gradients"]
-    first = np.maximum(last - run.loss_window, 0)
+    first = np.maximum(ends - window, 0)
     with np.errstate(invalid="ignore"):
-        mean: Column = (sums[last] - sums[first]) / (counts[last] - counts[first])
+        mean: Column = (sums[ends] - sums[first]) / (counts[ends] - counts[first])
     return mean
 
 

@@ -170,7 +170,7 @@ def draw_round_trips(figure: Any, run: RunData) -> None:
 def draw_heat_map(figure: Any, run: RunData) -> None:
     """Draw the mean compute time by worker and time."""
     axes = _worker_axes(figure, run)
-    means = np.ma.masked_invalid(worker_stats.heat_map(run)["mean_s"])
+    means = np.ma.masked_invalid(worker_stats.heat_map(run).mean_s)
     extent = (0, run.end_s or 1, max(run.workers, 1) - 0.5, -0.5)
     image = axes.imshow(means, aspect="auto", cmap="magma_r", extent=extent, interpolation="none")
     axes.set(xlabel="seconds", ylabel="worker")

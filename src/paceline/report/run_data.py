@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,13 @@ FATES = ("used", "dropped", "interrupted", "unfinished")
 NO_END = "running, or killed"
 Column = NDArray[Any]
 Spans = list[tuple[float, float]]
+T = TypeVar("T")
 
 _WHAT = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples")
-_WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
-_UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason")
-_RATE = ("time_s", "updates", "scale", "phi")
-_REAL = {"scale", "phi"}
+WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
+UPDATE = ("time_s", "k", "workload", "gradients", "reason", "quorum_reason", "mean_staleness")
+RATE = ("time_s", "updates", "scale", "phi")
+_REAL = {"scale", "phi", "mean_staleness"}
 NO_STALENESS = -1  # value of a task whose gradient never arrived
 NO_REASON = -1
 
@@ -125,7 +126,12 @@ class RunData:
     @property
     def loss_window(self) -> int:
         """Number of gradients in the mean loss of `Stop(loss=)`."""
-        return max(int(self.run.configuration.get("workers", 1)), LEAST_LOSS_WINDOW)
+        return loss_window(self.run)
+
+
+def loss_window(run: SavedRun) -> int:
+    """Return the number of gradients in the mean loss of `Stop(loss=)`."""
+    return max(int(run.configuration.get("workers", 1)), LEAST_LOSS_WINDOW)
 
 
 def read_run(run: SavedRun, label: str) -> RunData:
@@ -134,36 +140,35 @@ def read_run(run: SavedRun, label: str) -> RunData:
     Raises:
         RunError: the log cannot be read.
     """
-    reader = _Reader()
+    reader = RunReader()
     stats = count(reader.read(run.history))
-    work = _sorted_work(_columns(reader.work, _WORK))
-    return RunData(
-        label=label,
-        run=run,
-        work=work,
-        workers=len(reader.live),
-        live=reader.spans(work),
-        updates=_columns(reader.updates, _UPDATE),
-        losses=np.array(reader.losses),
-        evaluations=reader.evaluations,
-        rates=_columns(reader.rates, _RATE),
-        marks=reader.marks,
-        endings=list(reader.endings),
-        reasons=list(reader.reasons),
-        stats=stats,
-        end_s=reader.now_s,
-    )
+    return reader.data(run, label, stats)
 
 
-class _Reader:
-    """Accumulator of the records of a run."""
+class RunReader:
+    """Accumulator of the records of a run.
+
+    Attributes:
+        work: rows of the tasks in the order of their records, one after the other.
+        updates: rows of the updates, one after the other.
+        losses: losses of the used gradients in the order of their arrival.
+        used: number of used gradients.
+        evaluations: records of the evaluations.
+        rates: rows of the learning-rate rule, one after the other.
+        marks: decisions and events of the whole run.
+        endings: number of each end of a task.
+        reasons: number of each reason of an update.
+        live: intervals of each worker, in seconds; the last one of a live worker ends at infinity.
+        now_s: time of the last record, in seconds.
+    """
 
     def __init__(self) -> None:
-        self.work = array("d")  # rows of _WORK, one after the other
-        self.updates = array("d")  # rows of _UPDATE
+        self.work = array("d")
+        self.updates = array("d")
         self.losses = array("d")
+        self.used = 0
         self.evaluations: list[records.VersionEvaluated] = []
-        self.rates = array("d")  # rows of _RATE
+        self.rates = array("d")
         self.marks: list[Mark] = []
         self.endings: dict[RunEndingData, int] = {}
         self.reasons: dict[str, int] = {}
@@ -175,11 +180,36 @@ class _Reader:
     def read(self, history: Iterable[records.Record]) -> Iterator[records.Record]:
         """Add the records of a run and yield them unchanged."""
         for record in history:
-            self.now_s = record.now_s
-            self._add(record)
+            self.add(record)
             yield record
 
-    def spans(self, work: dict[str, Column]) -> list[Spans]:
+    def data(self, run: SavedRun, label: str, stats: RunStats) -> RunData:
+        """Return the data of the records so far.
+
+        Args:
+            run: reader of the folder of the run.
+            label: name of the run in the report.
+            stats: statistics of the same records.
+        """
+        work = sorted_work(columns(self.work, WORK))
+        return RunData(
+            label=label,
+            run=run,
+            work=work,
+            workers=len(self.live),
+            live=self._spans(work),
+            updates=columns(self.updates, UPDATE),
+            losses=np.array(self.losses),
+            evaluations=self.evaluations,
+            rates=columns(self.rates, RATE),
+            marks=self.marks,
+            endings=list(self.endings),
+            reasons=list(self.reasons),
+            stats=stats,
+            end_s=self.now_s,
+        )
+
+    def _spans(self, work: dict[str, Column]) -> list[Spans]:
         """Return the intervals in which each worker was live, up to its last task where the log has no end."""
         return [
             [(begin_s, self._last_s(work, worker, begin_s) if end_s == inf else end_s) for begin_s, end_s in spans]
@@ -190,7 +220,9 @@ class _Reader:
         ends_s = work["end_s"][work["worker"] == worker]
         return max(begin_s, float(ends_s.max(initial=begin_s)))
 
-    def _add(self, record: records.Record) -> None:
+    def add(self, record: records.Record) -> None:
+        """Add a record."""
+        self.now_s = record.now_s
         match record:
             case records.GradientArrived():
                 self._arrived(record)
@@ -201,8 +233,9 @@ class _Reader:
                 self._never_arrived(record, self._ending("unfinished", "worker lost, or end of the run"), 0)
             case records.UpdateMade():
                 self._updates += 1
-                counts = (record.k, record.workload, len(self.losses))
-                self.updates.extend((record.now_s, *counts, self._reason(record.reason), self._quorum_reason))
+                counts = (record.k, record.workload, self.used)
+                reasons = (self._reason(record.reason), self._quorum_reason)
+                self.updates.extend((record.now_s, *counts, *reasons, record.staleness))
             case records.VersionEvaluated():
                 self.evaluations.append(record)
             case records.DecisionMade(kind="quorum"):  # these decisions are shown with the updates
@@ -215,6 +248,18 @@ class _Reader:
                 self._mark(record.now_s, record.kind, record.reason)
             case _:
                 self._membership(record)
+
+    def forget_unused_texts(self) -> None:
+        """Renumber endings and reasons, without those that no row has any more."""
+        ending = slice(WORK.index("ending"), None, len(WORK))
+        self.endings, numbers = _still_used(self.endings, self.work[ending])
+        self.work[ending] = array("d", map(numbers.__getitem__, self.work[ending]))
+        places = [slice(UPDATE.index(name), None, len(UPDATE)) for name in ("reason", "quorum_reason")]
+        used = [number for place in places for number in self.updates[place]]
+        self.reasons, numbers = _still_used(self.reasons, [*used, self._quorum_reason])
+        for place in places:
+            self.updates[place] = array("d", map(numbers.__getitem__, self.updates[place]))
+        self._quorum_reason = numbers[self._quorum_reason]
 
     def _membership(self, record: records.Record) -> None:
         """Add a record that changes which workers are live."""
@@ -246,6 +291,7 @@ class _Reader:
     def _arrived(self, record: records.GradientArrived) -> None:
         fate = "used" if record.used else "interrupted" if record.crossed_interrupt else "dropped"
         if record.used:
+            self.used += 1
             self.losses.append(record.loss)
         arrived = (record.staleness, self._ending(fate, record.reason), record.samples)
         spent_s = (record.now_s - record.started_s, record.compute_s, record.pull_s + record.push_s)
@@ -280,7 +326,14 @@ def _where(work: records.GradientArrived | records.WorkInterrupted | records.Wor
     return (work.worker, work.draw, work.version, work.started_s, work.now_s)
 
 
-def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
+def _still_used(texts: dict[T, int], used: Iterable[float]) -> tuple[dict[T, int], dict[float, int]]:
+    """Return new numbers of the texts with a used number, and the new number of each used one."""
+    kept = {int(number) for number in used}
+    renumbered = {text: i for i, text in enumerate(text for text, number in texts.items() if number in kept)}
+    return renumbered, {NO_REASON: NO_REASON, **{texts[text]: i for text, i in renumbered.items()}}
+
+
+def columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
     """Split concatenated rows into columns: float for seconds and real numbers, int for all others."""
     table = np.array(rows).reshape(-1, len(names))
     return {
@@ -289,7 +342,7 @@ def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Column]:
     }
 
 
-def _sorted_work(work: dict[str, Column]) -> dict[str, Column]:
+def sorted_work(work: dict[str, Column]) -> dict[str, Column]:
     """Order the tasks by worker and draw, with one task per draw.
 
     Of two records of one draw the later one counts: a gradient that arrived after its task was interrupted. A task ends

@@ -11,7 +11,7 @@ from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import find_stragglers, time_shares
 from paceline.experiments.advise.recording_advice import straggler_sentence
 from paceline.recording.recorded_ddp_run import RecordedDDPRun
-from paceline.report.run_data import FATES, RunData
+from paceline.report.run_data import FATES, Column, RunData
 from paceline.report.worker_stats import QUANTILES, RoundTripStats, round_trips
 
 LEAST_SLOWER = 1.05  # smallest ratio to the median round trip that counts as slower
@@ -30,23 +30,32 @@ def stragglers(run: RunData) -> list[str]:
     """
     if isinstance(run.run, RecordedDDPRun):
         return _of_recording(run.run.recording)
-    rows = round_trips(run)
-    if run.workers < 2 or not any(rows):
-        return []
     used = np.bincount(run.work["worker"][run.fates == FATES.index("used")], minlength=run.workers)
+    return slow_workers(round_trips(run), np.bincount(run.work["worker"], minlength=run.workers), used)
+
+
+def slow_workers(rows: Sequence[RoundTripStats | None], tasks: Column, used: Column) -> list[str]:
+    """Return a sentence for each straggler, the slowest first.
+
+    Args:
+        rows: round-trip times of each worker.
+        tasks: number of tasks of each worker.
+        used: number of used gradients of each worker.
+    """
+    workers = len(rows)
+    if workers < 2 or not any(rows):
+        return []
     typical_s = _typical_s(rows)
     found = []
     for worker, row in enumerate(rows):
         if row is None or typical_s <= 0:
             continue
         ratio = row.quantiles_s[MEDIAN] / typical_s
-        is_slow = ratio >= SLOW and int((run.work["worker"] == worker).sum()) >= LEAST_SEEN
-        is_useless = not used[worker] and (used.sum() / (run.workers - 1)) >= LEAST_FINISHED
+        is_slow = ratio >= SLOW and int(tasks[worker]) >= LEAST_SEEN
+        is_useless = not used[worker] and (used.sum() / (workers - 1)) >= LEAST_FINISHED
         if is_slow or is_useless:
             slower = _slower(row, typical_s)
-            found.append(
-                (ratio, _sentence(f"worker {worker} {slower}", int(used[worker]), int(used.sum()), run.workers))
-            )
+            found.append((ratio, _sentence(f"worker {worker} {slower}", int(used[worker]), int(used.sum()), workers)))
     sentences = [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
     left_out = len(sentences) - MOST_NAMED
     more = f"{left_out} more worker{'s were stragglers' if left_out > 1 else ' was a straggler'}"

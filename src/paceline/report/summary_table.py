@@ -57,15 +57,20 @@ def headline(groups: Sequence[Group]) -> str:
 def _arrived_at(run: RunData) -> str:
     stats = run.stats
     outcome = stats.reason if run.has_ended else f"{run.outcome}, with {counted(stats.updates, 'update')}"
-    parts = [f"{outcome} after {number(stats.time_s)} s"]
+    return ", ".join([f"{outcome} after {number(stats.time_s)} s", *final_values(run)])
+
+
+def final_values(run: RunData) -> list[str]:
+    """Return the latest loss, target metrics and accuracy of a run, as far as they are known."""
+    stats = run.stats
     loss = known(stats.loss)
-    parts += [f"loss {number(loss)}"] if loss is not None else []
+    parts = [f"loss {number(loss)}"] if loss is not None else []
     asked = [target.metric for target in run.evaluated]
     for name in [*asked, *({"accuracy"} - {*asked})]:
         value = known(stats.metrics.get(name, nan))
         shown = f"{value:.1%}" if value is not None and name == "accuracy" else value is not None and number(value)
         parts += [f"{metric_title(name)} {shown}"] if shown else []
-    return ", ".join(parts)
+    return parts
 
 
 def _race(groups: Sequence[Group]) -> str:

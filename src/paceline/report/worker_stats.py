@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,29 +18,68 @@ IDLE = "idle"
 ACTIVITIES = ("computing", "communicating", "waiting")
 
 
-def worker_seconds(run: RunData) -> dict[str, float]:
-    """Return the worker-seconds by fate of the task, and the idle ones.
+@dataclass(frozen=True)
+class TaskSums:
+    """Sums over the tasks of a run, or over some of them.
 
-    Their sum is the live time of all workers.
+    Attributes:
+        spent_s: worker-seconds by fate of the task.
+        samples: number of samples by fate of the task.
+        computing_s: worker-seconds of computing; a task without a gradient counts as computing.
+        communicating_s: worker-seconds of communicating. Under all-reduce it is the time of the sum that is not hidden
+            behind computing.
     """
-    spent_s = np.bincount(run.fates, weights=run.work["end_s"] - run.work["start_s"], minlength=len(FATES))
-    idle_s = max(0.0, live_seconds(run) - float(spent_s.sum()))
-    return {**dict(zip(FATES, spent_s.tolist(), strict=True)), IDLE: idle_s}
+
+    spent_s: Column = field(default_factory=lambda: np.zeros(len(FATES)))
+    samples: Column = field(default_factory=lambda: np.zeros(len(FATES)))
+    computing_s: float = 0.0
+    communicating_s: float = 0.0
+
+    @classmethod
+    def of(cls, work: Mapping[str, Column], fates: Column) -> TaskSums:
+        """Return the sums over tasks.
+
+        Args:
+            work: columns of the tasks.
+            fates: index in `FATES` of each task.
+        """
+        spent_s = work["end_s"] - work["start_s"]
+        lost_s = np.sum(spent_s, where=np.isnan(work["compute_s"]))
+        return cls(
+            np.bincount(fates, weights=spent_s, minlength=len(FATES)),
+            np.bincount(fates, weights=work["samples"], minlength=len(FATES)),
+            float(np.nansum(work["compute_s"]) + lost_s),
+            float(np.nansum(work["network_s"])),
+        )
+
+    def plus(self, other: TaskSums) -> TaskSums:
+        """Return the sums over the tasks of both."""
+        return TaskSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def worker_seconds(self, live_s: float) -> dict[str, float]:
+        """Return the worker-seconds by fate of the task, and the idle ones; their sum is the live time."""
+        idle_s = max(0.0, live_s - float(self.spent_s.sum()))
+        return {**dict(zip(FATES, self.spent_s.tolist(), strict=True)), IDLE: idle_s}
+
+    def activities(self, live_s: float) -> dict[str, float]:
+        """Return the worker-seconds of computing, communicating and waiting; their sum is the live time."""
+        waiting_s = max(0.0, live_s - self.computing_s - self.communicating_s)
+        return dict(zip(ACTIVITIES, (self.computing_s, self.communicating_s, waiting_s), strict=True))
+
+    def samples_by_fate(self) -> dict[str, int]:
+        """Return the number of samples by fate of the task; unfinished tasks are left out."""
+        counts = zip(FATES, self.samples, strict=True)
+        return {fate: int(count) for fate, count in counts if fate != "unfinished"}
+
+
+def worker_seconds(run: RunData) -> dict[str, float]:
+    """Return the worker-seconds by fate of the task, and the idle ones."""
+    return TaskSums.of(run.work, run.fates).worker_seconds(live_seconds(run))
 
 
 def activities(run: RunData) -> dict[str, float]:
-    """Return the worker-seconds spent computing, communicating and waiting, for tasks of any fate.
-
-    A task without a gradient counts as computing. Under all-reduce, communicating is the time of the sum that is not
-    hidden behind computing. The sum of all three is the live time of all workers.
-    """
-    work = run.work
-    never_arrived = np.isnan(work["compute_s"])
-    lost_s = np.sum(work["end_s"] - work["start_s"], where=never_arrived)
-    computing_s = float(np.nansum(work["compute_s"]) + lost_s)
-    communicating_s = float(np.nansum(work["network_s"]))
-    waiting_s = max(0.0, live_seconds(run) - computing_s - communicating_s)
-    return dict(zip(ACTIVITIES, (computing_s, communicating_s, waiting_s), strict=True))
+    """Return the worker-seconds spent computing, communicating and waiting, for tasks of any fate."""
+    return TaskSums.of(run.work, run.fates).activities(live_seconds(run))
 
 
 def live_seconds(run: RunData) -> float:
@@ -48,8 +89,7 @@ def live_seconds(run: RunData) -> float:
 
 def samples(run: RunData) -> dict[str, int]:
     """Return the number of samples by fate of the task; unfinished tasks are left out."""
-    counts = np.bincount(run.fates, weights=run.work["samples"], minlength=len(FATES))
-    return {fate: int(count) for fate, count in zip(FATES, counts, strict=True) if fate != "unfinished"}
+    return TaskSums.of(run.work, run.fates).samples_by_fate()
 
 
 def staleness(run: RunData) -> dict[str, list[int]]:
@@ -102,7 +142,19 @@ def _round_trips(seen_s: Column, finished: Column) -> RoundTripStats | None:
     return RoundTripStats(quantiles_s.tolist(), int((ranks <= longest).sum()), count)
 
 
-def heat_map(run: RunData) -> dict[str, Any]:
+class HeatMap(NamedTuple):
+    """Mean compute time of each worker in equal slices of time.
+
+    Attributes:
+        mean_s: mean compute times in seconds, of shape workers x slices; nan without an arrival.
+        end_s: end of the last slice, in seconds; the first one begins at 0.
+    """
+
+    mean_s: Column
+    end_s: float
+
+
+def heat_map(run: RunData) -> HeatMap:
     """Return the mean compute time of each worker in equal slices of time, nan without an arrival.
 
     Waiting is left out, so a worker that waits for others does not look slow.
@@ -117,7 +169,7 @@ def heat_map(run: RunData) -> dict[str, Any]:
     sums = np.bincount(cell, weights=compute_s, minlength=run.workers * columns)
     with np.errstate(invalid="ignore"):
         means = (sums / counts).reshape(run.workers, columns)
-    return {"columns": columns, "mean_s": means}
+    return HeatMap(means, run.end_s)
 
 
 def coverage(run: RunData, columns: int) -> Column:

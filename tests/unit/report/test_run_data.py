@@ -143,12 +143,12 @@ def test_the_heat_map_holds_mean_compute_times(saved):
     heat = heat_map(run)
     cells = {}
     for record in saved.history.of(GradientArrived):
-        column = min(int(record.now_s / run.end_s * heat["columns"]), heat["columns"] - 1)
+        column = min(int(record.now_s / run.end_s * heat.mean_s.shape[1]), heat.mean_s.shape[1] - 1)
         cells.setdefault((record.worker, column), []).append(record.compute_s)
-    for worker, column in np.ndindex(heat["mean_s"].shape):
+    for worker, column in np.ndindex(heat.mean_s.shape):
         known = cells.get((worker, column))
         expected = np.mean(known) if known else np.nan
-        assert heat["mean_s"][worker, column] == pytest.approx(expected, nan_ok=True)
+        assert heat.mean_s[worker, column] == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_gradient_that_crossed_its_interrupt_replaces_it_and_still_counts_as_interrupted(tmp_path):

@@ -12,7 +12,7 @@ export class Curves {
   constructor(data, updates) {
     Object.assign(this, { groups: data.groups, runs: data.runs, titles: data.axes, updates, axis: "time", logLoss: false, x: null });
     this.panels = [];
-    for (const [name, title] of Object.entries(data.panels)) this.add(name, title);
+    this.addPanels(data.panels);
     this.legend();
     for (const radio of document.querySelectorAll("#axis input")) radio.addEventListener("change", () => this.turn(radio.value));
     document.getElementById("log-loss").addEventListener("change", (event) => {
@@ -21,10 +21,20 @@ export class Curves {
     });
   }
 
-  add(name, title) {
-    const host = document.getElementById(name);
-    if (this.groups.some((group) => group.lines.time[name])) this.panels.push(new Panel(host, this, name, title));
-    else leaveOut(host);
+  addPanels(titles) {
+    for (const [name, title] of Object.entries(titles)) {
+      const host = document.getElementById(name);
+      const isThere = this.groups.some((group) => group.lines.time[name]);
+      leaveOut(host, !isThere);
+      if (isThere && !this.panels.some((panel) => panel.name === name)) this.panels.push(new Panel(host, this, name, title));
+    }
+  }
+
+  /** Show other lines, in new panels as well. */
+  update(data) {
+    Object.assign(this, { groups: data.groups, runs: data.runs });
+    this.addPanels(data.panels);
+    for (const panel of this.panels) panel.show();
   }
 
   legend() {
@@ -59,7 +69,7 @@ export class Curves {
 
   /** Return the position of an update on the axis. */
   xOf(run, update) {
-    if (this.axis === "updates") return update + 1;
+    if (this.axis === "updates") return this.runs[run].first_update + update + 1;
     const { time, workload } = this.updates[run];
     return this.axis === "time" ? time[update] * this.runs[run].quantum_s : workload[update];
   }
@@ -68,8 +78,10 @@ export class Curves {
   updateAt(run, x) {
     const columns = this.updates[run];
     if (!columns || !columns.k.length) return null;
-    const exact = { time: x / this.runs[run].quantum_s, updates: x, workload: x }[this.axis];
+    const { quantum_s: quantum, first_update: first } = this.runs[run];
+    const exact = { time: x / quantum, updates: x - first, workload: x }[this.axis];
     const before = this.axis === "updates" ? Math.ceil(x - 1e-9) - 2 : lastAtMost(columns[this.axis], exact - 0.5);
+    if (first && before < 0) return null; // before the updates that are known
     return before + 1 < columns.k.length ? Math.max(0, before + 1) : null;
   }
 }
@@ -78,9 +90,10 @@ class Panel extends Chart {
   constructor(host, curves, name, title) {
     super(host, `${title}; arrow keys move the cursor, with Shift by more`);
     Object.assign(this, { curves, name });
-    this.hasNotes = name === "k" && curves.runs.some((run) => run.switches.length);
-    if (this.hasNotes) this.margin = { ...this.margin, top: 28 };
   }
+
+  get hasNotes() { return this.name === "k" && this.curves.runs.some((run) => run.switches.length); }
+  get area() { return { ...super.area, top: this.hasNotes ? 28 : this.margin.top }; }
 
   get height() { return { loss: 280, k: 220 }[this.name] ?? 190; }
 
@@ -222,16 +235,16 @@ class Panel extends Chart {
   }
 
   /** Describe the update at the cursor: number of gradients and reason. */
-  decision({ group }) {
+  decision({ group, one }) {
     const run = group.runs[0];
     const update = this.curves.updateAt(run, this.cursor);
-    if (update === null) return [];
-    const { reasons, label, switches, first_protocol: first } = this.curves.runs[run];
+    if (update === null) return this.value({ group, one });
+    const { reasons, label, switches, first_protocol: first, first_update: before } = this.curves.runs[run];
     const { k, reason, quorum_reason: quorum } = this.curves.updates[run];
-    const inForce = switches.filter((mark) => mark.updates <= update).at(-1)?.reason ?? first;
+    const inForce = switches.filter((mark) => mark.updates <= before + update).at(-1)?.reason ?? first;
     const name = this.curves.runs.length > 1 ? `${label}, ` : "";
     const why = reasons[reason[update]];
-    const lines = [`${name}update ${update + 1}: k = ${k[update]}, ${why}`];
+    const lines = [`${name}update ${before + update + 1}: k = ${k[update]}, ${why}`];
     const decided = reasons[quorum[update]] ?? "";
     if (!why.includes(decided.replace(/^k=\d+: /, ""))) lines.push(`decided: ${decided}`);
     return switches.length && inForce ? [...lines, `in force: ${inForce}`] : lines;

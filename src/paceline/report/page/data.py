@@ -11,7 +11,7 @@ import orjson
 from paceline.report.curves import AXES, CurveLine, Group, panels, switches
 from paceline.report.page.packing import packed_updates, packed_work, quantum_s
 from paceline.report.run_data import FATES, RunData
-from paceline.report.worker_stats import heat_map, round_trips, staleness
+from paceline.report.worker_stats import HeatMap, heat_map, round_trips, staleness
 
 
 def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
@@ -43,24 +43,41 @@ def _line(line: CurveLine) -> dict[str, Any]:
 
 
 def _run(run: RunData) -> dict[str, Any]:
-    heat = heat_map(run)
+    return {
+        **workers_json(run),
+        "first_update": 0,
+        "first_protocol": next((mark.reason for mark in run.marks if mark.kind == "protocol"), ""),
+        "switches": switches(run),
+        "heat": heat_json(heat_map(run)),
+        "staleness": staleness(run),
+    }
+
+
+def workers_json(run: RunData) -> dict[str, Any]:
+    """Return the data of the charts of tasks."""
     return {
         "label": run.label,
+        "begin_s": 0.0,
         "workers": run.workers,
         "end_s": run.end_s,
         "quantum_s": quantum_s(run),
         "live": run.live,
         "endings": [[*ending] for ending in run.endings],
         "reasons": run.reasons,
-        "first_protocol": next((mark.reason for mark in run.marks if mark.kind == "protocol"), ""),
-        "switches": switches(run),
         "round_trips": [
             row and {**row._asdict(), "quantiles_s": _rounded(row.quantiles_s)} for row in round_trips(run)
         ],
-        "heat": {"columns": heat["columns"], "mean_s": [[_rounded(v) for v in row] for row in heat["mean_s"].tolist()]},
-        "staleness": staleness(run),
         "work": packed_work(run),
         "updates": packed_updates(run),
+    }
+
+
+def heat_json(heat: HeatMap) -> dict[str, Any]:
+    """Return the data of the heat map."""
+    return {
+        "columns": heat.mean_s.shape[1],
+        "end_s": heat.end_s,
+        "mean_s": [[_rounded(value) for value in row] for row in heat.mean_s.tolist()],
     }
 
 

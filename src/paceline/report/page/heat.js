@@ -11,11 +11,16 @@ const KEY_HEIGHT = 34; // pixels of the colour key above the map
 export class HeatMap extends Chart {
   constructor(host, run) {
     super(host, "mean compute time by worker and time; arrow keys move from cell to cell");
-    Object.assign(this, { cells: run.heat.mean_s, columns: run.heat.columns, end: run.end_s });
+    this.margin = { ...this.margin, top: KEY_HEIGHT };
+    this.update(run);
+  }
+
+  update(run) {
+    Object.assign(this, { cells: run.heat.mean_s, columns: run.heat.columns, end: run.heat.end_s });
     const known = this.cells.flat().filter((value) => value !== null);
     this.low = known.reduce((a, b) => Math.min(a, b), Infinity);
     this.high = known.reduce((a, b) => Math.max(a, b), 0);
-    this.margin = { ...this.margin, top: KEY_HEIGHT };
+    this.show();
   }
 
   get rowHeight() { return heightOfRow(this.cells.length, 300); }

@@ -10,12 +10,17 @@ const MOST_BARS = 60;
 export class Histogram extends Chart {
   constructor(host, run) {
     super(host, "staleness of the used gradients; left and right arrows move from bar to bar");
+    this.update(run);
+  }
+
+  update(run) {
     const { staleness, gradients } = run.staleness;
     this.total = gradients.reduce((a, b) => a + b, 0);
     const most = staleness.at(-1);
     this.step1 = most < MOST_BARS ? 1 : niceStep(most + 1, MOST_BARS);
     this.bars = new Array(Math.floor(most / this.step1) + 1).fill(0);
     staleness.forEach((tau, i) => { this.bars[Math.floor(tau / this.step1)] += gradients[i]; });
+    this.show();
   }
 
   paint(pen) {

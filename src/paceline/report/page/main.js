@@ -5,22 +5,15 @@ import { Curves } from "./curves.js";
 import { HeatMap } from "./heat.js";
 import { Histogram } from "./histogram.js";
 import { Strips } from "./strips.js";
+import { listenForTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
-import { summed, unpack } from "./unpack.js";
-import { unpackWork } from "./work.js";
+import { unpackUpdates, unpackWork } from "./work.js";
 
 let shownRun = -1;
 let timeline = null;
 
 function byId(id) {
   return document.getElementById(id);
-}
-
-function toggleTheme() {
-  const isDark = getComputedStyle(document.documentElement).colorScheme === "dark"
-    || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = isDark ? "light" : "dark";
-  document.dispatchEvent(new Event("themechange"));
 }
 
 /** Set the band of a line of one run, which is the line itself. */
@@ -31,12 +24,6 @@ function fillBands(groups) {
       line.high ??= line.mean;
     }
   }
-}
-
-async function unpackUpdates(run) {
-  const columns = await unpack(run.updates);
-  for (const name of ["time", "workload", "reason", "quorum_reason"]) summed(columns[name]);
-  return columns;
 }
 
 /** Show the workers of one run. */
@@ -63,8 +50,7 @@ async function start() {
   fillBands(data.groups);
   const updates = [];
   const curves = new Curves(data, updates);
-  byId("theme").addEventListener("click", toggleTheme);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
+  listenForTheme();
   for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => timeline?.look(button.dataset.view));
   updates.push(...(await Promise.all(data.runs.map(unpackUpdates))));
   curves.redraw();

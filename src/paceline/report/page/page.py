@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -11,13 +11,14 @@ from paceline.report.curves import Group
 from paceline.report.page import parts as html_parts
 from paceline.report.page.data import page_json
 from paceline.report.run_data import RunData
-from paceline.report.summary_table import headline
+from paceline.report.summary_table import headline, row
 
 # In the order of their imports.
-SCRIPTS = (
-    *("format", "scale", "ink", "unpack", "work", "chart"),
-    *("curves", "timeline", "strips", "heat", "histogram", "main"),
+CHARTS = (
+    *("format", "scale", "ink", "theme", "unpack", "work", "chart"),
+    *("curves", "timeline", "strips", "heat", "histogram"),
 )
+SCRIPTS = (*CHARTS, "main")
 
 
 def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
@@ -30,7 +31,7 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
         "metric_charts": html_parts.metric_charts(groups),
         "stragglers": html_parts.straggler_sentences(runs),
         "notices": html_parts.notices(runs),
-        "table": html_parts.run_table(runs),
+        "table": html_parts.run_table([row(run) for run in runs]),
         "configuration": html_parts.configuration(runs),
         "decisions": html_parts.decisions(runs),
         "seconds": html_parts.seconds_section(runs),
@@ -38,17 +39,27 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
         "fate_legend": html_parts.fate_legend(),
         "run_options": html_parts.run_options(runs),
         "progress_caption": escape(_caption(runs, several)),
-        "style": _source("style.css"),
+        "style": source("style.css"),
         "script": script(),
         "data": page_json(runs, groups),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _source("page.html"))
+    return filled(source("page.html"), parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return a page in which each name in double braces is replaced by its part."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def script() -> str:
-    """Return the modules of the page as one script, without imports and exports."""
-    joined = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
-    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", joined, flags=re.MULTILINE), flags=re.MULTILINE)
+    """Return the modules of the page as one script."""
+    return joined(*(source(f"{name}.js") for name in SCRIPTS))
+
+
+def joined(*modules: str) -> str:
+    """Return modules, each after those that it imports, as one script without imports and exports."""
+    text = "\n".join(modules)
+    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def _caption(runs: Sequence[RunData], several: bool) -> str:
@@ -61,5 +72,6 @@ def _caption(runs: Sequence[RunData], several: bool) -> str:
     return text
 
 
-def _source(name: str) -> str:
+def source(name: str) -> str:
+    """Return the text of a file of the page."""
     return files("paceline.report").joinpath("page", name).read_text(encoding="utf-8")

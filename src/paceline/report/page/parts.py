@@ -7,9 +7,9 @@ from html import escape
 from typing import Any
 
 from paceline.report.curves import Group, panels
-from paceline.report.run_data import FATES, RunData
+from paceline.report.run_data import FATES, Mark, RunData
 from paceline.report.stragglers import stragglers
-from paceline.report.summary_table import number, row
+from paceline.report.summary_table import number
 from paceline.report.worker_stats import ACTIVITIES, IDLE, activities, samples, worker_seconds
 
 TEXT_COLUMNS = {"protocol", "outcome"}
@@ -18,9 +18,12 @@ MOST_DECISIONS = 500
 LEAST_SHARE = 0.0005  # smallest share shown in a bar
 
 
-def run_table(runs: Sequence[RunData]) -> str:
-    """Return a table with one row per run."""
-    rows = [row(run) for run in runs]
+def run_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with one row per run.
+
+    Args:
+        rows: cells of each run by column.
+    """
     names = dict.fromkeys(name for cells in rows for name in cells)
     rows = [{name: cells.get(name) for name in names} for cells in rows]
     head = "".join(f"<th scope='col'{_kind(name)}>{escape(name)}</th>" for name in rows[0])
@@ -63,7 +66,8 @@ def configuration(runs: Sequence[RunData]) -> str:
 
 def decisions(runs: Sequence[RunData]) -> str:
     """Return the decisions of each run except quorums, collapsed."""
-    return _collapsed("Decisions", [(run.label, _marks(run)) for run in runs if run.marks])
+    tables = [(run.label, mark_rows(run.marks[:MOST_DECISIONS], len(run.marks))) for run in runs if run.marks]
+    return _collapsed("Decisions", tables)
 
 
 def _collapsed(title: str, tables: Sequence[tuple[str, str]]) -> str:
@@ -82,16 +86,35 @@ def _details(summary: str, content: str) -> str:
 
 def straggler_sentences(runs: Sequence[RunData]) -> str:
     """Return one paragraph per run on its stragglers."""
-    found = [(run.label, stragglers(run)) for run in runs]
+    return straggler_paragraphs([(run.label, stragglers(run)) for run in runs])
+
+
+def straggler_paragraphs(found: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return one paragraph for each run with stragglers.
+
+    Args:
+        found: label of each run, and the sentences on its stragglers.
+    """
     named = [(label, sentences) for label, sentences in found if sentences]
-    texts = [f"{f'{label}: ' if len(runs) > 1 else ''}{'; '.join(sentences)}." for label, sentences in named]
+    texts = [f"{f'{label}: ' if len(found) > 1 else ''}{'; '.join(sentences)}." for label, sentences in named]
     return "".join(f"<p class='notice'>{escape(text[0].upper() + text[1:])}</p>" for text in texts)
 
 
 def seconds_section(runs: Sequence[RunData]) -> str:
     """Return the bars of the worker-seconds by fate and by activity."""
     by_fate = [(run.label, worker_seconds(run)) for run in runs]
-    by_activity = [(run.label, activities(run)) for run in runs]
+    return time_bars(by_fate, [(run.label, activities(run)) for run in runs])
+
+
+def time_bars(
+    by_fate: Sequence[tuple[str, Mapping[str, float]]], by_activity: Sequence[tuple[str, Mapping[str, float]]]
+) -> str:
+    """Return the section with the bars of worker-seconds; empty if there are none.
+
+    Args:
+        by_fate: label of each run, and its worker-seconds by fate of the task.
+        by_activity: label of each run, and its worker-seconds by activity.
+    """
     if not any(sum(parts.values()) for _, parts in by_fate):
         return ""
     return _section(
@@ -107,7 +130,11 @@ def seconds_section(runs: Sequence[RunData]) -> str:
 
 def samples_section(runs: Sequence[RunData]) -> str:
     """Return one bar per run with the shares of the samples."""
-    rows = [(run.label, samples(run)) for run in runs]
+    return sample_bars([(run.label, samples(run)) for run in runs])
+
+
+def sample_bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Return the section with the bars of samples by fate; empty if there are none."""
     if not any(sum(parts.values()) for _, parts in rows):
         return ""
     bars = fate_legend(FATES[:3]) + _bars(rows, "samples")
@@ -160,13 +187,19 @@ def _value(value: Any) -> str:
     return escape(str(value))
 
 
-def _marks(run: RunData) -> str:
+def mark_rows(marks: Sequence[Mark], count: int) -> str:
+    """Return rows of a table with decisions.
+
+    Args:
+        marks: the decisions that are shown.
+        count: number of decisions of the run.
+    """
     head = "<tr><th>seconds</th><th>updates</th><th>kind</th><th>reason</th></tr>"
     rows = "".join(
         f"<tr><td>{mark.time_s:.5g}</td><td>{mark.updates}</td><td>{escape(mark.kind)}</td><td>{escape(mark.reason)}</td></tr>"
-        for mark in run.marks[:MOST_DECISIONS]
+        for mark in marks
     )
-    left_out = len(run.marks) - MOST_DECISIONS
+    left_out = count - len(marks)
     return head + rows + (f"<tr><td colspan='4'>and {left_out} more</td></tr>" if left_out > 0 else "")
 
 

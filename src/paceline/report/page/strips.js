@@ -10,11 +10,16 @@ const WIDE = 30; // ratio of longest time to median above which the axis is loga
 export class Strips extends Chart {
   constructor(host, run) {
     super(host, "round-trip time of each worker; up and down arrows move from worker to worker");
+    this.update(run);
+  }
+
+  update(run) {
     this.rows = run.round_trips;
     const quantiles = this.rows.filter((row) => row).map((row) => row.quantiles_s);
     this.low = Math.min(...quantiles.map((row) => row[0]));
     this.high = Math.max(...quantiles.map((row) => row[5]));
     this.isWide = this.low > 0 && this.high > WIDE * Math.min(...quantiles.map((row) => row[2]));
+    this.show();
   }
 
   get rowHeight() { return heightOfRow(this.rows.length, 320); }

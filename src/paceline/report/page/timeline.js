@@ -10,17 +10,28 @@ const LEAST_UPDATE_GAP = 9; // pixels between update lines, on average
 const TICK = 9; // pixels, length of the tick of an update above the workers
 const LEAST_PIECE = 7; // mean pixels per task from which on borders between tasks are drawn
 const ZOOM = 1.6;
+const WHOLE = 0.999; // share of the run from which on a view counts as all of it
 const NARROWEST = 1e-6; // share of the run in the deepest zoom
 
 export class Timeline extends Chart {
   constructor(host, run, work, updates, fates) {
     super(host, `timeline of ${run.workers} workers; arrow keys go from task to task, plus and minus zoom, Shift and arrows pan`);
-    Object.assign(this, { run, work, fates, fateOf: run.endings.map(([fate]) => fates.indexOf(fate)) });
-    this.updates = Float64Array.from(updates.time, (quanta) => quanta * run.quantum_s);
-    this.view = { from: 0, to: run.end_s || 1 };
+    this.fates = fates;
     this.drag = null;
     this.margin = { ...this.margin, top: TICK + 3 };
+    this.update(run, work, updates);
     this.listenForView();
+  }
+
+  /** Show other tasks; the view stays where it is if it is part of them. */
+  update(run, work, updates) {
+    const isPart = this.run && this.view.to - this.view.from < this.whole * WHOLE;
+    Object.assign(this, { run, work, fateOf: run.endings.map(([fate]) => this.fates.indexOf(fate)) });
+    this.cursor &&= this.at(Math.min(this.cursor.worker, run.workers - 1), this.cursor.time);
+    this.updates = Float64Array.from(updates.time, (quanta) => quanta * run.quantum_s);
+    if (isPart) this.setView(this.view.from, this.view.to);
+    else this.setView(run.begin_s, run.begin_s + this.whole);
+    this.show();
   }
 
   get rowHeight() { return heightOfRow(this.run.workers, 360); }
@@ -50,7 +61,7 @@ export class Timeline extends Chart {
     else if (how === "out") this.zoom(1 / ZOOM, middle);
     else if (how === "left") this.moveView(-span / 4);
     else if (how === "right") this.moveView(span / 4);
-    else this.setView(0, this.run.end_s || 1);
+    else this.setView(this.run.begin_s, this.run.begin_s + this.whole);
   }
 
   zoom(factor, around) {
@@ -60,15 +71,16 @@ export class Timeline extends Chart {
 
   moveView(by) {
     const { from, to } = this.view;
-    const allowed = clamp(by, -from, this.whole - to);
+    const { begin_s: begin } = this.run;
+    const allowed = clamp(by, begin - from, begin + this.whole - to);
     this.setView(from + allowed, to + allowed);
   }
 
-  get whole() { return this.run.end_s || 1; }
+  get whole() { return this.run.end_s - this.run.begin_s || 1; }
 
   setView(from, to) {
     const span = clamp(to - from, this.whole * NARROWEST, this.whole);
-    const begin = clamp(from, 0, this.whole - span);
+    const begin = clamp(from, this.run.begin_s, this.run.begin_s + this.whole - span);
     this.view = { from: begin, to: begin + span };
     this.redraw();
   }
@@ -81,7 +93,7 @@ export class Timeline extends Chart {
     this.paintWorkers(pen, area);
     drawXAxis(pen, area, this.scale, "seconds", (tick) => short(tick, 7));
     this.paintCursor(pen);
-    document.getElementById("view").textContent = `${short(this.view.from)} to ${seconds(this.view.to)} of ${seconds(this.whole)}`;
+    document.getElementById("view").textContent = `${short(this.view.from)} to ${seconds(this.view.to)} of ${seconds(this.run.end_s)}`;
   }
 
   paintWork(pen, area, ratio) {
@@ -185,7 +197,7 @@ export class Timeline extends Chart {
     const around = this.cursor?.time ?? (this.view.from + this.view.to) / 2;
     if (key === "+" || key === "=") this.zoom(ZOOM, around);
     else if (key === "-") this.zoom(1 / ZOOM, around);
-    else if (key === "Home") this.setView(0, this.whole);
+    else if (key === "Home") this.look("all");
     else if (shiftKey && key === "ArrowLeft") this.moveView(-span / 8);
     else if (shiftKey && key === "ArrowRight") this.moveView(span / 8);
     else return this.walk(key);

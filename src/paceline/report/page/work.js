@@ -1,4 +1,4 @@
-// Tasks of one run by worker, and their shares of intervals of time.
+// Tasks of one run by worker, its updates, and their shares of intervals of time.
 
 import { lastAtMost } from "./format.js";
 import { summed, unpack } from "./unpack.js";
@@ -20,6 +20,13 @@ export async function unpackWork(run) {
   }
   const { staleness, ending } = columns;
   return { begin, end, first, staleness, ending, draw: summed(columns.draw), version: summed(columns.version) };
+}
+
+/** Unpack the updates of a run: time in time steps, k, workload, and the numbers of its reasons. */
+export async function unpackUpdates(run) {
+  const columns = await unpack(run.updates);
+  for (const name of ["time", "workload", "reason", "quorum_reason"]) summed(columns[name]);
+  return columns;
 }
 
 /** Return the range of tasks of a worker that overlap the interval `from` to `to`: the first one, and the one after the last. */

@@ -1,0 +1,60 @@
+"""Mean compute times by worker and time, in a grid of bounded size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.report.run_data import Column
+from paceline.report.worker_stats import HEAT_COLUMNS, HeatMap
+
+
+class ComputeTimeGrid:
+    """Sums of compute times in equal slices of time; when the slices are used up, pairs of them are merged."""
+
+    def __init__(self) -> None:
+        self._slice_s = 0.0
+        self._sums = np.zeros((0, HEAT_COLUMNS))
+        self._counts = np.zeros((0, HEAT_COLUMNS))
+        self._used = 0  # slices
+
+    def add(self, worker: Column, arrival_s: Column, compute_s: Column) -> None:
+        """Add computed gradients.
+
+        Args:
+            worker: number of the worker of each gradient.
+            arrival_s: time of each arrival, in seconds.
+            compute_s: compute time of each gradient in seconds; 0 and nan are left out.
+        """
+        known = (compute_s > 0) & (arrival_s > 0)
+        worker, arrival_s, compute_s = worker[known], arrival_s[known], compute_s[known]
+        if not len(worker):
+            return
+        self._make_room(int(worker.max()) + 1, float(arrival_s[0]), float(arrival_s.max()))
+        place = worker, (arrival_s / self._slice_s).astype(int)
+        np.add.at(self._sums, place, compute_s)
+        np.add.at(self._counts, place, 1)
+        self._used = max(self._used, int(place[1].max()) + 1)
+
+    def _make_room(self, workers: int, first_s: float, last_s: float) -> None:
+        missing = workers - len(self._sums)
+        if missing > 0:
+            self._sums = np.pad(self._sums, ((0, missing), (0, 0)))
+            self._counts = np.pad(self._counts, ((0, missing), (0, 0)))
+        self._slice_s = self._slice_s or 2 * first_s
+        while last_s >= HEAT_COLUMNS * self._slice_s:
+            self._slice_s *= 2
+            self._sums, self._counts = _merged(self._sums), _merged(self._counts)
+
+    def heat_map(self, workers: int) -> HeatMap:
+        """Return the means, with a row for each of so many workers."""
+        missing = max(0, workers - len(self._sums))
+        with np.errstate(invalid="ignore"):
+            means = (self._sums / self._counts)[:, : max(1, self._used)]
+        rows = np.pad(means, ((0, missing), (0, 0)), constant_values=np.nan)
+        return HeatMap(rows, max(1, self._used) * self._slice_s)
+
+
+def _merged(cells: Column) -> Column:
+    pairs = cells[:, ::2] + cells[:, 1::2]
+    padded: Column = np.pad(pairs, ((0, 0), (0, HEAT_COLUMNS - pairs.shape[1])))
+    return padded

@@ -1,0 +1,146 @@
+"""HTTP server of the live page: the page at /, and its server-sent events at /events; read-only."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+from contextlib import closing, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import BoundedSemaphore, Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from paceline.errors import UsageError
+from paceline.watch.address import Address
+from paceline.watch.feed import Feed
+from paceline.watch.page.page import live_page
+
+TIMEOUT_S = 20.0  # of a viewer that does not take what is sent
+MOST_CONNECTIONS = 64
+LOG = logging.getLogger("paceline")
+
+
+class PageServer:
+    """Server with a thread for each connection.
+
+    Only two paths are served, and no file is opened for a request. An address that other hosts can reach needs a token,
+    which is in the URL of the page.
+
+    Args:
+        address: address to listen at.
+        feed: sections of the page.
+
+    Attributes:
+        url: URL of the page, with the token if there is one.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+
+    def __init__(self, address: Address, feed: Feed) -> None:
+        try:
+            self._server = _Server(address, feed)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at {address}: {error.strerror or error}; give another address, for example --address :0"
+            ) from error
+        token = f"/?token={self._server.token}" if self._server.token else ""
+        self.url = f"http://{address._replace(port=self._server.server_address[1])}{token}"
+        self._thread = Thread(target=self._server.serve_forever, name="paceline page server", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening; connections that are open end with the feed."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: Address, feed: Feed) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.feed = feed
+        self.page = live_page()
+        self.token = None if address.is_loopback else secrets.token_urlsafe(16)
+        self.free_connections = BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((address.host, address.port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.free_connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            LOG.warning("closed a connection from %s: %d are open", client_address[0], MOST_CONNECTIONS)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free_connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        LOG.exception("the connection from %s failed", client_address[0])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "paceline", ""
+    timeout = TIMEOUT_S
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        asked = urlsplit(self.path)
+        if not self._is_allowed(asked.query):
+            self._refuse(HTTPStatus.FORBIDDEN)
+        elif asked.path == "/":
+            self._begin("text/html; charset=utf-8")
+            self.wfile.write(self.server.page.html)
+        elif asked.path == "/events":
+            self._send_events()
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND)
+
+    def _is_allowed(self, query: str) -> bool:
+        """Return whether the request has the token; without one, whether it names this host.
+
+        The latter stops pages of other sites whose name was made to resolve to this host.
+        """
+        token = self.server.token
+        if token is not None:
+            given = parse_qs(query).get("token", [""])[0]
+            return hmac.compare_digest(given.encode(), token.encode())
+        try:
+            return Address(urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").is_loopback
+        except ValueError:
+            return False
+
+    def _send_events(self) -> None:
+        self._begin("text/event-stream")
+        with suppress(OSError), closing(self.server.feed.messages()) as messages:  # the viewer is gone, or too slow
+            for message in messages:
+                self.wfile.write(b"data: %b\n\n" % message)
+
+    def _begin(self, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", self.server.page.content_security_policy)
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        LOG.warning("refused a request from %s: %d %s", self.client_address[0], status, status.phrase)
+        self._begin("text/plain; charset=utf-8", status)
+        self.wfile.write(f"{status.phrase}\n".encode())
+
+    def log_message(self, *arguments: object) -> None:
+        """Keep the standard log of requests, whose URLs have the token, from standard error."""
