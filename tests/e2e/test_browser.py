@@ -1,19 +1,16 @@
 """The page in a real browser: what it asks for, what it draws, how it answers pointer and keys."""
 
-import os
-import shutil
 import struct
 import zlib
 
 import pytest
 
 import paceline as pl
+from chromium import NEEDS_CHROMIUM
 from paceline.core.records import DecisionMade, UpdateMade
 from paceline.report.write import write_report
 from written_runs import begun, ended, train_run, two_updates, update, write_run
 
-CHROMIUM = shutil.which("chromium")
-NO_CHROMIUM = "there is no chromium to open the page with"
 HOSTILE = f"</script><script>window.broken = true</script>{'long' * 80}"
 
 TOUCH_EVERYTHING = """async () => {
@@ -28,18 +25,7 @@ TOUCH_EVERYTHING = """async () => {
     }
 }"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason=NO_CHROMIUM)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    assert CHROMIUM is not None, NO_CHROMIUM
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")

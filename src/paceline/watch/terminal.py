@@ -23,7 +23,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 MEDIAN = QUANTILES.index(50)
 SLOWEST = QUANTILES.index(95)
 LEAST_ROWS = 4  # of workers, also on a low terminal
-OTHER_ROWS = 16  # of the view, without the workers
+OTHER_ROWS = 17  # of the view, without the workers
 MARKS = 4
 RECENT = 12  # tasks of a worker
 STYLES = {State.RUNNING: "green", State.SILENT: "yellow", State.STOPPED: "red"}
@@ -65,7 +65,7 @@ def shown(watcher: Watcher, console: Console) -> RenderableType:
         Text(view.headline, style="bold"),
         state,
         *_curves(view, width),
-        _time(view),
+        *_sums(view),
         _workers(view, rows),
         *[Text(f"! {sentence}", style="yellow") for sentence in view.stragglers],
         Text(view.quorum, overflow="ellipsis", no_wrap=True),
@@ -103,11 +103,11 @@ def _range(values: Sequence[float]) -> str:
     return f"{known[-1]:.4g} ({min(known):.3g} to {max(known):.3g})"
 
 
-def _time(view: LiveView) -> Text:
+def _sums(view: LiveView) -> list[Text]:
     total_s = sum(view.activities.values()) or 1.0
     shares = ", ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in view.activities.items())
-    moved = "".join(f"; {name} {view.cells[name]}" for name in BYTES if name in view.cells)
-    return Text(f"worker time: {shares}{moved}")
+    moved = [f"{name} {view.cells[name]}" for name in BYTES if name in view.cells]
+    return [Text(line) for line in (f"worker time: {shares}", ", ".join(moved)) if line]
 
 
 def _workers(view: LiveView, rows: int) -> Table:

@@ -1,0 +1,75 @@
+import io
+
+import pytest
+from rich.console import Console
+
+import paceline as pl
+from paceline.core.records import DecisionMade
+from paceline.watch.terminal import shown, watch_in_terminal
+from paceline.watch.watcher import Watcher
+from written_runs import arrival, begun, ended, train_run, two_updates, update, write_run
+
+
+def printed(folder, width=80):
+    """Return the lines that a pipe gets."""
+    file = io.StringIO()
+    watch_in_terminal(folder, Console(file=file, width=width, highlight=False))
+    return file.getvalue().splitlines()
+
+
+@pytest.fixture(scope="module")
+def slow_worker(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    cluster = pl.Cluster(4, (*[pl.Deterministic(1.0)] * 3, pl.Deterministic(4.0)))
+    train_run(folder, "k_sync(k=3)", updates=30, cluster=cluster)
+    return folder
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_no_line_is_wider_than_the_terminal(slow_worker, width):
+    assert max(map(len, printed(slow_worker, width))) <= width
+
+
+def test_the_view_has_progress_workers_stragglers_and_decisions(slow_worker):
+    text = "\n".join(printed(slow_worker))
+    assert "30 updates in 30 s, loss " in text
+    assert "ended: 30 updates made" in text
+    for name in ("loss ", "k ", "staleness ", "eval accuracy ", "worker time: computing "):
+        assert f"\n{name}" in text
+    assert "! worker 3 was at least" not in text  # 1 s is all that is known of its tasks
+    assert "! worker 3 was not slower" in text or "! worker 3 was interrupted" in text
+    assert "update 30: k = 3, quorum of 3 reached" in text
+    assert "protocol: k_sync(k=3): the run begins" in text
+
+
+def test_the_row_of_a_worker(tmp_path):
+    records = [begun(), arrival(0, 1, 0.0, 1.0), arrival(1, 1, 0.0, 2.0), update(1, 2.0)]
+    records += [arrival(0, 2, 2.0, 3.0, used=False, reason="stale"), ended(3.0, 6.0)]
+    write_run(tmp_path / "run", records)
+    [row] = [line.split() for line in printed(tmp_path / "run") if line.lstrip().startswith("0 ")]
+    assert row == ["0", "1", "s", "1", "s", "2", "1", "0", "s", "ago", "ud"]
+    assert "gradients received 36 B, versions sent 36 B" in "\n".join(printed(tmp_path / "run"))
+
+
+def test_of_many_workers_the_slowest_are_shown_on_a_low_terminal(tmp_path):
+    records = [begun(40), *[arrival(worker, 1, 0.0, 1.0 + worker) for worker in range(40)]]
+    write_run(tmp_path / "run", [*records, update(1, 41.0, k=40), ended(41.0, 99.0)])
+    watcher = Watcher(tmp_path / "run")
+    watcher.poll()
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=26)
+    console.print(shown(watcher, console))
+    text = console.file.getvalue()
+    assert "the slowest 9 of 40 workers" in text
+    assert len(text.splitlines()) <= 26
+
+
+def test_the_view_on_a_terminal_ends_with_the_run(tmp_path):
+    write_run(tmp_path / "run", two_updates())
+    file = io.StringIO()
+    watch_in_terminal(tmp_path / "run", Console(file=file, force_terminal=True, width=80))
+    assert "ended: updates made" in file.getvalue()
+
+
+def test_a_run_without_updates_is_shown(tmp_path):
+    write_run(tmp_path / "run", [begun(), DecisionMade(0.0, "protocol", "bsp: the run begins")])
+    assert "no update yet" in "\n".join(printed(tmp_path / "run"))
