@@ -14,11 +14,12 @@ import orjson
 from paceline.watch.live_view import LiveView
 from paceline.watch.watcher import Watcher
 
-# Seconds between two versions of a section, at least, and its content; the page draws them in this order.
+# Seconds between two versions of a section, at least, and its content; the page draws them in this order. A record is
+# in the page after this time, a poll and the drawing: within a second.
 SECTIONS: Mapping[str, tuple[float, Callable[[LiveView, Watcher], Mapping[str, Any]]]] = {
-    "texts": (1.0, lambda view, watcher: view.texts()),
+    "texts": (0.7, lambda view, watcher: view.texts()),
     "curves": (0.5, lambda view, watcher: view.curves()),
-    "tasks": (2.0, lambda view, watcher: view.tasks()),
+    "tasks": (0.7, lambda view, watcher: view.tasks()),
     "state": (0.5, lambda view, watcher: {**_state(watcher), "headline": view.headline}),
 }
 STATE_S = 1.0  # between two states of a run without new records
@@ -44,7 +45,7 @@ class Feed:
         self._is_closed = False
 
     def publish(self, watcher: Watcher, *, is_last: bool = False) -> None:
-        """Build the sections that have changed, unless nobody is viewing.
+        """Build the sections that have changed, if there is a viewer.
 
         Args:
             watcher: follower of the run.

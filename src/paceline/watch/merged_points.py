@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
+from math import isfinite
 
 import numpy as np
 
@@ -24,50 +24,44 @@ class MergedPoints:
     """
 
     def __init__(self, axes: Sequence[str], values: Sequence[str], most: int = MOST_POINTS) -> None:
-        self._names = (*axes, *values)
+        self._axes, self._values = tuple(axes), tuple(values)
         self._most = most
+        self._length = 0
         self._rows_each = 1
-        self._rows_in_last = 1  # of rows_each
-        self._positions: list[Sequence[float]] = []
-        self._sums: list[list[float]] = []
-        self._counts: list[list[float]] = []
+        self._rows_in_last = 0
+        self._positions = np.zeros((most, len(axes)))
+        self._sums = np.zeros((most, len(values)))
+        self._counts = np.zeros((most, len(values)))
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return self._length
 
     def add(self, positions: Sequence[float], values: Sequence[float]) -> None:
         """Add a row."""
-        sums = [value if isfinite(value) else 0.0 for value in values]
-        counts = [float(isfinite(value)) for value in values]
-        if self._positions and self._rows_in_last < self._rows_each:
-            self._rows_in_last += 1
-            self._positions[-1] = positions
-            self._sums[-1] = _added(self._sums[-1], sums)
-            self._counts[-1] = _added(self._counts[-1], counts)
-            return
-        if len(self._positions) == self._most:
-            self._merge()
-        self._rows_in_last = 1
-        self._positions.append(positions)
-        self._sums.append(sums)
-        self._counts.append(counts)
+        if not self._length or self._rows_in_last == self._rows_each:
+            self._begin_point()
+        self._rows_in_last += 1
+        last = self._length - 1
+        self._positions[last] = positions
+        for i, value in enumerate(values):
+            if isfinite(value):
+                self._sums[last, i] += value
+                self._counts[last, i] += 1
 
-    def _merge(self) -> None:
-        self._rows_each *= 2
-        self._positions = self._positions[1::2]
-        self._sums = [_added(*pair) for pair in zip(self._sums[::2], self._sums[1::2], strict=True)]
-        self._counts = [_added(*pair) for pair in zip(self._counts[::2], self._counts[1::2], strict=True)]
+    def _begin_point(self) -> None:
+        if self._length == self._most:
+            self._length //= 2
+            self._rows_each *= 2
+            self._positions[: self._length] = self._positions[1::2]
+            for table in (self._sums, self._counts):
+                table[: self._length] = table[::2] + table[1::2]
+                table[self._length :] = 0
+        self._length += 1
+        self._rows_in_last = 0
 
     def columns(self) -> Mapping[str, Column]:
         """Return positions and means by name."""
-        means = [
-            [total / count if count else nan for total, count in zip(sums, counts, strict=True)]
-            for sums, counts in zip(self._sums, self._counts, strict=True)
-        ]
-        rows = [(*positions, *values) for positions, values in zip(self._positions, means, strict=True)]
-        table = np.array(rows, dtype=float).reshape(-1, len(self._names))
-        return dict(zip(self._names, table.T, strict=True))
-
-
-def _added(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    return [first + second for first, second in zip(left, right, strict=True)]
+        with np.errstate(invalid="ignore"):
+            means = self._sums[: self._length] / self._counts[: self._length]
+        positions = self._positions[: self._length]
+        return dict(zip((*self._axes, *self._values), (*positions.T.copy(), *means.T), strict=True))

@@ -24,6 +24,8 @@ from paceline.watch.follow import follow
 from paceline.watch.server import PageServer
 from paceline.watch.watcher import Watcher
 
+NICENESS = 10  # of the child: where all cores are busy, the run comes first
+
 
 def serve_page(folder: Path, address: Address | None, has_ended: Callable[[], bool] = lambda: False) -> None:
     """Print the URL of the page and serve it.
@@ -88,6 +90,7 @@ def served_beside(folder: Path, address: Address | None) -> Iterator[str]:
 
 def _main(parent: str, folder: str, address: str | None = None) -> None:
     logging.basicConfig(format="paceline: %(message)s")
+    os.nice(NICENESS)
     is_over = Event()
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
     try:

@@ -45,7 +45,7 @@ class PageServer:
             self._server = _Server(address, feed)
         except OSError as error:
             raise UsageError(
-                f"cannot listen at {address}: {error.strerror or error}; give another address, for example --address :0"
+                f"cannot listen at {address}: {error.strerror or error}; give another address, for example address=':0'"
             ) from error
         token = f"/?token={self._server.token}" if self._server.token else ""
         self.url = f"http://{address._replace(port=self._server.server_address[1])}{token}"

@@ -64,7 +64,9 @@ class Watcher:
             self.live.add(new.records)
             self.records += len(new.records)
             self._end = new.records[-1] if isinstance(new.records[-1], RunEnded) else None
-            is_catching_up = new.starts_over or self._left_bytes > 0  # otherwise the records are new, whatever the clocks
+            is_catching_up = (
+                new.starts_over or self._left_bytes > 0
+            )  # otherwise the records are new, whatever the clocks
             self._written_s = time.monotonic() - (max(0.0, time.time() - new.written_s) if is_catching_up else 0.0)
             self._is_stopped = False
         is_behind = bool(new.records) and new.left_bytes > 0

@@ -67,9 +67,12 @@ def test_a_viewer_gets_all_sections_then_those_that_have_changed(watcher, clock)
     feed.publish(watcher)
     assert list(next(received)) == ["state"]
     watcher.records += 1
+    clock.now_s = 1.5
+    feed.publish(watcher)
+    assert list(next(received)) == ["texts", "curves", "tasks"]
     clock.now_s = 1.7
     feed.publish(watcher)
-    assert list(next(received)) == ["texts", "curves", "state"]
+    assert list(next(received)) == ["state"]
     feed.close()
     assert list(received) == []
 

@@ -135,8 +135,7 @@ def test_the_size_is_bounded(workers, batch, seed):
         for name in ("KEPT_TASKS", "KEPT_UPDATES", "KEPT_MARKS", "KEPT_SPANS", "KEPT_TEXTS"):
             patch.setattr(live_run, name, 5)
         live = LiveRun(Unsaved())
-        for points in (live.progress, live.rates):
-            points._most = 10
+        live.progress = live_run.MergedPoints(live_run.AXES, ("loss", "k", "staleness"), 10)
         live.metrics["nll"] = live_run.MergedPoints(live_run.AXES, ("value",), 10)
         records = list(long_run(120, workers, seed))
         for begin in range(0, len(records), batch):
@@ -148,7 +147,8 @@ def test_the_size_is_bounded(workers, batch, seed):
 
 
 class Unsaved:
-    configuration = {"workers": 2, "protocol": "asp"}
+    def __init__(self):
+        self.configuration = {"workers": 2, "protocol": "asp"}
 
 
 def test_reasons_survive_when_others_are_forgotten(monkeypatch):

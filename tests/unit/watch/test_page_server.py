@@ -91,13 +91,15 @@ def test_too_many_connections_are_closed(monkeypatch, caplog):
 
 def test_an_address_in_use_is_named(local):
     port = urlsplit(local.url).port
-    with pytest.raises(UsageError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use; give another"):
+    with pytest.raises(
+        UsageError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use; give another"
+    ):
         PageServer(Address("127.0.0.1", port), Feed())
 
 
 @pytest.mark.parametrize("text", ["8765", "host", "host:", "host:port", "host:70000", "host:-1"])
 def test_an_invalid_address_is_refused(text):
-    with pytest.raises(UsageError, match="expected HOST:PORT, for example 127.0.0.1:8765"):
+    with pytest.raises(UsageError, match=r"expected HOST:PORT, for example 127\.0\.0\.1:8765"):
         Address.parse(text)
 
 

@@ -102,7 +102,7 @@ def test_records_of_a_log_that_is_read_late_are_old_in_every_chunk(running, monk
 
 
 def test_a_run_that_is_cut_back_begins_anew(running):
-    folder, writer = running
+    folder, _ = running
     watcher = caught_up(Watcher(folder))
     first = watcher.live
     length = (folder / EVENTS).read_bytes().index(b"\n") + 1
