@@ -161,7 +161,6 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     server_mib, page_mib = [], []
     with tempfile.TemporaryDirectory() as folder, served_beside(Path(folder) / "run", FREE) as url, opened(url) as page:
         server = server_process()
-        page.evaluate(NOTE_UPDATES)
         tools = page.context.new_cdp_session(page)
         writer = RunFolder(Path(folder) / "run", {**CONFIGURATION, "workers": args.workers})
         writer.on_record(RunStarted(0.0, args.workers, ""))
@@ -169,11 +168,10 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
             for record in update_of(version, args.workers):
                 writer.on_record(record)
             if version % (args.updates // 10) == 0:
-                page.wait_for_function(f"window.seen.at(-1)?.[0] === {version}", timeout=LIMIT_MS)
+                page.locator("h1", has_text=f": {version} updates in").wait_for(timeout=LIMIT_MS)
                 tools.send("HeapProfiler.collectGarbage")
                 page_mib.append(page.evaluate("performance.memory.usedJSHeapSize") / 2**20)
                 server_mib.append(server.memory_info().rss / 2**20)
-                page.evaluate("window.seen = []")
         writer.close()
     growth_mib = {"server": server_mib[-1] - server_mib[0], "page": page_mib[-1] - page_mib[0]}
     return {

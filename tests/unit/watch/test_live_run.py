@@ -141,9 +141,17 @@ def test_the_size_is_bounded(workers, batch, seed):
         for begin in range(0, len(records), batch):
             live.add(records[begin : begin + batch])
             sizes.append(size_of(live))
-    assert max(sizes) <= 11 * 2 * 5 * workers + 7 * 2 * 5 + 400 + 30 * workers
+    assert max(sizes) <= 2 * 5 * (11 * workers + 7) + 15 * workers + 90
+    assert max(map(len, live._reader.live.values())) <= 5
     assert live.updates == 120
     assert live.marks == 3 * 120
+
+
+def test_the_live_time_of_forgotten_intervals_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_run, "KEPT_SPANS", 3)
+    saved = write_run(tmp_path / "run", [*long_run(30, 2, seed=0), ended(31.0, 62.0)])
+    live, run = followed(saved, (1,)), read_run(saved, "")
+    assert live.live_seconds(live.data()) == worker_stats.live_seconds(run) == 62.0
 
 
 class Unsaved:
