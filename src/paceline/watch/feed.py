@@ -14,23 +14,22 @@ import orjson
 from paceline.watch.live_view import LiveView
 from paceline.watch.watcher import Watcher
 
-# Seconds between two versions of a section, at least, and its content; the page draws them in this order. A record is
-# in the page after this time, a poll and the drawing: within a second.
-SECTIONS: Mapping[str, tuple[float, Callable[[LiveView, Watcher], Mapping[str, Any]]]] = {
-    "texts": (0.7, lambda view, watcher: view.texts()),
-    "curves": (0.5, lambda view, watcher: view.curves()),
-    "tasks": (0.7, lambda view, watcher: view.tasks()),
-    "state": (0.5, lambda view, watcher: {**_state(watcher), "headline": view.headline}),
+# Shortest time between two versions, in seconds: with a poll and the drawing, a record is in the page within a second.
+CHANGED_S = 0.7
+UNCHANGED_S = 1.0  # of the state only, which has the age of the last record
+
+# Content of each section of a run with records.
+CONTENT: Mapping[str, Callable[[LiveView], Mapping[str, Any]]] = {
+    "texts": LiveView.texts,
+    "curves": LiveView.curves,
+    "tasks": LiveView.tasks,
 }
-STATE_S = 1.0  # between two states of a run without new records
 
 
 class _Version(NamedTuple):
     """Version of a section."""
 
     number: int
-    records: int
-    built_s: float
     json: bytes
 
 
@@ -41,41 +40,28 @@ class Feed:
         self._changed = Condition()
         self._sections: dict[str, _Version] = {}
         self._number = 0
+        self._records = -1  # in the latest version
+        self._built_s = -inf
         self._viewers = 0
         self._is_closed = False
 
     def publish(self, watcher: Watcher, *, is_last: bool = False) -> None:
-        """Build the sections that have changed, if there is a viewer.
+        """Build the sections that have changed, if there is a viewer and it is time.
 
         Args:
             watcher: follower of the run.
             is_last: whether no other version follows.
         """
-        if self._viewers:
-            built = self._build(watcher, is_last=is_last)
-            with self._changed:
-                self._number += bool(built)
-                for name, content in built.items():
-                    json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-                    self._sections[name] = _Version(self._number, watcher.records, time.monotonic(), json)
-                self._changed.notify_all()
-
-    def _build(self, watcher: Watcher, *, is_last: bool) -> dict[str, Mapping[str, Any]]:
-        now_s = time.monotonic()
-        if watcher.live is None:
-            is_due = self._age_s("state", now_s) >= STATE_S
-            return {"state": {**_state(watcher), "headline": str(watcher.folder)}} if is_due else {}
-        view = LiveView(watcher.live)
-        built: dict[str, Mapping[str, Any]] = {}
-        for name, (interval_s, content) in SECTIONS.items():
-            has_changed = name not in self._sections or self._sections[name].records != watcher.records
-            wanted_s = interval_s if has_changed else STATE_S if name == "state" else inf
-            if self._age_s(name, now_s) >= (0.0 if is_last else wanted_s):
-                built[name] = content(view, watcher)
-        return built
-
-    def _age_s(self, name: str, now_s: float) -> float:
-        return now_s - self._sections[name].built_s if name in self._sections else inf
+        has_changed, now_s = watcher.records != self._records, time.monotonic()
+        wanted_s = CHANGED_S if has_changed else UNCHANGED_S
+        if not self._viewers or (now_s - self._built_s < wanted_s and not is_last):
+            return
+        self._records, self._built_s = watcher.records, now_s
+        built = _sections(watcher, whole=has_changed)
+        with self._changed:
+            self._number += 1
+            self._sections |= {name: _Version(self._number, json) for name, json in built.items()}
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End the iteration of every viewer after the versions that are there."""
@@ -103,8 +89,8 @@ class Feed:
         """Wait for newer versions and return them with the newest number, or none after the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._number > seen or self._is_closed)
-            sections = [(name, self._sections[name]) for name in SECTIONS if name in self._sections]
-            return {name: each.json for name, each in sections if each.number > seen}, self._number
+            new = {name: version.json for name, version in self._sections.items() if version.number > seen}
+            return new, self._number
 
     @contextmanager
     def _viewing(self) -> Iterator[None]:
@@ -118,5 +104,10 @@ class Feed:
                 self._changed.notify_all()
 
 
-def _state(watcher: Watcher) -> dict[str, Any]:
-    return {"state": watcher.state, "text": watcher.describe()}
+def _sections(watcher: Watcher, *, whole: bool) -> dict[str, bytes]:
+    """Return the JSON of the state, and of all other sections if there are new records; nan becomes null."""
+    view = LiveView(watcher.live) if watcher.live is not None else None
+    contents = {name: content(view) for name, content in CONTENT.items()} if view and whole else {}
+    headline = view.headline if view else str(watcher.folder)
+    contents["state"] = {"state": watcher.state, "text": watcher.describe(), "headline": headline}
+    return {name: orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY) for name, content in contents.items()}

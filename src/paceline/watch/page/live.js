@@ -105,7 +105,7 @@ async function receive(event) {
   if (sections.texts) showTexts(sections.texts);
   if (sections.tasks) await showTasks(sections.tasks);
   else if (sections.curves && latest.run) showCurves();
-  if (sections.state) showState(sections.state);
+  if (latest.state) showState(latest.state); // newer sections may have arrived while the tasks were unpacked
 }
 
 function start() {
