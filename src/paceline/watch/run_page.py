@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 
 from paceline.errors import PacelineError, UsageError
+from paceline.recording.validation import believed
 from paceline.utils.wording import first_line
 from paceline.watch.address import Address
 from paceline.watch.feed import Feed
@@ -36,7 +37,7 @@ def serve_page(folder: Path, address: Address | None, has_ended: Callable[[], bo
         has_ended: condition that ends it, tested a few times a second.
 
     Raises:
-        UsageError: the address cannot be used.
+        UsageError: the address cannot be used, or the log holds what no run writes.
         RunError: the log of the run cannot be read.
     """
     feed = Feed()
@@ -44,7 +45,8 @@ def serve_page(folder: Path, address: Address | None, has_ended: Callable[[], bo
     server.start()
     print(server.url, flush=True)
     try:
-        follow(Watcher(folder), feed, has_ended)
+        with believed(folder):
+            follow(Watcher(folder), feed, has_ended)
     finally:
         feed.close()
         server.close()

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from paceline.recording.validation import believed
 from paceline.report.run_data import FATES
 from paceline.report.worker_stats import QUANTILES
 from paceline.watch.follow import POLL_S
@@ -38,19 +39,28 @@ def watch_in_terminal(folder: Path, console: Console) -> None:
 
     Raises:
         RunError: the log cannot be read.
+        UsageError: the log holds what no run writes.
     """
-    watcher = Watcher(folder)
-    if not console.is_terminal:
-        while watcher.poll():
-            pass
-        console.print(shown(watcher, console))
-        return
-    with Live(shown(watcher, console), console=console, auto_refresh=False, transient=False) as live:
+    with believed(folder):
+        if console.is_terminal:
+            _follow(Watcher(folder), console)
+        else:
+            console.print(shown(_caught_up(Watcher(folder)), console))
+
+
+def _follow(watcher: Watcher, console: Console) -> None:
+    with Live(shown(watcher, console), console=console, auto_refresh=False) as live:
         while watcher.state is not State.ENDED:
             is_behind = watcher.poll()
             live.update(shown(watcher, console), refresh=True)
             if not is_behind:
                 time.sleep(POLL_S)
+
+
+def _caught_up(watcher: Watcher) -> Watcher:
+    while watcher.poll():
+        pass
+    return watcher
 
 
 def shown(watcher: Watcher, console: Console) -> RenderableType:

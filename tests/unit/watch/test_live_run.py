@@ -87,7 +87,7 @@ def test_the_switches_are_those_of_the_report(saved):
 
 def test_a_straggler_is_named_by_recent_round_trips_and_all_contributions(tmp_path, kept_tasks):
     slow = pl.Cluster(4, (*[pl.Deterministic(1.0)] * 3, pl.Deterministic(4.0)))
-    saved = train_run(tmp_path / "run", "asp", updates=200, cluster=slow)
+    saved = train_run(tmp_path / "run", "asp", updates=50, cluster=slow)
     assert LiveView(followed(saved)).stragglers == stragglers(read_run(saved, ""))
     assert LiveView(followed(saved)).stragglers[0].startswith("worker 3 was 4.0 x slower than the median")
 

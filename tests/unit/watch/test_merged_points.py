@@ -2,7 +2,7 @@ from math import isfinite, nan
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.watch.merged_points import MergedPoints
@@ -18,6 +18,7 @@ def filled(values, most):
     return points
 
 
+@settings(max_examples=40)
 @given(st.lists(VALUES, max_size=200), st.sampled_from([2, 4, 10]))
 def test_points_are_means_of_equally_many_rows_and_end_with_the_last_one(values, most):
     columns = filled(values, most).columns()
@@ -30,6 +31,7 @@ def test_points_are_means_of_equally_many_rows_and_end_with_the_last_one(values,
         assert mean == pytest.approx(np.mean(known) if known else nan, nan_ok=True, abs=1e-9)
 
 
+@settings(max_examples=20)
 @given(st.lists(VALUES, max_size=10))
 def test_a_short_curve_is_exact(values):
     assert filled(values, 10).columns()["y"].tolist() == pytest.approx(values, nan_ok=True, rel=0, abs=0)

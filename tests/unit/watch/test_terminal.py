@@ -5,6 +5,7 @@ from rich.console import Console
 
 import paceline as pl
 from paceline.core.records import DecisionMade
+from paceline.errors import UsageError
 from paceline.watch.terminal import shown, watch_in_terminal
 from paceline.watch.watcher import Watcher
 from written_runs import arrival, begun, ended, train_run, two_updates, update, write_run
@@ -68,6 +69,12 @@ def test_the_view_on_a_terminal_ends_with_the_run(tmp_path):
     file = io.StringIO()
     watch_in_terminal(tmp_path / "run", Console(file=file, force_terminal=True, width=80))
     assert "ended: updates made" in file.getvalue()
+
+
+def test_a_log_that_no_run_writes_is_an_error(tmp_path):
+    write_run(tmp_path / "run", [begun(), DecisionMade(0.0, "learning_rate", "", numbers={})])
+    with pytest.raises(UsageError, match=r"run holds what no run writes \(KeyError: 'scale'\)"):
+        printed(tmp_path / "run")
 
 
 def test_a_run_without_updates_is_shown(tmp_path):
