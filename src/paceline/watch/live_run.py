@@ -128,10 +128,10 @@ class LiveRun:
 
     def _summarize(self, new_updates: int) -> None:
         reader = self._reader
-        updates = columns(reader.updates, UPDATE)
-        self._add_progress(updates, new_updates)
-        self._add_metrics(updates)
-        self._add_rates(updates)
+        if new_updates:
+            self._add_progress(columns(reader.updates[-new_updates * len(UPDATE) :], UPDATE))
+        self._add_metrics()
+        self._add_rates()
         new_marks = reader.marks[self._seen_marks :]
         self.marks += len(new_marks)
         chosen = [mark for mark in new_marks if mark.kind in SWITCHES]
@@ -139,42 +139,40 @@ class LiveRun:
             if not self.first_protocol:
                 self.first_protocol = mark.reason
                 continue
-            place = mark.time_s, mark.updates, self._workload(updates, mark.updates)
+            place = mark.time_s, mark.updates, self._workload(mark.updates)
             self.switches.append(Switch(*place, mark.reason))
         work = columns(reader.work[self._seen_work * len(WORK) :], WORK)
         self._grid.add(work["worker"], work["end_s"], work["compute_s"])
         self._seen_marks, self._seen_work = len(reader.marks), len(reader.work) // len(WORK)
 
-    def _add_progress(self, updates: dict[str, Column], new: int) -> None:
-        if not new:
-            return
-        ends = updates["gradients"][-new:] - (self._reader.used - len(self._reader.losses))
+    def _add_progress(self, new: dict[str, Column]) -> None:
+        ends = new["gradients"] - (self._reader.used - len(self._reader.losses))
         losses = mean_of_last(np.array(self._reader.losses), ends, loss_window(self.run))
-        values = (losses, updates["k"][-new:], updates["mean_staleness"][-new:])
-        numbers = range(self.updates - new + 1, self.updates + 1)
-        positions = (updates["time_s"][-new:], numbers, updates["workload"][-new:])
+        numbers = range(self.updates - len(ends) + 1, self.updates + 1)
+        positions, values = (new["time_s"], numbers, new["workload"]), (losses, new["k"], new["mean_staleness"])
         for position, value in zip(zip(*positions, strict=True), zip(*values, strict=True), strict=True):
             self.progress.add(position, value)
 
-    def _add_metrics(self, updates: dict[str, Column]) -> None:
+    def _add_metrics(self) -> None:
         for evaluation in self._reader.evaluations:
-            workload = self._workload(updates, evaluation.version)
+            workload = self._workload(evaluation.version)
             for name, value in evaluation.metrics.items():
                 points = self.metrics.setdefault(name, MergedPoints(AXES, ("value",)))
                 points.add((evaluation.published_s, evaluation.version, workload), (value,))
         self._reader.evaluations.clear()
 
-    def _add_rates(self, updates: dict[str, Column]) -> None:
+    def _add_rates(self) -> None:
         rates = columns(self._reader.rates, RATE)
         for time_s, number, scale, phi in zip(*rates.values(), strict=True):
-            self.rates.add((time_s, number, self._workload(updates, number)), (scale, phi))
+            self.rates.add((time_s, number, self._workload(int(number))), (scale, phi))
         del self._reader.rates[:]
 
-    def _workload(self, updates: dict[str, Column], number: int) -> int:
+    def _workload(self, number: int) -> int:
         """Return the workload after an update; that of the earliest kept one if it was long ago."""
-        kept = updates["workload"]
-        at = number - (self.updates - len(kept)) - 1
-        return int(kept[min(max(at, 0), len(kept) - 1)]) if number and len(kept) else 0
+        kept = self._reader.updates
+        count = len(kept) // len(UPDATE)
+        at = min(max(number - (self.updates - count) - 1, 0), count - 1)
+        return int(kept[at * len(UPDATE) + UPDATE.index("workload")]) if number and count else 0
 
     def _trim(self) -> None:
         reader = self._reader

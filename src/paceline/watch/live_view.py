@@ -133,7 +133,7 @@ class LiveView:
     def tasks(self) -> dict[str, Any]:
         """Return the data of the charts of workers."""
         return {
-            **workers_json(self.recent),
+            **workers_json(self.recent, self.round_trips),
             "begin_s": self._complete_since_s,
             "fates": FATES,
             "first_protocol": self.live.first_protocol,

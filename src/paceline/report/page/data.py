@@ -11,7 +11,7 @@ import orjson
 from paceline.report.curves import AXES, CurveLine, Group, panels, switches
 from paceline.report.page.packing import packed_updates, packed_work, quantum_s
 from paceline.report.run_data import FATES, RunData
-from paceline.report.worker_stats import HeatMap, heat_map, round_trips, staleness
+from paceline.report.worker_stats import HeatMap, RoundTripStats, heat_map, round_trips, staleness
 
 
 def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
@@ -44,7 +44,7 @@ def _line(line: CurveLine) -> dict[str, Any]:
 
 def _run(run: RunData) -> dict[str, Any]:
     return {
-        **workers_json(run),
+        **workers_json(run, round_trips(run)),
         "first_update": 0,
         "first_protocol": next((mark.reason for mark in run.marks if mark.kind == "protocol"), ""),
         "switches": switches(run),
@@ -53,8 +53,13 @@ def _run(run: RunData) -> dict[str, Any]:
     }
 
 
-def workers_json(run: RunData) -> dict[str, Any]:
-    """Return the data of the charts of tasks."""
+def workers_json(run: RunData, rows: Sequence[RoundTripStats | None]) -> dict[str, Any]:
+    """Return the data of the charts of tasks.
+
+    Args:
+        run: data of the run.
+        rows: round-trip times of each worker.
+    """
     return {
         "label": run.label,
         "begin_s": 0.0,
@@ -64,9 +69,7 @@ def workers_json(run: RunData) -> dict[str, Any]:
         "live": run.live,
         "endings": [[*ending] for ending in run.endings],
         "reasons": run.reasons,
-        "round_trips": [
-            row and {**row._asdict(), "quantiles_s": _rounded(row.quantiles_s)} for row in round_trips(run)
-        ],
+        "round_trips": [row and {**row._asdict(), "quantiles_s": _rounded(row.quantiles_s)} for row in rows],
         "work": packed_work(run),
         "updates": packed_updates(run),
     }
