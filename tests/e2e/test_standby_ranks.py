@@ -1,0 +1,61 @@
+"""A run of real processes whose rank 0 is killed, with a standby."""
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import paceline as pl
+from paceline.clusters.launch_env import SIDECAR
+from paceline.core.records import RunResumed, UpdateMade, VersionEvaluated
+from paceline.recording.run_folder import SavedRun
+from paths import environment
+from ranks import free_port
+from this_process import wait_until
+
+LIMIT_S = 120
+COMMAND = "train digits --protocol bsp --cluster torchrun(standby=1) --evaluate-every updates=50"
+
+
+def records(folder, kind):
+    return SavedRun(folder).history.of(kind) if (folder / "events.jsonl").exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
+    names = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "paceline", *COMMAND.split(), "--stop", "updates=1000000", "--out", "safe"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(**names, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        wait_until(lambda: len(records(tmp_path / "safe", UpdateMade)) > 60)
+        ranks[0].kill()
+        folder = tmp_path / "safe-standby"
+        wait_until(lambda: any(each.version > 200 for each in records(folder, VersionEvaluated)))
+        [standby] = [each for each in psutil.Process(ranks[2].pid).children() if each.environ().get(SIDECAR) == "3"]
+        standby.send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [-signal.SIGKILL, 130, 130], "\n".join(said)
+    [resumed] = records(folder, RunResumed)
+    made = [update.version for update in records(tmp_path / "safe", UpdateMade)]
+    assert resumed.version >= made[-1] - 1
+    updates = [update.version for update in records(folder, UpdateMade)]
+    assert updates == list(range(1, len(updates) + 1))
+    assert (folder / "model.safetensors").exists()
+    assert pl.replay(folder).is_same
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["safe", "safe-standby"]
