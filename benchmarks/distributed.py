@@ -9,6 +9,7 @@
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
 - `kill`: one of the workers is killed.
 - `join`: a killed worker's process is started again while the others continue.
+- `grow`: four more workers join, and leave again on SIGTERM.
 - `standby`: a standby follows rank 0, which is killed in half of the runs.
 """
 
@@ -217,6 +218,42 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def grow(args: argparse.Namespace) -> dict[str, Any]:
+    epochs, most = 3, 2 * args.workers
+    longest, sizes, applied = [], [], []
+    for _ in range(args.rounds):
+        with TemporaryDirectory() as folder:
+            settings = {
+                "compute_s": args.compute_s,
+                "max_workers": most,
+                "samples": 4 * 60 * args.workers,
+                "epochs": epochs,
+                "updates": args.updates // 2,
+                "encrypt": not args.plain,
+                "folder": folder,
+            }
+            job = Job("train_growing", args.workers + 1, settings)
+            late = range(args.workers + 1, most + 1)
+            await_file(Path(folder, "grow"))
+            for rank in late:
+                job.start_more(rank)
+            await_file(Path(folder, "shrink"))
+            for rank in late:
+                job.end(rank)
+            ours = next(answer for answer in job.answers() if answer is not None)
+        longest.append(max(ours["waits_s"]) / typical([moment for moment, _, _ in ours["updates"]]))
+        sizes.append(sorted({k for _, _, k in ours["updates"]}))
+        applied.append(ours["applied"])
+    is_once = all(each == [epochs] for each in applied)
+    return {
+        "bar": "no worker waits longer than an update; every sample once an epoch",
+        "longest_wait_in_updates": spread(longest),
+        "gradients_of_an_update": sizes,
+        "every_sample_once": is_once,
+        "meets_bar": is_once and max(longest) <= 1.0,
+    }
+
+
 def standby(args: argparse.Namespace) -> dict[str, Any]:
     kinds = {"standby": {"standby": 1}, "standby_sync": {"standby": 1, "standby_sync": True}}
     update_s: dict[str, list[float]] = {name: [] for name in ("alone", *kinds)}
@@ -253,6 +290,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "payout": payout,
     "kill": kill,
     "join": join,
+    "grow": grow,
     "standby": standby,
 }
 
@@ -356,6 +394,14 @@ class Job:
         self._processes.append(self._start(rank, IS_BACK="1"))
         return begun_s
 
+    def start_more(self, rank: int) -> None:
+        """Start a rank beyond the first ones."""
+        self._processes.append(self._start(rank))
+
+    def end(self, rank: int) -> None:
+        """Send SIGTERM to a rank."""
+        self._processes[rank].terminate()
+
     def answers(self, limit_s: float = LIMIT_S) -> list[Any]:
         """Wait until all ranks have ended, at most some seconds each, and return the answers of those that gave one."""
         try:
@@ -372,6 +418,15 @@ class Job:
         environment = {**os.environ, **self._environment, **local, **more}
         there = ["ip", "netns", "exec", self._namespaces[rank]] if self._namespaces else []
         return subprocess.Popen([*there, *self._command], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def await_file(path: Path) -> None:
+    """Wait for a file."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{path} has not come")
+        time.sleep(0.02)
 
 
 def free_port() -> int:

@@ -223,6 +223,92 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     return vars(clock)
 
 
+# --- a run that grows and shrinks ------------------------------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    """Model whose parameters count how many times each sample was applied."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(samples, dtype=torch.float64))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.count[index]
+
+
+def mean_count(model: nn.Module, batch: Any) -> Tensor:
+    return torch.mean(model(batch[0]))
+
+
+class Stages(Callback):
+    """Callback that writes a file when the run is to grow, and when it is to shrink.
+
+    Args:
+        workers: number of workers that the run grows to.
+        updates: updates before it grows, and between its growth and its shrinking.
+        folder: folder of the files.
+    """
+
+    def __init__(self, workers: int, updates: int, folder: str) -> None:
+        self._workers = workers
+        self._updates = updates
+        self._folder = Path(folder)
+        self._grown = 0  # updates of all workers
+
+    def on_update(self, update: UpdateMade) -> None:
+        """Write a file if a stage ends with this update."""
+        self._grown += update.k == self._workers
+        if update.version == self._updates:
+            (self._folder / "grow").touch()
+        if self._grown == self._updates:
+            (self._folder / "shrink").touch()
+
+
+def train_growing(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Return how often samples were applied, and the seconds for which workers have waited for their next task."""
+    workers, batch, samples = settings["max_workers"], 4, settings["samples"]
+    job = pl.Job(
+        model=partial(Counter, samples),
+        step=mean_count,
+        optimizer=partial(torch.optim.SGD, lr=float(batch)),
+        lr_rule="proportional",
+        lr_is="per_worker",
+        data=TensorDataset(torch.arange(samples)),
+        batch_size=batch,
+        sampling="epoch",
+    )
+    result = pl.train(
+        job,
+        protocol="bsp",
+        cluster=pl.Torchrun(
+            threads=1,
+            slowness=pl.Cluster(workers, timing=pl.Deterministic(settings["compute_s"])),
+            encrypt=settings["encrypt"],
+            max_workers=workers,
+        ),
+        stop=pl.Stop(epochs=settings["epochs"]),
+        callbacks=[Stages(workers, settings["updates"], settings["folder"])],
+    )
+    if os.environ["RANK"] != "0":
+        return None
+    free_s: dict[int, float] = {}  # since when each worker has no task
+    waits_s: list[float] = []
+    for record in result.history:
+        match record:
+            case GradientArrived():
+                if record.worker in free_s:
+                    waits_s.append(record.started_s - free_s[record.worker])
+                free_s[record.worker] = record.now_s
+            case WorkerJoined():
+                free_s[record.worker] = record.now_s
+            case WorkerLost():
+                free_s.pop(record.worker, None)
+    applied = (-result.model.get_parameter("count").detach()).round(decimals=9)
+    updates = [(update.now_s, update.version, update.k) for update in result.history.of(UpdateMade)]
+    return {"applied": applied.unique().tolist(), "waits_s": waits_s, "updates": updates}
+
+
 def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
     """Train with DDP, and report how the run ends when one of its ranks is killed."""
     dist.init_process_group("gloo")
@@ -255,6 +341,7 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "move_by_gloo": move_by_gloo,
     "train_resnet": train_resnet,
     "train_ours": train_ours,
+    "train_growing": train_growing,
     "train_ddp": train_ddp,
 }
 
