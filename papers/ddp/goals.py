@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 from paceline.utils.confidence_intervals import Interval
@@ -51,9 +51,7 @@ def goals(found: Mapping[Comparison, Outcomes]) -> Iterator[Goal]:
         if of:
             comparison, interval = max(of.items(), key=lambda each: misses(each[1]))
             job = f"{comparison.pattern}, {JOBS[comparison.job].title}, {comparison.n} workers"
-            measured = (
-                interval_text(interval, digits) if isfinite(interval.estimate) else unreached(found[comparison][AUTO])
-            )
+            measured = interval_text(interval, digits) if interval.pairs else unreached(found[comparison][AUTO])
             yield Goal(text, f"{measured}: {job}", misses(interval) <= 0)
 
     yield from farthest(

@@ -263,6 +263,8 @@ def test_a_goal_is_missed_where_auto_does_not_reach_the_target():
     assert not healthy.is_reached
     assert not everywhere.is_reached
     assert healthy.measured.startswith("2 of 2 not reached: none")
+    _, faster, _ = goals({HALF._replace(pattern="rotating"): runs})
+    assert (faster.measured[:18], faster.is_reached) == ("2 of 2 not reached", False)
 
 
 def replaced(line, **asked):
