@@ -100,6 +100,18 @@ def test_a_run_that_ends_leaves_no_folder_of_its_standby(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_folder_of_another_standby_is_kept(tmp_path):
+    (tmp_path / "run-standby").mkdir()
+    torchrun = {**STANDBY, "start_timeout_s": 1.0}
+    with ranks(3, tiny_job(), torchrun, protocol="bsp", stop="updates=10", out=tmp_path / "run") as job:
+        job.start_all()
+        with pytest.raises(pl.RunError, match="the standby did not join within start_timeout_s=1: check its log"):
+            job.end(0)
+        with pytest.raises(pl.UsageError, match=r"run-standby exists already, .*: resume that run, or remove"):
+            job.end("standby")
+    assert (tmp_path / "run-standby").exists()
+
+
 def test_a_resumed_run_has_a_standby_too(tmp_path):
     folder = tmp_path / "run"
     run(3, tiny_job(), protocol="bsp", stop="updates=10", out=folder)

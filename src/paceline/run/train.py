@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -21,7 +22,7 @@ from paceline.core.events import Command, Event, Outcome
 from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
 from paceline.engines.base import Engine
-from paceline.engines.distributed import End, RunFinished, is_restart
+from paceline.engines.distributed import End, FollowedRunEnded, RunFinished, is_restart
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -149,7 +150,7 @@ def train(
             return serve_run(config)
     policy = CheckpointPolicy(config.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
     if isinstance(cluster, Torchrun) and cluster.is_standby:
-        return stand_by(config, out, resume, callbacks, policy)
+        return stand_by(config, out, resume, callbacks, policy, overwrite=overwrite)
     session, folder, resumption = open_session(
         config, out, overwrite=overwrite, resume=resume, allow_change=allow_change
     )
@@ -214,14 +215,22 @@ def stand_by(
     resume: str | Path | None,
     callbacks: Sequence[Callback],
     policy: CheckpointPolicy,
+    *,
+    overwrite: bool = False,
 ) -> Result:
-    """Follow the run of rank 0, and go on with it if rank 0 is lost; the arguments are those of `run_session`.
+    """Follow the run of rank 0, and go on with it if rank 0 is lost; the arguments are those of `train`.
 
     Raises:
-        SystemExit: the run of rank 0 has ended.
+        UsageError: there is a folder that another standby has left.
+        FollowedRunEnded: the run of rank 0 has ended.
     """
     given = out if resume is None else resume
     own = None if given is None else Path(f"{given}{STANDBY}")
+    if own is not None and os.path.lexists(own) and not overwrite:
+        raise UsageError(
+            f"{own} exists already, and may have a run with which another standby has gone on: resume that run, or "
+            "remove the folder"
+        )
     if resume is not None and own is not None:
         shutil.copytree(resume, own, dirs_exist_ok=True)
     session = Session(config)
@@ -231,7 +240,7 @@ def stand_by(
     try:
         later = AfterTakeover(callbacks, folder, resumes=resumption is not None)
         return run_session(session, folder, resumption, [later], policy)
-    except SystemExit:
+    except FollowedRunEnded:
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)
         raise

@@ -19,7 +19,7 @@ from paceline.engines.distributed.parameter_server.engine import ParameterServer
 from paceline.engines.distributed.parameter_server.followed_engine import FollowedEngine
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.shard_server import serve_shard
-from paceline.engines.distributed.parameter_server.standby import StandbyEngine
+from paceline.engines.distributed.parameter_server.standby import FollowedRunEnded, StandbyEngine
 from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
@@ -38,6 +38,7 @@ __all__ = [
     "WORLD_SIZE",
     "AllReduceEngine",
     "End",
+    "FollowedRunEnded",
     "HostProcess",
     "ParameterServerEngine",
     "Rank",

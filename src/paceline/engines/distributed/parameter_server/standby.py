@@ -42,6 +42,10 @@ from paceline.utils.rank_logger import RankLogger
 LOG = RankLogger(__name__)
 
 
+class FollowedRunEnded(SystemExit):
+    """Rank 0 has ended the run, so the standby exits."""
+
+
 class _RankZeroLost(Exception):  # noqa: N818  # the reason to take over
     pass
 
@@ -102,7 +106,7 @@ class StandbyEngine(Engine):
         """Follow rank 0 until its run ends, which ends this process; if rank 0 is lost, go on with the run.
 
         Raises:
-            SystemExit: rank 0 has ended the run.
+            FollowedRunEnded: rank 0 has ended the run.
             RunError: rank 0 is lost, and too few workers have come here.
         """
         try:
@@ -149,7 +153,7 @@ class StandbyEngine(Engine):
                     with suppress(ConnectionLost):  # its loss is in the queue
                         self._session.connection.send(UpdateReceived(version))
             case messages.End():
-                raise SystemExit(0)
+                raise FollowedRunEnded(0)
             case Exception():
                 raise _RankZeroLost(str(message))
 
