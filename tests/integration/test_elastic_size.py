@@ -1,8 +1,6 @@
 """Runs that begin without some workers, and that grow and shrink: ranks as threads."""
 
 import threading
-from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
@@ -10,10 +8,11 @@ import torch
 import paceline as pl
 from end_when import FOREVER, EndWhen
 from paceline.core.records import RunResumed, UpdateMade, WorkerJoined, WorkerLost
-from rank_threads import LIMIT_S, ranks, run
+from rank_threads import ranks, run
 from ranks import flat, lost, used_by
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import tiny_job
+from waiting_jobs import waiting_for
 
 OPEN = {"max_workers": 4}
 
@@ -37,17 +36,6 @@ class Starting(pl.Callback):
         if update.version == 2:
             for rank in self._ranks:
                 self.job.start(rank)
-
-
-def waiting_for(event, job, gradients):
-    """Return a job whose gradients wait for an event after the first ones."""
-    counted, step = count(1), job.step
-
-    def waiting_step(model, batch):
-        assert next(counted) <= gradients or event.wait(LIMIT_S)
-        return step(model, batch)
-
-    return replace(job, step=waiting_step)
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "k_async(k=2)"])

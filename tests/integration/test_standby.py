@@ -12,6 +12,7 @@ from rank_threads import LIMIT_S, ranks, run
 from ranks import flat
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, tiny_job
+from waiting_jobs import waiting_for
 
 STANDBY = {"standby": 1}
 
@@ -50,6 +51,33 @@ def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
     assert ends[0].reason == "30 updates made"
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
+def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
+    has_joined = threading.Event()
+
+    class Restarting(pl.Callback):
+        def on_update(self, update):
+            process = job.processes[0]
+            if update.version == 10 and process.thread is threading.current_thread():
+                job.processes[1].kill()
+                process.die()
+            if update.version == 15:
+                job.start(1)
+
+        def on_record(self, record):
+            super().on_record(record)
+            if isinstance(record, WorkerJoined):
+                has_joined.set()
+
+    train = waiting_for(has_joined, tiny_job(), gradients=30)
+    torchrun = {**STANDBY, "standby_address": "127.0.0.1:29777"}
+    with ranks(4, train, torchrun, protocol="asp", stop="updates=60", callbacks=[Restarting()]) as job:
+        job.start_all()
+        job.join(0)
+        end = job.end("standby")
+    assert end.reason == "60 updates made"
+    assert [record.worker for record in end.of(WorkerJoined)] == [0]
 
 
 def test_a_synchronous_standby_lacks_no_update():

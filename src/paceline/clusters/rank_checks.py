@@ -47,6 +47,8 @@ def check_workers(cluster: Torchrun) -> None:
 def check_standby(cluster: Torchrun, plan: Plan) -> None:
     """Raise a UsageError if a standby is asked for that this plan or launcher cannot have."""
     if not cluster.standby:
+        if cluster.standby_address is not None:
+            raise UsageError(f"standby_address={cluster.standby_address!r} without a standby: give standby=1 too")
         return
     reasons = {
         f"{plan} has no server": plan.allreduce is not None,
@@ -57,6 +59,8 @@ def check_standby(cluster: Torchrun, plan: Plan) -> None:
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise UsageError(f"standby=1, but {found[0]}; omit standby")
+    if cluster.standby_address is not None:
+        host_and_port(cluster.standby_address)
 
 
 def check_address(cluster: Torchrun) -> None:
@@ -77,6 +81,18 @@ def check_address(cluster: Torchrun) -> None:
             f"rank 0, for example pl.Torchrun(address='{cluster.ranks.master[0]}')"
             + ("" if has_secret else f"; {NEW_TOKEN}")
         )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the host and the port of an address.
+
+    Raises:
+        UsageError: one of them is missing or invalid.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or NO_HOST & {*host} or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UsageError(f"standby_address={address!r}: expected a host and a port from 1 to 65535, as 10.0.0.2:29501")
+    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

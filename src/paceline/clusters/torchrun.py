@@ -35,6 +35,7 @@ NOT_OF_THE_RUN = (
     "shards",
     "standby",
     "standby_sync",
+    "standby_address",
     "debug",
     "encrypt",
     *TLS_FILES,
@@ -81,6 +82,8 @@ class Torchrun:
             server if rank 0 is lost. Not under torchrun itself, which ends all ranks when one fails.
         standby_sync: whether a version is published only when the standby has what it needs for it, so that none is
             lost; else the standby may lack the newest one.
+        standby_address: host and port of the standby, as ``"10.0.0.2:29501"``, for every process. Processes that start
+            after the loss of rank 0 find it there; without it only those that were there do.
         bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
             its load; None to measure it with the first gradients.
         faults: scripted faults, to test how a run handles them.
@@ -117,6 +120,7 @@ class Torchrun:
     shards: int = 1
     standby: int = 0
     standby_sync: bool = False
+    standby_address: str | None = None
     bytes_per_s: float | None = None
     faults: Sequence[Fault] = ()
     min_workers: int | None = None

@@ -107,6 +107,7 @@ UNFIT = [
     ("bsp", {"min_workers": 4}, r"min_workers=4, but the run has 3 workers: give at most 3"),
     ("bsp", {"max_workers": 2}, r"max_workers=2, but 3 workers were started: give at least 3"),
     ("all_reduce", {"standby": 1}, r"standby=1, but all_reduce has no server; omit standby"),
+    ("bsp", {"standby_address": "h:1"}, r"standby_address='h:1' without a standby: give standby=1 too"),
     ("bsp", {"standby": 1, "shards": 2}, r"standby=1, but the servers of shards=2 would need one each; omit standby"),
     ("all_reduce", {"max_workers": 3}, r"max_workers=3, but 4 workers were started: give at least 4"),
     ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),

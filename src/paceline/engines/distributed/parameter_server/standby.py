@@ -10,6 +10,7 @@ from typing import Self
 
 from torch import Tensor
 
+from paceline.clusters.rank_checks import host_and_port
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     Accept,
@@ -82,7 +83,9 @@ class StandbyEngine(Engine):
         cluster = self._rank.cluster
         hello = messages.Hello(describe_process("the standby", cluster), cluster.worker, self._job_spec)
         self._session = join_rank_0(cluster, self._rank.transport, hello)
-        port = self._successor.listen(self._session.connection.local_host, self._job_spec)
+        given = cluster.standby_address
+        address = host_and_port(given) if given else (self._session.connection.local_host, 0)
+        port = self._successor.listen(*address, self._job_spec)
         self._session.listen(self._received.put, self._received.put)
         self._session.connection.send(StandbyListens(port))
         return self

@@ -39,9 +39,9 @@ class SucceedingEngine(ParameterServerEngine):
         super().__init__(rank, server, layout, ShardClients([0]))
         self._waiting: Evaluate | None = None
 
-    def listen(self, host: str, job_spec: dict[str, Any]) -> int:
-        """Listen on an address of this host without admitting workers; return the port."""
-        self._acceptor = Acceptor(self._rank.transport, host, 0, job_spec, self._buffers(), self._handler)
+    def listen(self, host: str, port: int, job_spec: dict[str, Any]) -> int:
+        """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
+        self._acceptor = Acceptor(self._rank.transport, host, port, job_spec, self._buffers(), self._handler)
         self._acceptor.is_open = False
         return self._acceptor.address[1]
 

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from paceline.clusters.launch_env import TOKEN
+from paceline.clusters.rank_checks import host_and_port
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerHandler
 from paceline.engines.distributed.rendezvous.session import ClientSession
@@ -76,10 +77,12 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
     refused_s = inf  # since when a process of another job answers
     reason = "its address is not known yet"
     lookup = _AddressLookup(cluster)
-    is_at_rank_0 = cluster.ranks.server is not None
+    given = cluster.standby_address
+    other = cluster.ranks.server or (host_and_port(given) if given else None)
+    is_at_other = cluster.ranks.server is None
     while True:
-        is_at_rank_0 = cluster.ranks.server is None or not is_at_rank_0
-        address = lookup.address() if is_at_rank_0 else cluster.ranks.server
+        is_at_other = other is not None and not is_at_other
+        address = other if is_at_other else lookup.address()
         try:
             if address is not None:
                 return join(address)
