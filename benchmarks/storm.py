@@ -165,7 +165,7 @@ def run_part(build: Path, part: int) -> Counter[str] | None:
     """Run a part; return its faults, or None if the run was over before."""
     folder = build / "run"
     standby = build / "run-standby"
-    if folder.exists() and any(isinstance(record, RunEnded) and record.outcome == "epochs" for record in last(folder)):
+    if is_over(folder):
         return None
     begun = newest(folder)
     updates = -(-EPOCHS * 180 // PARTS)
@@ -226,8 +226,10 @@ class Followed:
         return self._version, self._is_over
 
 
-def last(folder: Path) -> list[Any]:
-    return SavedRun(folder).history.records[-1:]
+def is_over(folder: Path) -> bool:
+    """Return whether the run has used all its data."""
+    last = SavedRun(folder).history.records[-1:] if folder.exists() else []
+    return any(isinstance(record, RunEnded) and record.outcome == "epochs" for record in last)
 
 
 def newest(folder: Path) -> int:
@@ -305,7 +307,8 @@ def main() -> None:
                 break
             parts.append(dict(faults))
         print(f"part {len(parts)}: {dict(faults)}, {newest(args.build / 'run')} updates", flush=True)
-    report("storm", args, check(args.build))
+    if args.check or is_over(args.build / "run"):
+        report("storm", args, check(args.build))
 
 
 if __name__ == "__main__":
