@@ -174,9 +174,9 @@ def run_part(build: Path, part: int) -> Counter[str] | None:
     middle = faults[FAULTS // 2]
     storm = Storm(folder, part)
     try:
-        followed, version, is_over = Followed(folder), begun, False
-        while not is_over and version < begun + updates:
-            version, is_over = followed.read()
+        followed, version, ended = Followed(folder), begun, False
+        while not ended and version < begun + updates:
+            version, ended = followed.read()
             while faults and faults[0] <= version:
                 if faults.pop(0) == middle:
                     storm.kill_rank_0()
@@ -185,7 +185,7 @@ def run_part(build: Path, part: int) -> Counter[str] | None:
                     storm.strike(kinds.pop())
             storm.keep_up()
             time.sleep(0.05)
-        if not is_over:
+        if not ended:
             storm.save()
         else:
             time.sleep(5.0)  # the server evaluates and saves the model
