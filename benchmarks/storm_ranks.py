@@ -53,7 +53,7 @@ def loss_and_count(model: nn.Module, batch: Any) -> Tensor:
 
 
 def step_and_count(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    *net, count = parameters
+    count, *net = parameters  # a module's own parameters come before those of its parts
     groups = [{"params": net, "lr": LR}, {"params": [count], "lr": float(BATCH)}]
     return torch.optim.SGD(groups)
 
