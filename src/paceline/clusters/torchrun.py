@@ -15,6 +15,7 @@ from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.rank_checks import check_address, check_rank, check_standby, check_workers
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
+from paceline.clusters.spot_notice import parse_notice
 from paceline.clusters.tls_files import TLS_FILES, check_tls_files
 from paceline.core.wire import parse_wire
 from paceline.errors import UsageError
@@ -31,6 +32,7 @@ NOT_OF_THE_RUN = (
     "min_workers",
     "start_timeout_s",
     "heartbeat_timeout_s",
+    "notice",
     "bytes_per_s",
     "shards",
     "standby",
@@ -95,6 +97,9 @@ class Torchrun:
         start_timeout_s: seconds within which the processes that were started must join, > 0.
         heartbeat_timeout_s: seconds without any byte from a process, which also answers heartbeats, after which it
             counts as lost, from 1 to 86400.
+        notice: source of the notice that this machine will be taken away, on which the process does what it does on
+            SIGTERM: "aws", "gcp" or "azure" for the metadata service of the cloud, or a path with a slash, as
+            ``"/run/preempt"``, of a file that exists from then on. None for SIGTERM alone.
         encrypt: whether connections use TLS 1.3. Without it both sides still prove that they have the token, but every
             process on the network path can read and change parameters and gradients.
         tls_cert: PEM file with a certificate of this host, for TLS with certificates of an organisation instead of the
@@ -127,6 +132,7 @@ class Torchrun:
     max_workers: int | None = None
     start_timeout_s: float = 300.0
     heartbeat_timeout_s: float = 60.0
+    notice: str | None = None
     encrypt: bool = True
     tls_cert: str | Path | None = None
     tls_key: str | Path | None = None
@@ -157,6 +163,8 @@ class Torchrun:
         parse_wire(self.wire)
         check_range("(0, inf)", start_timeout_s=self.start_timeout_s)
         check_range(f"[1, {MOST_HEARTBEAT_TIMEOUT_S}]", heartbeat_timeout_s=self.heartbeat_timeout_s)
+        if self.notice is not None:
+            parse_notice(self.notice)
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node" or self.max_workers is not None
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)

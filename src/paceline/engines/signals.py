@@ -14,7 +14,7 @@ class Signals:
     """Record of the first signal; the second one acts as usual.
 
     Attributes:
-        caught: name of the signal, empty before the first one.
+        caught: name of the signal, or a spot notice in text; empty before the first one.
         reader: file descriptor that becomes readable with the signal.
     """
 
@@ -41,10 +41,14 @@ class Signals:
         os.close(self.reader)
         os.close(self._writer)
 
+    def record(self, caught: str) -> None:
+        """Record a signal, or what is to act like one; any thread may call it between `install` and `remove`."""
+        self.caught = caught
+        os.write(self._writer, b"x")
+
     def _catch(self, number: int, frame: object) -> None:
         signal.signal(number, self._previous[number])
-        self.caught = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        os.write(self._writer, b"x")
+        self.record("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
 
 class _EarlySigterm:

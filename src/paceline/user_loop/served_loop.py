@@ -22,7 +22,16 @@ from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server_process import ServerProcess
 
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
-OF_THE_SERVER = ("address", "wire", *TLS, "min_workers", "max_workers", "start_timeout_s", "heartbeat_timeout_s")
+OF_THE_SERVER = (
+    "address",
+    "wire",
+    *TLS,
+    "min_workers",
+    "max_workers",
+    "start_timeout_s",
+    "heartbeat_timeout_s",
+    "notice",
+)
 
 
 class ServedLoop:
@@ -63,7 +72,8 @@ class ServedLoop:
         """Return the configuration of this rank."""
         rank = self._environment.rank + 1
         ranks = replace(_ranks(self._environment, rank), ranks_before=1)
-        own = replace(self._cluster, worker_at_server=False, ranks=ranks)
+        notice = self._cluster.notice if self._environment.rank else None  # the server ends the run of rank 0
+        own = replace(self._cluster, worker_at_server=False, notice=notice, ranks=ranks)
         job = make_job(self._training, tensors_of(self._loop.model))
         host = LocalStepsHost(self.exchange, self._loop) if self._steps_here else LoopHost(self.exchange)
         return self._options.config(job, self._plan, own, stop, host)

@@ -141,6 +141,8 @@ class LocalStepsReplica(Replica):
         return stats
 
     def _takes_another(self, steps: int, elapsed_s: float) -> bool:
+        if self.is_leaving:
+            return False
         return self.steps is not None or self._local_steps.takes_another(steps, elapsed_s)
 
     def _write_change(self, version: FlatBuffers, gradient: FlatBuffers) -> None:

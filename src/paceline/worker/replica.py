@@ -143,6 +143,7 @@ class Replica:
             sets them.
         momenta: momentum of each parameter group, likewise.
         progress: progress of the run, where its engine sends it.
+        is_leaving: whether the worker leaves the run after this gradient, so that local steps end with the current one.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Replica:
         self.learning_rates: tuple[float, ...] = ()
         self.momenta: tuple[float, ...] = ()
         self.progress = TaskProgress()
+        self.is_leaving = False
         self._job = job
         self._seed = seed
         self._device = torch.device(device)

@@ -33,6 +33,7 @@ from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTim
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.allreduce.sum_queue import SumQueue
+from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
@@ -87,6 +88,7 @@ class AllReduceEngine(WallClockEngine):
         self._sums = SumQueue(allreduce, algorithm, replica.layout, parse_wire(cluster.wire))
         self._not_summed: Apply | None = None  # newest update, if the average does not contain it
         self._has_taken_part = False
+        self._notice_watch = NoticeWatch(cluster.notice, self.signals.record)
         self._is_to_reform = False
         self._times = StepTimes(allreduce, now=0.0)
         self._common_s = 0.0  # time of the newest events
@@ -103,7 +105,8 @@ class AllReduceEngine(WallClockEngine):
         return super().__enter__()
 
     def _start(self) -> None:
-        """Do nothing: all ranks have joined."""
+        """Watch for spot notices; all ranks have joined."""
+        self._notice_watch.start()
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return the last command; ranks other than 0 wait until rank 0 has ended the run too."""
@@ -218,8 +221,10 @@ class AllReduceEngine(WallClockEngine):
     @property
     def _interruption(self) -> str:
         """Why this rank ends the run of all ranks; empty if it does not."""
-        caught = "" if self._leaves_alone else self._caught
-        return f"interrupted by {caught}{'' if self._is_rank_0 else f' at worker {self._number}'}" if caught else ""
+        caught = self._caught  # read first, because a notice comes in another thread
+        if not caught or self._leaves_alone:
+            return ""
+        return f"interrupted by {caught}{'' if self._is_rank_0 else f' at worker {self._number}'}"
 
     def _add_events(self, summary: StepSummary) -> None:
         """Turn the reports of all ranks into events."""
@@ -335,6 +340,7 @@ class AllReduceEngine(WallClockEngine):
         return events
 
     def _close(self, error: BaseException | None) -> None:
+        self._notice_watch.close()
         self._process.set_num_threads(self._threads)
         self._membership.close(failed_end(error) if error else self.end, error)
         self._rank.close()

@@ -12,6 +12,7 @@ import torch
 
 from paceline.engines.distributed.node_worker.leader import leader_port
 from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup, NodeGroupLost
+from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import (
@@ -117,7 +118,8 @@ class NodeFollower:
 
     def run(self) -> FinalState:
         """Compute this process's share of all minibatches until the end of the run."""
-        with self._process.leaving_on_sigterm(self._request_leave):
+        leave = self._request_leave
+        with self._process.leaving_on_sigterm(leave), NoticeWatch(self._cluster.notice, leave):
             while True:
                 match self._requests.get():
                     case RemoteTask() as task:

@@ -29,6 +29,7 @@ from paceline.core.events import (
     RestartWorker,
 )
 from paceline.engines.base import Observer, will_be_compensated
+from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
@@ -98,9 +99,11 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[SidecarProcess] = []
         self._restart_timers: list[threading.Timer] = []  # while no worker is left
+        self._notice_watch = NoticeWatch(cluster.notice, self.signals.record)
         self._end = messages.End("", "")
 
     def _start_workers(self) -> None:
+        self._notice_watch.start()
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         about = (self._rank.transport, self._job_spec, self._buffers(), self._handler)
         self._acceptor = listen_as_rank_0(self._cluster, *about)
@@ -135,6 +138,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             sidecar.check()
 
     def _close(self, error: BaseException | None) -> None:
+        self._notice_watch.close()
         for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
             sidecar.kill()  # the evaluator, whose result is no longer needed
         if self._acceptor is not None:

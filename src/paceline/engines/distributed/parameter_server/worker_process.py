@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from paceline.engines.distributed.node_worker.leader import NodeLeader, make_leading_replica
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
+from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
@@ -119,6 +120,7 @@ class WorkerProcess:
         self._process = rank.process
         self._worker = cluster.worker
         self._leaving_status = cluster.leaving_status
+        self._notice = cluster.notice if cluster.worker < cluster.n else None  # rank 0 ends the evaluator
         device = device_of(cluster.device, cluster.ranks.local_rank)
         self._workers = cluster.n
         is_worker = self._worker < cluster.n
@@ -172,7 +174,7 @@ class WorkerProcess:
             session.listen(partial(self._on_task, channel), lambda error: None)
         send = self._session.connection.send
         self._process.on_joined(lambda reason: send(messages.Pause(reason)), lambda: send(messages.Resume()))
-        with self._process.leaving_on_sigterm(self._leave):
+        with self._process.leaving_on_sigterm(self._leave), NoticeWatch(self._notice, self._leave):
             while True:
                 request = self._requests.get()
                 if isinstance(request, FinalState):
@@ -312,6 +314,7 @@ class WorkerProcess:
         self._wake_up.set()
 
     def _leave(self, reason: str) -> None:
+        self._replica.is_leaving = True
         self._requests.put(messages.Leave(reason))
 
     def _on_group_lost(self) -> None:
