@@ -9,19 +9,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from paceline.engines.notice_watch import NoticeWatch
+
 
 class Signals:
-    """Record of the first signal; the second one acts as usual.
+    """Record of the first signal, or of a spot notice, which acts like one; the second signal acts as usual.
+
+    Args:
+        notice: source of spot notices, as in `Torchrun`; None for none.
 
     Attributes:
         caught: name of the signal, or a spot notice in text; empty before the first one.
         reader: file descriptor that becomes readable with the signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str | None = None) -> None:
         self.caught = ""
         self.reader = self._writer = -1
         self._previous: dict[int, Any] = {}
+        self._notice_watch = NoticeWatch(notice, self._record)
 
     def install(self) -> None:
         """Install the handlers if this is the main thread; take over a SIGTERM that was held."""
@@ -32,23 +38,24 @@ class Signals:
             if _early.is_caught:
                 _early.is_caught = False
                 self._catch(signal.SIGTERM, None)
+        self._notice_watch.start()
 
     def remove(self) -> None:
         """Restore the previous handlers."""
+        self._notice_watch.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
         os.close(self.reader)
         os.close(self._writer)
 
-    def record(self, caught: str) -> None:
-        """Record a signal, or what is to act like one; any thread may call it between `install` and `remove`."""
-        self.caught = caught
+    def _record(self, caught: str) -> None:
+        self.caught = self.caught or caught
         os.write(self._writer, b"x")
 
     def _catch(self, number: int, frame: object) -> None:
         signal.signal(number, self._previous[number])
-        self.record("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        self._record("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
 
 class _EarlySigterm:

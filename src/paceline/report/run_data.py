@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, nan
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core import records
+from paceline.core.events import NOT_JOINED
 from paceline.core.stop import LEAST_LOSS_WINDOW, Stop
 from paceline.core.targets import Target
 from paceline.recording.run_folder import SavedRun
@@ -58,6 +60,7 @@ class RunData:
         work: columns of the tasks, by worker and then by time; the tasks of one worker do not overlap.
         workers: number of workers that were ever live.
         live: intervals of time in which each worker was live, in seconds.
+        losses_of_workers: number of times that each worker was lost.
         updates: columns of the updates; `gradients` counts the used gradients until then.
         losses: losses of the used gradients in the order of their arrival.
         evaluations: records of the evaluations.
@@ -74,6 +77,7 @@ class RunData:
     work: dict[str, Column]
     workers: int
     live: list[Spans]
+    losses_of_workers: list[int]
     updates: dict[str, Column]
     losses: Column
     evaluations: list[records.VersionEvaluated]
@@ -159,6 +163,7 @@ class RunReader:
         endings: number of each end of a task.
         reasons: number of each reason of an update.
         live: intervals of each worker, in seconds; the last one of a live worker ends at infinity.
+        losses_of_workers: number of losses of each worker.
         now_s: time of the last record, in seconds.
     """
 
@@ -173,6 +178,7 @@ class RunReader:
         self.endings: dict[RunEndingData, int] = {}
         self.reasons: dict[str, int] = {}
         self.live: dict[int, Spans] = {}
+        self.losses_of_workers: Counter[int] = Counter()
         self.now_s = 0.0
         self._updates = 0
         self._quorum_reason = NO_REASON
@@ -198,6 +204,7 @@ class RunReader:
             work=work,
             workers=len(self.live),
             live=self._spans(work),
+            losses_of_workers=[self.losses_of_workers[worker] for worker in sorted(self.live)],
             updates=columns(self.updates, UPDATE),
             losses=np.array(self.losses),
             evaluations=self.evaluations,
@@ -275,12 +282,14 @@ class RunReader:
                     self._leave(worker, record.now_s)
             case records.WorkerJoined():
                 if record.late_return and self.live.get(record.worker):  # the worker was live all the time
+                    self.losses_of_workers[record.worker] -= 1
                     begin_s, _ = self.live[record.worker].pop()
                     self.live[record.worker].append((begin_s, inf))
                 self._join(record.worker, record.now_s)
                 change = "returned" if record.late_return else "joined"
                 self._mark(record.now_s, "joined", f"worker {record.worker} {change}")
             case records.WorkerLost():
+                self.losses_of_workers[record.worker] += record.reason != NOT_JOINED
                 self._leave(record.worker, record.now_s)
                 if not record.silent:  # the decision on a silent worker has its own mark
                     self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.policies.estimators.loss_hazard import loss_hazards
 from paceline.report.run_data import FATES, Column, RunData
 
 QUANTILES = (5, 25, 50, 75, 95, 100)  # percent
@@ -85,6 +86,30 @@ def activities(run: RunData) -> dict[str, float]:
 def live_seconds(run: RunData) -> float:
     """Return the live time of all workers, in worker-seconds."""
     return sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
+
+
+class WorkerLosses(NamedTuple):
+    """Losses of one worker.
+
+    Attributes:
+        worker: number of the worker.
+        live_s: its live time in seconds.
+        losses: number of times that it was lost.
+        hazard: estimated losses per second of its live time.
+    """
+
+    worker: int
+    live_s: float
+    losses: int
+    hazard: float
+
+
+def worker_losses(run: RunData) -> list[WorkerLosses]:
+    """Return the losses of the workers that were lost, the largest hazard first."""
+    live_s = [sum(end_s - begin_s for begin_s, end_s in spans) for spans in run.live]
+    hazards = loss_hazards(run.losses_of_workers, live_s)
+    rows = map(WorkerLosses, range(run.workers), live_s, run.losses_of_workers, hazards)
+    return sorted((row for row in rows if row.losses), key=lambda row: -row.hazard)
 
 
 def samples(run: RunData) -> dict[str, int]:

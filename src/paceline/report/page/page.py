@@ -36,6 +36,7 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
         "decisions": html_parts.decisions(runs),
         "seconds": html_parts.seconds_section(runs),
         "samples": html_parts.samples_section(runs),
+        "losses": html_parts.losses_section(runs),
         "fate_legend": html_parts.fate_legend(),
         "run_options": html_parts.run_options(runs),
         "progress_caption": escape(_caption(runs, several)),

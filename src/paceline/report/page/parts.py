@@ -10,11 +10,12 @@ from paceline.report.curves import Group, panels
 from paceline.report.run_data import FATES, Mark, RunData
 from paceline.report.stragglers import stragglers
 from paceline.report.summary_table import number
-from paceline.report.worker_stats import ACTIVITIES, IDLE, activities, samples, worker_seconds
+from paceline.report.worker_stats import ACTIVITIES, IDLE, activities, samples, worker_losses, worker_seconds
 
 TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
 MOST_DECISIONS = 500
+MOST_LOST = 50
 LEAST_SHARE = 0.0005  # smallest share shown in a bar
 
 
@@ -139,6 +140,27 @@ def sample_bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
         return ""
     bars = fate_legend(FATES[:3]) + _bars(rows, "samples")
     return _section("samples-title", "Samples applied and dropped", bars)
+
+
+def losses_section(runs: Sequence[RunData]) -> str:
+    """Return the table of the losses of workers; empty if none was lost."""
+    head = ("run", "worker", "live", "lost", "hazard per hour")
+    rows = [
+        (run.label, str(row.worker), f"{number(row.live_s)} s", str(row.losses), number(3600 * row.hazard))
+        for run in runs
+        for row in worker_losses(run)[:MOST_LOST]
+    ]
+    if not rows:
+        return ""
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{body}"
+    return _section(
+        "losses-title",
+        "Losses of workers",
+        f"<div class='scroll'><table class='configuration'>{table}</table></div>",
+        "<p class='caption'>Hazard: expected losses of this worker in an hour, estimated from its losses and its live "
+        "time, and from those of all workers.</p>",
+    )
 
 
 def _section(name: str, title: str, *content: str) -> str:

@@ -6,11 +6,15 @@ from importlib.resources import files
 
 import pytest
 
-from paceline.core.records import DecisionMade, VersionEvaluated
+import paceline as pl
+from paceline.core.events import NOT_JOINED
+from paceline.core.records import DecisionMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.policies.estimators.loss_hazard import loss_hazards
 from paceline.report.curves import groups
 from paceline.report.page.page import SCRIPTS, page, script
 from paceline.report.run_data import NO_END, read_run
 from paceline.report.summary_table import headline, number, row
+from paceline.report.worker_stats import worker_losses
 from written_runs import begun, ended, train_run, two_updates, write_run
 
 HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)> & \"quoted\" {{data}} <!--"
@@ -134,3 +138,28 @@ def test_each_source_imports_only_what_comes_before_it():
             exported = sources.joinpath(f"{source}.js").read_text()
             for what in imported.split(", "):
                 assert re.search(rf"^export (async )?(function|class|const|let) {what}\b", exported, re.MULTILINE)
+
+
+def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
+    faults = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(1, 8, back_after_s=2.0), pl.Fault(0, 15)]
+    saved = train_run(tmp_path / "run", cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=faults), protocol="bsp")
+    run = read_run(saved, "a run")
+    rows = worker_losses(run)
+    assert [(row.worker, row.losses) for row in rows] == [(1, 2), (0, 1)]
+    assert rows[1].live_s == pytest.approx(15.0, abs=1.0)
+    live_s = [sum(end_s - begin_s for begin_s, end_s in spans) for spans in run.live]
+    assert [row.hazard for row in rows] == [loss_hazards([1, 2, 0, 0], live_s)[row.worker] for row in rows]
+    assert "Losses of workers" in page_of(saved)
+    assert "Losses of workers" not in page_of(train_run(tmp_path / "healthy"))
+
+
+def test_a_worker_that_was_late_is_not_lost(tmp_path):
+    begin = [begun(2), WorkerLost(0.0, 1, NOT_JOINED)]
+    saved = write_run(tmp_path / "late", [*begin, WorkerJoined(0.5, 1), *two_updates()[1:]])
+    assert worker_losses(read_run(saved, "late")) == []
+
+
+def test_a_late_return_is_no_loss(tmp_path):
+    silent = [WorkerLost(4.0, 1, "silent", silent=True), WorkerJoined(4.5, 1, late_return=True)]
+    saved = write_run(tmp_path / "returned", [*two_updates()[:-1], *silent, ended(4.5, 9.0)])
+    assert worker_losses(read_run(saved, "returned")) == []

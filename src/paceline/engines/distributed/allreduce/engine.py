@@ -33,12 +33,12 @@ from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTim
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.allreduce.sum_queue import SumQueue
-from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.sum_messages import StepSummary
+from paceline.engines.signals import Signals
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers
@@ -68,10 +68,9 @@ class AllReduceEngine(WallClockEngine):
 
     def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         super().__init__()
-        self.network = rank.transport.counters
-        self._rank = rank
+        self._rank, self._process = rank, rank.process
         self._cluster = cluster = rank.cluster
-        self._process = rank.process
+        self.signals, self.network = Signals(cluster.notice), rank.transport.counters
         job_spec = rank.make_job_spec(algorithm.server.model)
         self._allreduce = allreduce
         self._replica = replica
@@ -88,7 +87,6 @@ class AllReduceEngine(WallClockEngine):
         self._sums = SumQueue(allreduce, algorithm, replica.layout, parse_wire(cluster.wire))
         self._not_summed: Apply | None = None  # newest update, if the average does not contain it
         self._has_taken_part = False
-        self._notice_watch = NoticeWatch(cluster.notice, self.signals.record)
         self._is_to_reform = False
         self._times = StepTimes(allreduce, now=0.0)
         self._common_s = 0.0  # time of the newest events
@@ -105,8 +103,7 @@ class AllReduceEngine(WallClockEngine):
         return super().__enter__()
 
     def _start(self) -> None:
-        """Watch for spot notices; all ranks have joined."""
-        self._notice_watch.start()
+        """Do nothing: all ranks have joined."""
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return the last command; ranks other than 0 wait until rank 0 has ended the run too."""
@@ -222,9 +219,8 @@ class AllReduceEngine(WallClockEngine):
     def _interruption(self) -> str:
         """Why this rank ends the run of all ranks; empty if it does not."""
         caught = self._caught  # read first, because a notice comes in another thread
-        if not caught or self._leaves_alone:
-            return ""
-        return f"interrupted by {caught}{'' if self._is_rank_0 else f' at worker {self._number}'}"
+        ends = bool(caught) and not self._leaves_alone
+        return f"interrupted by {caught}{'' if self._is_rank_0 else f' at worker {self._number}'}" if ends else ""
 
     def _add_events(self, summary: StepSummary) -> None:
         """Turn the reports of all ranks into events."""
@@ -340,7 +336,6 @@ class AllReduceEngine(WallClockEngine):
         return events
 
     def _close(self, error: BaseException | None) -> None:
-        self._notice_watch.close()
         self._process.set_num_threads(self._threads)
         self._membership.close(failed_end(error) if error else self.end, error)
         self._rank.close()

@@ -12,7 +12,6 @@ import torch
 
 from paceline.engines.distributed.node_worker.leader import leader_port
 from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup, NodeGroupLost
-from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.rendezvous import find_rank_0
 from paceline.engines.distributed.rendezvous.session import (
@@ -29,6 +28,7 @@ from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.sum_messages import StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Address
+from paceline.engines.notice_watch import NoticeWatch
 from paceline.errors import RunError
 from paceline.utils.user_code import note_place
 from paceline.worker.parameter_guard import check_version

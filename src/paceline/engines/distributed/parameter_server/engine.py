@@ -29,7 +29,6 @@ from paceline.core.events import (
     RestartWorker,
 )
 from paceline.engines.base import Observer, will_be_compensated
-from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
@@ -54,6 +53,7 @@ from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
+from paceline.engines.signals import Signals
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatLayout, flat_copy
@@ -86,7 +86,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published = PublishedVersions(server, layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
-        self.network = rank.transport.counters
+        self.signals, self.network = Signals(cluster.notice), rank.transport.counters
         self._shards = shards
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
@@ -99,11 +99,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[SidecarProcess] = []
         self._restart_timers: list[threading.Timer] = []  # while no worker is left
-        self._notice_watch = NoticeWatch(cluster.notice, self.signals.record)
         self._end = messages.End("", "")
 
     def _start_workers(self) -> None:
-        self._notice_watch.start()
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         about = (self._rank.transport, self._job_spec, self._buffers(), self._handler)
         self._acceptor = listen_as_rank_0(self._cluster, *about)
@@ -138,7 +136,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             sidecar.check()
 
     def _close(self, error: BaseException | None) -> None:
-        self._notice_watch.close()
         for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
             sidecar.kill()  # the evaluator, whose result is no longer needed
         if self._acceptor is not None:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from paceline.engines.distributed.node_worker.leader import NodeLeader, make_leading_replica
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
-from paceline.engines.distributed.notice_watch import NoticeWatch
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
@@ -32,6 +31,7 @@ from paceline.engines.distributed.rendezvous.session import (
 from paceline.engines.distributed.transport import messages, standby_messages, task_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.notice_watch import NoticeWatch
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place

@@ -93,8 +93,8 @@ def _ask(address: str, method: str, path: str, headers: Mapping[str, str]) -> An
         connection.request(method, path, headers=dict(headers))
         response = connection.getresponse()
         body = response.read(MOST_BYTES + 1)
+        if len(body) > MOST_BYTES or response.length:
+            raise ValueError(f"the answer has more than {MOST_BYTES} bytes, or fewer than it announces")
     finally:
         connection.close()
-    if len(body) > MOST_BYTES:
-        raise ValueError(f"the answer has more than {MOST_BYTES} bytes")
     return Answer(response.status, body)

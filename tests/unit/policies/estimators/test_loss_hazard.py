@@ -1,0 +1,51 @@
+"""Hazards of loss: the posterior mean against a numerical integral, and hazards of simulated workers."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from paceline.policies.estimators.loss_hazard import loss_hazards, pooled_hazard
+
+HOUR_S = 3600.0
+
+
+def test_the_hazard_is_the_posterior_mean():
+    losses, live_s = [3, 0, 1], [5 * HOUR_S, 0.2 * HOUR_S, 2 * HOUR_S]
+    prior = stats.gamma(1.0, scale=pooled_hazard(losses, live_s) * HOUR_S)
+    for count, live, hazard in zip(losses, live_s, loss_hazards(losses, live_s), strict=True):
+
+        def weight(rate, count=count, hours=live / HOUR_S):
+            return prior.pdf(rate) * stats.poisson(rate * hours).pmf(count)
+
+        total, _ = integrate.quad(weight, 0, 60)
+        moment, _ = integrate.quad(lambda rate, weight=weight: rate * weight(rate), 0, 60)
+        assert hazard * HOUR_S == pytest.approx(moment / total, rel=1e-6)
+
+
+def test_a_worker_without_live_time_has_the_hazard_of_all():
+    assert loss_hazards([2, 0], [HOUR_S, 0.0])[1] == pytest.approx(pooled_hazard([2, 0], [HOUR_S, 0.0]))
+
+
+def test_before_the_first_loss_hazards_are_positive_and_fall_with_the_live_time():
+    early, late = loss_hazards([0, 0], [60.0, 60.0]), loss_hazards([0, 0], [HOUR_S, HOUR_S])
+    assert early[0] > late[0] > 0
+
+
+def test_without_live_time_there_is_no_hazard():
+    assert all(map(math.isnan, loss_hazards([0, 0], [0.0, 0.0])))
+
+
+def test_the_estimate_is_nearer_to_the_true_hazards_than_the_pooled_one_and_that_of_each_worker_alone():
+    rng = np.random.default_rng(1)
+    hours = np.full(16, 20.0)
+    true = np.repeat([0.05, 0.4], 8)  # machines on demand, and spot machines
+    errors = {"own": 0.0, "pooled": 0.0, "both": 0.0}
+    for _ in range(200):
+        losses = rng.poisson(true * hours)
+        errors["own"] += np.square(losses / hours - true).mean()
+        errors["pooled"] += np.square(pooled_hazard(losses, hours) - true).mean()
+        errors["both"] += np.square(np.array(loss_hazards(losses, hours)) - true).mean()
+    assert errors["both"] < errors["own"]
+    assert errors["both"] < errors["pooled"] / 2
