@@ -145,3 +145,19 @@ def test_a_notice_at_rank_0_ends_the_run_as_interrupted(protocol, tmp_path):
         end = job.end(0)
     assert end.stopped_by == "interrupted"
     assert end.of(RunEnded)[0].reason == f"interrupted by {place} exists"
+
+
+def test_the_notice_of_one_process_of_a_host_is_that_of_its_worker(tmp_path):
+    place, follower = tmp_path / "preempt", 3
+    with ranks(4, tiny_job(), {"workers": "node"}, nodes=2, protocol="bsp", stop="updates=400") as job:
+        for rank in range(3):
+            job.start(rank)
+        job.start(follower, torchrun={"notice": str(place)})
+        job.await_training()
+        place.touch()
+        for rank in (2, follower):
+            with pytest.raises(SystemExit):
+                job.end(rank)
+        end = job.end(0)
+    assert end.stopped_by == "updates"
+    assert lost(end) == [(1, f"{place} exists")]

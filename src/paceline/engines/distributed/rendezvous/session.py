@@ -127,10 +127,14 @@ class ClientSession:
         self.finish(messages.Failed.of(error))
 
     def finish(self, message: Message) -> None:
-        """Send a last message, and wait until the server has ended the run or closes the connection."""
+        """Send a last message, and wait until the server has ended the run or closes the connection.
+
+        The timeout begins anew while a gradient before the message is being sent.
+        """
         if self._is_listening and not self._is_over.is_set():
             self.connection.send(message)
-            self._is_over.wait(LEAVE_TIMEOUT_S)
+            while not self._is_over.wait(LEAVE_TIMEOUT_S) and self.connection.is_sending:
+                pass
 
     def close(self) -> None:
         """Close the connection, and wait until the last callback has returned."""

@@ -127,6 +127,11 @@ class Connection:
 
     # --- sending ------------------------------------------------------------------------------------------
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether tensors are queued that the operating system has not taken yet."""
+        return self._data.is_sending
+
     def send(self, message: Message, buckets: Sequence[tuple[int, Tensor]] = ()) -> None:
         """Start to send a message and numbered buckets that belong to it; `on_end` reports a lost connection."""
         content, tensors = messages.encode(message)
@@ -286,7 +291,7 @@ class Connection:
         if self._idle_checks > HEARTBEAT_CHECKS:
             self.end(f"silent for {self._heartbeat_timeout_s:g} s")
             return
-        if self._idle_checks > HEARTBEAT_CHECKS // 3 and (self.answers_heartbeats or self._data.is_sending):
+        if self._idle_checks > HEARTBEAT_CHECKS // 3 and (self.answers_heartbeats or self.is_sending):
             self.send(Heartbeat())
         self._loop.call_later(self._heartbeat_timeout_s / HEARTBEAT_CHECKS, self._check_heartbeat)
 

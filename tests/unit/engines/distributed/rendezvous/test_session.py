@@ -5,6 +5,7 @@ import threading
 from contextlib import closing, contextmanager
 
 import pytest
+import torch
 
 import paceline as pl
 from memory_transport import MemoryNetwork, MemoryTransport
@@ -153,6 +154,25 @@ def test_a_last_message_is_received_before_the_process_ends(last, answers):
             connection.send(answers)
         finishing.join(WAIT_S / 2)
         assert not finishing.is_alive()
+
+
+def test_a_process_does_not_end_while_it_sends_its_last_gradient(monkeypatch):
+    monkeypatch.setattr(session_module, "LEAVE_TIMEOUT_S", 0.01)
+    gradient, received = torch.arange(4_000_000, dtype=torch.float32), torch.empty(4_000_000)
+    with server() as (its, join), closing(join()) as session:
+        Noted(session)
+        connection = its.connections.get(timeout=WAIT_S)
+        assert its.received.get(timeout=WAIT_S) == HELLO
+        session.connection.send_bucket(0, gradient)
+        finishing = threading.Thread(target=session.leave, args=["SIGTERM"], daemon=True)
+        finishing.start()
+        finishing.join(0.2)
+        assert finishing.is_alive()
+        connection.post_buckets([received])  # the server reads it now
+        assert its.received.get(timeout=WAIT_S) == Leave("SIGTERM")
+        finishing.join(WAIT_S)
+        assert not finishing.is_alive()
+    assert torch.equal(received, gradient)
 
 
 def test_a_process_that_has_received_the_end_sends_nothing_more():
