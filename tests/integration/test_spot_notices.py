@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+import paceline as pl
+from end_when import FOREVER, EndWhen
 from metadata_server import MetadataServer
 from paceline.core.records import GradientArrived, RunEnded
 from paceline.engines import notice_watch
@@ -121,23 +123,38 @@ def test_local_steps_end_with_the_current_one_and_the_others_are_dealt_again(mon
     assert sum(record.minibatches for record in end.of(GradientArrived) if record.used) == 48 * epochs
 
 
+def has_continued(seen):
+    return seen.lost and sum(seen.used_since.values()) > 3
+
+
+class Publish(pl.Callback):
+    """Callback that makes a file at the third update."""
+
+    def __init__(self, place):
+        self._place = place
+
+    def on_update(self, update):
+        if update.version == 3:
+            self._place.touch()
+
+
 def test_an_elastic_rank_without_a_server_leaves_alone(tmp_path):
     place = tmp_path / "preempt"
-    with ranks(3, tiny_job(), {"min_workers": 1}, protocol="all_reduce", stop="updates=400") as job:
-        job.start(0)
+    callbacks = [Publish(place), EndWhen(has_continued)]
+    settings = {"protocol": "all_reduce", "stop": FOREVER, "callbacks": callbacks}
+    with ranks(3, tiny_job(), {"min_workers": 1}, **settings) as job:
         job.start(RANK, torchrun={"notice": str(place)})
         job.start(2)
-        job.await_training()
-        place.touch()
-        end = leaving_end(job)
-    assert end.stopped_by == "updates"
+        end = job.serve()
+        with pytest.raises(SystemExit):
+            job.end(RANK)
     assert [worker for worker, _ in lost(end)] == [1]
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
 def test_a_notice_at_rank_0_ends_the_run_as_interrupted(protocol, tmp_path):
     place = tmp_path / "preempt"
-    with ranks(3, tiny_job(), protocol=protocol, stop="updates=1000000") as job:
+    with ranks(3, tiny_job(), protocol=protocol, stop=FOREVER) as job:
         job.start(0, torchrun={"notice": str(place)})
         job.start_workers()
         job.await_training()
@@ -149,15 +166,14 @@ def test_a_notice_at_rank_0_ends_the_run_as_interrupted(protocol, tmp_path):
 
 def test_the_notice_of_one_process_of_a_host_is_that_of_its_worker(tmp_path):
     place, follower = tmp_path / "preempt", 3
-    with ranks(4, tiny_job(), {"workers": "node"}, nodes=2, protocol="bsp", stop="updates=400") as job:
-        for rank in range(3):
-            job.start(rank)
+    callbacks = [Publish(place), EndWhen(has_continued)]
+    settings = {"protocol": "bsp", "stop": FOREVER, "callbacks": callbacks}
+    with ranks(4, tiny_job(), {"workers": "node"}, nodes=2, **settings) as job:
+        job.start(1)
+        job.start(2)
         job.start(follower, torchrun={"notice": str(place)})
-        job.await_training()
-        place.touch()
+        end = job.serve()
         for rank in (2, follower):
             with pytest.raises(SystemExit):
                 job.end(rank)
-        end = job.end(0)
-    assert end.stopped_by == "updates"
     assert lost(end) == [(1, f"{place} exists")]

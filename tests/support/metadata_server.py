@@ -76,7 +76,8 @@ class MetadataServer:
             body = body.encode() if isinstance(body, str) else body
             handler.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                handler.send_header(name, value)
+                if value is not None:
+                    handler.send_header(name, value)
             handler.end_headers()
             handler.wfile.write(body)
             self.asked.set()

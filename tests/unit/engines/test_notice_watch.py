@@ -60,6 +60,7 @@ BAD = [
     (500, {}, ""),
     (302, {"Location": "/computeMetadata/v1/instance/preempted"}, ""),  # which is not followed
     (200, {}, b"TRUE" + b" " * MOST_BYTES),
+    (200, {"Content-Length": None}, b"TRUE" + b" " * MOST_BYTES),
     (200, {"Content-Length": "99999999999999"}, b"TRUE"),
     (200, {"Content-Length": "100"}, b"TRUE"),
     (200, {"X": "y" * 100_000}, b"TRUE"),
