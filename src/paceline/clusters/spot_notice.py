@@ -36,8 +36,8 @@ class MetadataService:
 
     Attributes:
         address: host and port.
-        look: asks the service, and returns the notice in text; empty without a notice. It raises ValueError or
-            msgspec.DecodeError for an answer that the cloud does not document.
+        look: asks the service, and returns the notice in text; empty without a notice. An answer
+            that the cloud does not document is an error.
     """
 
     address: str

@@ -19,8 +19,8 @@ LOG = RankLogger(__name__)
 POLL_S = 2.0
 TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 16
-# A RecursionError is an answer of nested brackets.
-FAILURES = (OSError, HTTPException, ValueError, MsgspecError, RecursionError)
+# OverflowError: a year or a port that is too large. RecursionError: nested brackets.
+FAILURES = (OSError, HTTPException, ValueError, OverflowError, MsgspecError, RecursionError)
 
 
 class NoticeWatch:
@@ -68,7 +68,7 @@ class NoticeWatch:
                 found = look()
             except FAILURES as error:
                 if not has_failed:
-                    LOG.warning("notice=%s: no answer to use (%s); it is asked again", self._notice, error)
+                    LOG.warning("notice=%s cannot be read (%s): the run continues, and asks again", self._notice, error)
                 has_failed, found = True, ""
             if found:
                 with self._closing:

@@ -79,7 +79,7 @@ def test_a_bad_answer_is_logged_once_and_no_notice(answer, server, caplog):
         assert notices.get(timeout=LIMIT_S) == CLOUDS["gcp"]
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"notice=gcp@{server.address}: no answer to use (" in record.getMessage()
+    assert f"notice=gcp@{server.address} cannot be read (" in record.getMessage()
 
 
 def test_a_token_cannot_add_a_header(server, caplog):
