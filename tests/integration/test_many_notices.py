@@ -57,6 +57,7 @@ def work_of_visits(end):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a hundred processes start
 @pytest.mark.parametrize("kind", [rank_threads, ranks], ids=["threads", "processes"])
 @pytest.mark.parametrize("protocol", ["bsp", "asp"])
 def test_a_hundred_notices_lose_no_sample(protocol, kind, monkeypatch, tmp_path):
