@@ -17,7 +17,7 @@ pages = Sybil(
 pytest_collect_file = pages.pytest()
 
 # Doctests import each module, but the frameworks are not installed for the default tests.
-FRAMEWORKS = ("accelerate", "lightning", "transformers")
+FRAMEWORKS = ("accelerate", "lightning", "ray", "transformers")
 collect_ignore = [f"src/paceline/integrations/{name}.py" for name in FRAMEWORKS if not find_spec(name)]
 
 

@@ -14,6 +14,7 @@ NEW_TOKEN = f"make a token on one host, export {TOKEN}=$(paceline token), and se
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 SERVER = "PACELINE_SERVER"  # host and port of the server that a process joins, if it is not at rank 0
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
+SPAWN_SIDECARS = "PACELINE_SPAWN_SIDECARS"  # "1" where the command of a process cannot be run again, as in Ray
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = (
     "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended; or start every "
@@ -42,6 +43,7 @@ class LaunchEnv:
         sidecar: number of the worker in this process, if rank 0 started it; else None.
         server: host and port of the server, if it is not at rank 0; else None.
         ranks_before: ranks of the run before those of the launcher, >= 0: 1 if the server is a process of its own.
+        spawns_sidecars: whether this process starts its sidecars with its pickled job; else with its command.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class LaunchEnv:
     sidecar: int | None
     server: tuple[str, int] | None = None
     ranks_before: int = 0
+    spawns_sidecars: bool = False
 
     @property
     def launch_rank(self) -> int:
@@ -102,6 +105,7 @@ class LaunchEnv:
             token=_token(environment),
             sidecar=int(sidecar) if sidecar else None,
             server=_address(environment.get(SERVER, "")),
+            spawns_sidecars=environment.get(SPAWN_SIDECARS) == "1",
         )
 
     def check_nodes(self) -> None:

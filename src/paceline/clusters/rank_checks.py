@@ -55,6 +55,7 @@ def check_standby(cluster: Torchrun, plan: Plan) -> None:
         f"the servers of shards={cluster.shards} would need one each": cluster.shards > 1,
         "the processes of a worker with workers='node' stay with rank 0": cluster.workers == "node",
         "torchrun ends all ranks when one fails": cluster.ranks.has_agent,
+        "the command of the processes cannot be run again": cluster.ranks.spawns_sidecars,
         "there is one process only": cluster.ranks.world_size == 1,
     }
     if found := [reason for reason, holds in reasons.items() if holds]:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
@@ -38,6 +38,7 @@ from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.run_log import RunLog
 from paceline.run.session import Session, serve
+from paceline.run.spawned_sidecar import SpawningProcess
 from paceline.run.standby import STANDBY, AfterTakeover
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
@@ -144,6 +145,8 @@ def train(
     cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
     evaluations = None if evaluate_every is None else _duration(evaluate_every)
     config = RunConfig(job, plan, cluster, stop, seed, evaluations, worker_timeout_s, measure_steps)
+    if isinstance(cluster, Torchrun) and cluster.ranks.spawns_sidecars:
+        config = replace(config, process=SpawningProcess(config))
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
         if not cluster.is_standby:

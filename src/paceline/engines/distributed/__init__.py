@@ -24,7 +24,7 @@ from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart
-from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S
+from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S, Sidecar
 from paceline.engines.distributed.transport.messages import End
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
@@ -44,6 +44,7 @@ __all__ = [
     "Rank",
     "RunFinished",
     "ShardClients",
+    "Sidecar",
     "check_summable",
     "is_restart",
     "make_engine",

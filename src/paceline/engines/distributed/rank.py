@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.job_security import JobSecurity
-from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.rendezvous.sidecar import CommandSidecar, Sidecar
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.signals import leaving_on_sigterm
 from paceline.jobs.job import Job
@@ -41,9 +41,9 @@ class HostProcess:
         """Return the transport to the other ranks."""
         return Transport(security, version("paceline"), cluster.heartbeat_timeout_s)
 
-    def start_sidecar(self, worker: int, server: tuple[str, int] | None = None) -> SidecarProcess:
-        """Start a process of the same script, which is the worker of this number, of the server at an address."""
-        return SidecarProcess(worker, server)
+    def start_sidecar(self, worker: int, server: tuple[str, int] | None = None) -> Sidecar:
+        """Start a process of the same command, which is the worker of this number, of the server at an address."""
+        return CommandSidecar(worker, server)
 
     def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
         """Return the replica that computes gradients; the arguments are those of `make_replica`."""

@@ -49,7 +49,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.rendezvous.sidecar import SidecarProcess
+from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
@@ -97,7 +97,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._joined = 0  # number of workers so far
         self._newest_rates = 0  # draw whose learning rates are used
         self._evaluator: RemoteWorker | None = None
-        self._sidecars: list[SidecarProcess] = []
+        self._sidecars: list[Sidecar] = []
         self._restart_timers: list[threading.Timer] = []  # while no worker is left
         self._end = messages.End("", "")
 

@@ -1,10 +1,11 @@
-"""Sidecar processes that a rank starts with its own command: a worker, an evaluator or a shard server."""
+"""Sidecar processes that a rank starts: a worker, an evaluator or a shard server."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from math import inf
 
@@ -14,8 +15,45 @@ from paceline.errors import RunError
 STOP_TIMEOUT_S = 5.0
 
 
-class SidecarProcess:
-    """Second process of a rank's script, in which `pl.train` serves as a worker and returns with the run.
+class Sidecar(ABC):
+    """Process beside a rank, which serves as a worker in the run of the rank.
+
+    Args:
+        worker: number of the worker that the process is.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+
+    def check(self) -> None:
+        """Raise a RunError if the process has ended before it took part."""
+        if self.status is not None:
+            raise RunError(
+                f"worker {self._worker}, beside rank 0, exited with status {self.status} before it took part"
+            )
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Wait for the process to exit; kill it after a timeout."""
+        self.wait(timeout_s if timeout_s < inf else None)
+        self.kill()
+        self.wait(None)
+
+    @property
+    @abstractmethod
+    def status(self) -> int | None:
+        """Exit status, None while the process runs."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for the process to exit, at most for a number of seconds."""
+
+
+class CommandSidecar(Sidecar):
+    """Second process of a rank's command, in which `pl.train` serves as a worker and returns with the run.
 
     Its standard output is dropped, because the rank prints the same.
 
@@ -25,24 +63,21 @@ class SidecarProcess:
     """
 
     def __init__(self, worker: int, server: tuple[str, int] | None = None) -> None:
-        self._worker = worker
+        super().__init__(worker)
         command = [sys.executable, *sys.orig_argv[1:]]
         environment = {**os.environ, SIDECAR: str(worker), **({SERVER: "{}:{}".format(*server)} if server else {})}
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
-    def check(self) -> None:
-        """Raise a RunError if the process has ended before it took part."""
-        status = self._process.poll()
-        if status is not None:
-            raise RunError(f"worker {self._worker}, beside rank 0, exited with status {status} before it took part")
+    @property
+    def status(self) -> int | None:
+        """Exit status, None while the process runs."""
+        return self._process.poll()
 
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Wait for the process to exit; kill it after a timeout."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for the process to exit, at most for a number of seconds."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s if timeout_s < inf else None)
-        self._process.kill()
-        self._process.wait()
+            self._process.wait(timeout_s)

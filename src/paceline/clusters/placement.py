@@ -1,0 +1,54 @@
+"""Placement of ranks on hosts, and their launch variables, for launchers that set none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Placement of the ranks of one run.
+
+    Attributes:
+        hosts: address of the host of each rank.
+        port: port of rank 0, from 1 to 65535.
+        starts: number of times that rank 0 has been started, >= 1.
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    starts: int = 1
+
+    def replaced(self, hosts: Mapping[int, str]) -> Placement:
+        """Return the placement after some ranks were started again.
+
+        Rank 0 keeps its port, because ranks that were started before it look for it there.
+
+        Args:
+            hosts: address of the host of each rank that was started again.
+
+        >>> Placement(("a", "b"), 4711).replaced({0: "c"})
+        Placement(hosts=('c', 'b'), port=4711, starts=2)
+        """
+        merged = tuple(hosts.get(rank, host) for rank, host in enumerate(self.hosts))
+        return replace(self, hosts=merged, starts=self.starts + (0 in hosts))
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the launch variables of a rank, without the token.
+
+        >>> [Placement(("a", "b", "b"), 4711).environment(rank)["LOCAL_RANK"] for rank in range(3)]
+        ['0', '0', '1']
+        """
+        beside = [other for other, host in enumerate(self.hosts) if host == self.hosts[rank]]
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self.hosts)),
+            "LOCAL_RANK": str(beside.index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(beside)),
+            "MASTER_ADDR": LOOPBACK if len({*self.hosts}) == 1 else self.hosts[0],
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RESTART_COUNT": str(self.starts - 1),
+        }

@@ -1,0 +1,82 @@
+"""Trainings with Ray Train: the parameters of other launchers, and a worker that is replaced alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
+from paths import ROOT
+
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
+pytest.importorskip("ray", reason="ray is not installed")
+SCRIPT = Path(__file__).with_name("ray_script.py")
+LIMIT_S = 240
+FIRST_GRADIENT_S = 15.0
+
+
+@pytest.fixture
+def answer(tmp_path):
+    """Return what rank 0 returns from a training of the script."""
+
+    def run(name):
+        command = [sys.executable, str(SCRIPT), name, str(tmp_path)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False)
+        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+        assert "TOKEN=" not in ended.stdout + ended.stderr
+        return json.loads((tmp_path / "answer.json").read_text())
+
+    return run
+
+
+def test_bsp_makes_the_parameters_of_the_simulated_run_and_evaluates(answer):
+    simulated = pl.train(pl.jobs.digits(), protocol="bsp", cluster=pl.Cluster(2), stop="updates=20", seed=1)
+    found = answer("train")
+    expected = torch.cat([tensor.flatten() for tensor in simulated.model.state_dict().values()]).tolist()
+    assert found["parameters"] == pytest.approx(expected, rel=0, abs=1e-6)
+    assert found["metrics"] == pytest.approx(dict(simulated.metrics), abs=1e-5)
+
+
+def test_the_ranks_of_an_attached_loop_make_the_updates_of_one_run(answer):
+    found = answer("attach")
+    assert found["world_size"] == 3
+    assert found["parameters"] == pytest.approx(plain_loop(), rel=0, abs=1e-6)
+
+
+def plain_loop():
+    """Return the parameters of gradient descent with the mean of three minibatches, as the attached loop makes it."""
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(2):
+        for inputs in x.split(24):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True)).backward()
+            optimizer.step()
+    return [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
+
+
+def test_a_worker_that_is_killed_is_replaced_alone(answer, tmp_path):
+    assert answer("kill 2") == {"reason": "200 updates made"}
+    records = SavedRun(tmp_path / "run").history.records
+    (lost,) = [record for record in records if isinstance(record, WorkerLost)]
+    (joined,) = [record for record in records if isinstance(record, WorkerJoined) and record.now_s > 0]
+    assert (lost.worker, joined.worker) == (1, 1)
+    first = next(each for each in records if isinstance(each, GradientArrived) and each.now_s > joined.now_s)
+    again = next(
+        each for each in records if isinstance(each, GradientArrived) and each.worker == 1 and each.now_s > joined.now_s
+    )
+    assert first.now_s <= again.now_s < lost.now_s + FIRST_GRADIENT_S
+    assert not any(isinstance(record, RunResumed) for record in records)
+
+
+def test_when_rank_0_is_killed_the_run_is_resumed(answer, tmp_path):
+    assert answer("kill 0") == {"reason": "200 updates made"}
+    (resumed,) = [each for each in SavedRun(tmp_path / "run").history.records if isinstance(each, RunResumed)]
+    assert resumed.version >= 10
