@@ -54,7 +54,7 @@ browser:
 
 .venv-integrations/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
-	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,mlflow,opentelemetry,trackio,transformers,wandb]'
+	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,mlflow,opentelemetry,ray,trackio,transformers,wandb]'
 	touch $@
 
 clean:

@@ -27,7 +27,8 @@ def numbers(model):
 def train_job(config):
     job = pl.jobs.digits()
     result = pl.train(job, protocol="bsp", cluster=pl.Torchrun(start_timeout_s=60), stop="updates=20", seed=SEED)
-    return {"parameters": numbers(result.model), "metrics": dict(result.metrics)}
+    token = os.environ["PACELINE_TOKEN"]
+    return {"parameters": numbers(result.model), "metrics": dict(result.metrics), "token": token}
 
 
 def attach_loop(config):

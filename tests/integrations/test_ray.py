@@ -16,6 +16,7 @@ from paths import ROOT
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
 pytest.importorskip("ray", reason="ray is not installed")
 SCRIPT = Path(__file__).with_name("ray_script.py")
+EXAMPLES = ROOT / "examples/ray"
 LIMIT_S = 240
 FIRST_GRADIENT_S = 15.0
 
@@ -28,18 +29,20 @@ def answer(tmp_path):
         command = [sys.executable, str(SCRIPT), name, str(tmp_path)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False)
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
-        assert "TOKEN=" not in ended.stdout + ended.stderr
+        (tmp_path / "printed").write_text(ended.stdout + ended.stderr)
         return json.loads((tmp_path / "answer.json").read_text())
 
     return run
 
 
-def test_bsp_makes_the_parameters_of_the_simulated_run_and_evaluates(answer):
+def test_bsp_makes_the_parameters_of_the_simulated_run_and_evaluates(answer, tmp_path):
     simulated = pl.train(pl.jobs.digits(), protocol="bsp", cluster=pl.Cluster(2), stop="updates=20", seed=1)
     found = answer("train")
     expected = torch.cat([tensor.flatten() for tensor in simulated.model.state_dict().values()]).tolist()
     assert found["parameters"] == pytest.approx(expected, rel=0, abs=1e-6)
     assert found["metrics"] == pytest.approx(dict(simulated.metrics), abs=1e-5)
+    assert len(found["token"]) > 30
+    assert found["token"] not in (tmp_path / "printed").read_text()
 
 
 def test_the_ranks_of_an_attached_loop_make_the_updates_of_one_run(answer):
@@ -80,3 +83,28 @@ def test_when_rank_0_is_killed_the_run_is_resumed(answer, tmp_path):
     assert answer("kill 0") == {"reason": "200 updates made"}
     (resumed,) = [each for each in SavedRun(tmp_path / "run").history.records if isinstance(each, RunResumed)]
     assert resumed.version >= 10
+
+
+def test_the_example_trains(tmp_path):
+    """The driver of the page, with as many CPUs as it has workers, whatever this machine has."""
+    start = (
+        "import functools, ray, runpy; ray.init = functools.partial(ray.init, num_cpus=4, include_dashboard=False); "
+        f"runpy.run_path({str(EXAMPLES / 'train.py')!r}, run_name='__main__')"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False)
+    assert "epochs" in ended.stdout, ended.stderr[-6000:]
+    assert SavedRun(tmp_path / "digits").history.totals.updates > 0
+
+
+def test_the_rayjob_has_a_pod_for_each_worker_of_the_example():
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text())
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert f"num_workers={group['replicas']})" in (EXAMPLES / "train.py").read_text()
+    mounts = {mount["mountPath"] for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+    assert job["spec"]["entrypoint"].split()[-1] in mounts
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for spec in (job["spec"]["rayClusterSpec"]["headGroupSpec"], group):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits"}, "spec": spec["template"]["spec"]}
+        kubernetes_validate.validate(pod, "1.33", strict=True)

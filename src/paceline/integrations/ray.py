@@ -47,11 +47,12 @@ class PacelineBackend(Backend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:
         """Set the launch variables of workers that have started: all, or one in place of a worker that has failed."""
         hosts = dict(worker_group.execute(_rank_and_host))
-        if self._placement is not None and len(hosts) < len(self._placement.hosts):
-            placement = self._placement.replaced(hosts)
+        before = self._placement
+        if before is not None and len(hosts) < worker_group.execute_single(0, _world_size):
+            placement = before.replaced(hosts)
         else:
-            starts = self._placement.starts + 1 if self._placement is not None else 1
-            placement = Placement(tuple(hosts.values()), worker_group.execute_single(0, _free_port), starts)
+            port = worker_group.execute_single(0, _free_port)
+            placement = Placement(tuple(hosts.values()), port, before.starts + 1 if before else 1)
         self._placement = placement
         for place, rank in enumerate(hosts):
             variables = {**placement.environment(rank), TOKEN: self._token, SPAWN_SIDECARS: "1"}
@@ -60,6 +61,11 @@ class PacelineBackend(Backend):  # type: ignore[misc]
 
 def _rank_and_host() -> tuple[int, str]:
     return ray.train.get_context().get_world_rank(), ray.util.get_node_ip_address()
+
+
+def _world_size() -> int:
+    size: int = ray.train.get_context().get_world_size()
+    return size
 
 
 def _free_port() -> int:
