@@ -214,7 +214,7 @@ class NotHere:
     def kill(self):
         pass
 
-    def stop(self):
+    def stop(self, timeout_s=0.0):
         pass
 
 

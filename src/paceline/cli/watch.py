@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +36,7 @@ def watch(
     if serve:
         from paceline.watch.run_page import serve_page
 
-        serve_page(run, place)
+        serve_page(run, place, partial(print, flush=True))
     else:
         from rich.console import Console
 

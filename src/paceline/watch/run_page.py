@@ -28,12 +28,18 @@ from paceline.watch.watcher import Watcher
 NICENESS = 10  # of the child: where all cores are busy, the run comes first
 
 
-def serve_page(folder: Path, address: Address | None, has_ended: Callable[[], bool] = lambda: False) -> None:
-    """Print the URL of the page and serve it.
+def serve_page(
+    folder: Path,
+    address: Address | None,
+    announce: Callable[[str], object],
+    has_ended: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve the page of a run.
 
     Args:
         folder: folder of the run, which need not exist yet.
         address: address of the page; None for the default one, or a free port if that is in use.
+        announce: function that is called with the URL of the page.
         has_ended: condition that ends it, tested a few times a second.
 
     Raises:
@@ -43,7 +49,7 @@ def serve_page(folder: Path, address: Address | None, has_ended: Callable[[], bo
     feed = Feed()
     server = _server(address, feed)
     server.start()
-    print(server.url, flush=True)
+    announce(server.url)
     try:
         with believed(folder):
             follow(Watcher(folder), feed, has_ended)
@@ -90,6 +96,11 @@ def served_beside(folder: Path, address: Address | None) -> Iterator[str]:
             child.terminate()
 
 
+def _tell_parent(url: str) -> None:
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
+
+
 def _main(parent: str, folder: str, address: str | None = None) -> None:
     logging.basicConfig(format="paceline: %(message)s")
     os.nice(NICENESS)
@@ -97,7 +108,7 @@ def _main(parent: str, folder: str, address: str | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
     try:
         has_ended = lambda: is_over.is_set() or os.getppid() != int(parent)  # noqa: E731
-        serve_page(Path(folder), Address.parse(address) if address else None, has_ended)
+        serve_page(Path(folder), Address.parse(address) if address else None, _tell_parent, has_ended)
     except PacelineError as error:
         sys.exit(f"paceline: {first_line(str(error))}")
 

@@ -12,15 +12,17 @@ from paceline.watch.run_page import serve_page
 from written_runs import begun, two_updates, write_run
 
 
-def test_the_page_is_served_until_a_condition_holds(tmp_path, capsys):
+def test_the_page_is_served_until_a_condition_holds(tmp_path):
     write_run(tmp_path / "run", two_updates())
     over = Event()
     over.set()
-    serve_page(tmp_path / "run", Address(port=0), over.is_set)
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+\n", capsys.readouterr().out)
+    urls = []
+    serve_page(tmp_path / "run", Address(port=0), urls.append, over.is_set)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", *urls)
 
 
-def test_another_port_is_taken_if_the_default_one_is_in_use(tmp_path, capsys):
+def test_another_port_is_taken_if_the_default_one_is_in_use(tmp_path):
+    urls = []
     write_run(tmp_path / "run", two_updates())
     over = Event()
     over.set()
@@ -28,11 +30,11 @@ def test_another_port_is_taken_if_the_default_one_is_in_use(tmp_path, capsys):
         with suppress(OSError):  # it is in use already
             busy.bind(("127.0.0.1", PORT))
             busy.listen()
-        serve_page(tmp_path / "run", None, over.is_set)
-    assert not capsys.readouterr().out.endswith(f":{PORT}\n")
+        serve_page(tmp_path / "run", None, urls.append, over.is_set)
+    assert not urls[0].endswith(f":{PORT}")
 
 
 def test_a_log_that_no_run_writes_ends_the_page_with_an_error(tmp_path):
     write_run(tmp_path / "run", [begun(), DecisionMade(0.0, "learning_rate", "", numbers={})])
     with pytest.raises(UsageError, match=r"run holds what no run writes \(KeyError: 'scale'\)"):
-        serve_page(tmp_path / "run", Address(port=0))
+        serve_page(tmp_path / "run", Address(port=0), [].append)
