@@ -105,6 +105,7 @@ def ink(page, chart):
     return page.evaluate(f"document.querySelector('#{chart} canvas').toDataURL()")
 
 
+@pytest.mark.slow
 def test_the_page_follows_a_run_that_writes_stops_and_is_resumed(open_page, tmp_path):
     folder = tmp_path / "run"
     with page_of(folder) as url:

@@ -59,7 +59,10 @@ def test_a_run_grows_and_shrinks_and_uses_every_sample_once_an_epoch(protocol):
     assert times_applied(model) == [epochs] * samples
 
 
-@pytest.mark.parametrize(("protocol", "late"), [("k_sync(k=3)", 3), ("all_reduce", 2), ("dc_s3gd", 2)])
+@pytest.mark.parametrize(
+    ("protocol", "late"),
+    [("k_sync(k=3)", 3), ("all_reduce", 2), pytest.param("dc_s3gd", 2, marks=pytest.mark.slow)],
+)
 def test_a_run_begins_without_a_worker_that_is_late_and_admits_it_later(protocol, late, caplog):
     def is_complete(seen):
         return seen.joined == [2] and seen.used_since[2] >= 3

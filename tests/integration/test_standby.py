@@ -42,7 +42,7 @@ def run_to_takeover(job, n, version, torchrun=None, **settings):
     return ends
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "asp"])
+@pytest.mark.parametrize("protocol", ["bsp", pytest.param("k_sync(k=2)", marks=pytest.mark.slow), "asp"])
 def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
     ends = run_to_takeover(tiny_job(), 3, 10, protocol=protocol, stop="updates=30")
     [resumed] = ends[0].of(RunResumed)
@@ -100,8 +100,8 @@ def test_every_sample_is_used_once_an_epoch_though_rank_0_is_killed(protocol):
     "settings",
     [
         {"protocol": "dbw", "measure_steps": True},
-        {"protocol": "bsp + local_steps(H=2, outer=nesterov)"},
-        {"protocol": "bsp@updates=5 >> asp"},
+        pytest.param({"protocol": "bsp + local_steps(H=2, outer=nesterov)"}, marks=pytest.mark.slow),
+        pytest.param({"protocol": "bsp@updates=5 >> asp"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_standby_has_the_state_of_every_part(settings, tmp_path):

@@ -316,21 +316,27 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
     assert "old" not in shown
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """Kept results of the comparison."""
+    return all_lines(settings.RESULTS)
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_page_of_a_pattern_shows_the_kept_results(pattern):
+def test_the_page_of_a_pattern_shows_the_kept_results(pattern, kept):
     page = (table.PAGES / f"{pattern}.md").read_text()
-    assert table.with_tables(page, table.tables(pattern, all_lines(settings.RESULTS))) == page
+    assert table.with_tables(page, table.tables(pattern, kept)) == page
 
 
-def test_the_overview_shows_the_kept_results():
+def test_the_overview_shows_the_kept_results(kept):
     page = (table.PAGES / "index.md").read_text()
     checked = table.check(Store(settings.RESULTS / "real.jsonl").lines())
-    assert table.with_tables(page, [*table.overview(all_lines(settings.RESULTS)), *checked]) == page
+    assert table.with_tables(page, [*table.overview(kept), *checked]) == page
 
 
-def test_the_readme_shows_the_kept_results():
+def test_the_readme_shows_the_kept_results(kept):
     page = table.README.read_text()
-    assert table.with_tables(page, table.summary(all_lines(settings.RESULTS))) == page
+    assert table.with_tables(page, table.summary(kept)) == page
 
 
 def test_the_page_says_what_the_advice_says():
