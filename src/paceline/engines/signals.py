@@ -20,14 +20,16 @@ class Signals:
 
     Attributes:
         caught: name of the signal, or a spot notice in text; empty before the first one.
+        is_notice: whether a spot notice came first.
         reader: file descriptor that becomes readable with the signal.
     """
 
     def __init__(self, notice: str | None = None) -> None:
         self.caught = ""
+        self.is_notice = False
         self.reader = self._writer = -1
         self._previous: dict[int, Any] = {}
-        self._notice_watch = NoticeWatch(notice, self._record)
+        self._notice_watch = NoticeWatch(notice, self._on_notice)
 
     def install(self) -> None:
         """Install the handlers if this is the main thread; take over a SIGTERM that was held."""
@@ -48,6 +50,10 @@ class Signals:
         self._previous.clear()
         os.close(self.reader)
         os.close(self._writer)
+
+    def _on_notice(self, notice: str) -> None:
+        self.is_notice = not self.caught
+        self._record(notice)
 
     def _record(self, caught: str) -> None:
         self.caught = self.caught or caught

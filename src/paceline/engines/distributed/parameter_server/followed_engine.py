@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.events import Event
+from paceline.core.events import AbortRun, Event
 from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
@@ -19,10 +19,19 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.transport import messages
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+
+
+class HandedOver(SystemExit):
+    """Exit of rank 0, which leaves the run to its standby."""
 
 
 class FollowedEngine(ParameterServerEngine):
     """Parameter server engine that sends its events and the mean gradients of its updates to a standby.
+
+    On a spot notice it closes all connections without a word, so that the standby goes on.
 
     Args:
         rank: settings of this process.
@@ -33,6 +42,7 @@ class FollowedEngine(ParameterServerEngine):
 
     def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients) -> None:
         super().__init__(rank, server, layout, shards)
+        self._hands_over = False
         self._standby = StandbyStream(
             layout, self._peer_events, lambda: len(self._ready()), is_sync=rank.cluster.standby_sync
         )
@@ -44,6 +54,19 @@ class FollowedEngine(ParameterServerEngine):
     def _missing(self) -> str:
         is_missing = self._standby.is_missing and not self.signals.caught
         return super()._missing() or ("the standby" if is_missing else "")
+
+    def abort_by_signal(self) -> AbortRun:
+        """Return the event of the signal; on a spot notice, leave the run to the standby.
+
+        Raises:
+            HandedOver: the standby has all updates, and goes on.
+        """
+        if self.signals.is_notice and self._standby.is_there:
+            LOG.warning("%s: the standby goes on with the run", self.signals.caught)
+            self._standby.flush()
+            self._hands_over = True
+            raise HandedOver(self._cluster.leaving_status)
+        return super().abort_by_signal()
 
     def _following(self) -> Event:
         event = super()._following()
@@ -69,6 +92,8 @@ class FollowedEngine(ParameterServerEngine):
         self._standby.check_workers()
 
     def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
+        if self._hands_over:
+            return
         peer_ids = self._standby.send_end(end)
         super()._send_end(acceptor, end)
         acceptor.join(peer_ids, GRACE_S)

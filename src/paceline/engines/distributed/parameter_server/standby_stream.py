@@ -54,6 +54,11 @@ class StandbyStream:
         self._sent = self._received = 0  # versions
         self._workers_then: int | None = None  # when the standby was lost
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the standby follows this process."""
+        return self._peer is not None and not self.is_missing
+
     def on_join(self, peer: AcceptedPeer) -> None:
         """Add the standby; one that comes back has missed updates, so it has to end."""
         if not self.is_missing or self._peer is not None:
@@ -113,6 +118,10 @@ class StandbyStream:
         self._sent = update.version
         if self._is_sync:
             self._await(update.version)
+
+    def flush(self) -> None:
+        """Wait until the standby has all updates that were sent."""
+        self._await(self._sent)
 
     def send_end(self, end: messages.End) -> list[int]:
         """Send the end of the run; return the ids of the processes that it was sent to."""
