@@ -10,6 +10,7 @@ import paceline as pl
 from end_when import FOREVER
 from paceline.core.records import RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
+from paceline.engines.signals import Signals
 from rank_threads import LIMIT_S, ranks, run
 from ranks import flat
 from tiny_counting import BATCH, counting_job, times_applied
@@ -83,31 +84,31 @@ def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
 
 
 def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(tmp_path, monkeypatch):
-    monkeypatch.setattr(notice_watch, "POLL_S", 0.02)
-    place, has_restarted = tmp_path / "preempt", threading.Event()
+    place, is_noticed, on_notice = tmp_path / "preempt", threading.Event(), Signals._on_notice
+
+    def tell(signals, notice):
+        on_notice(signals, notice)
+        is_noticed.set()
 
     class Watching(pl.Callback):
-        def on_record(self, record):
-            super().on_record(record)
-            if isinstance(record, RunResumed):
-                has_restarted.set()
-
         def on_update(self, update):
             if update.version == 5:
                 place.touch()
+                assert is_noticed.wait(LIMIT_S)
 
+    monkeypatch.setattr(Signals, "_on_notice", tell)
+    monkeypatch.setattr(notice_watch, "POLL_S", 0.02)
     samples, epochs = 12 * BATCH, 4
     train = counting_job(samples)
-    gated = waiting_for(has_restarted, train, gradients=20)
     settings = {"protocol": "asp", "stop": f"epochs={epochs}", "callbacks": [Watching()]}
-    with ranks(4, gated, STANDBY, **settings) as job:
+    with ranks(4, train, STANDBY, **settings) as job:
         job.start(0, torchrun={"notice": str(place)})
         job.start_workers()
         with pytest.raises(SystemExit) as left:
             job.end(0)
         end = job.end("standby")
     assert left.value.code == 128 + signal.SIGTERM
-    assert end.stopped_by == "epochs"
+    assert (end.stopped_by, [resumed.version for resumed in end.of(RunResumed)]) == ("epochs", [5])
     model = train.model()
     model.load_state_dict(end.parameters)
     assert times_applied(model) == [epochs] * samples
