@@ -219,14 +219,15 @@ def test_the_run_goes_on_without_a_standby(caplog):
     assert "the standby is lost, and the run goes on without one" in caplog.text
 
 
-def test_rank_0_ends_if_the_standby_and_most_workers_are_gone():
+@pytest.mark.parametrize(("standby_at", "workers_at"), [(5, 10), (5, 5)])
+def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, workers_at):
     class KillMost(pl.Callback):
         def on_update(self, update):
-            if update.version == 5:
-                job.processes["standby"].kill()
-            if update.version == 10:
+            if update.version == workers_at:
                 job.processes[1].kill()
                 job.processes[2].kill()
+            if update.version == standby_at:
+                job.processes["standby"].kill()
 
     with ranks(4, tiny_job(), STANDBY, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
         job.start_all()

@@ -88,9 +88,9 @@ class Coordinator:
         return self._run.workload
 
     @property
-    def live_workers(self) -> int:
-        """Number of workers that take part."""
-        return self._membership.table.live
+    def live_workers(self) -> list[int]:
+        """Workers that take part."""
+        return self._membership.table.active()
 
     @property
     def stopped(self) -> bool:

@@ -44,7 +44,11 @@ class FollowedEngine(ParameterServerEngine):
         super().__init__(rank, server, layout, shards)
         self._hands_over = False
         self._standby = StandbyStream(
-            layout, self._peer_events, lambda: len(self._ready()), is_sync=rank.cluster.standby_sync
+            layout,
+            self._peer_events,
+            self._ready,
+            lambda: self._coordinator.live_workers,
+            is_sync=rank.cluster.standby_sync,
         )
 
     def _start_workers(self) -> None:

@@ -131,7 +131,7 @@ class StandbyEngine(Engine):
             applied = UpdateApplied(self.now, coordinator.version, self._step)
             seen(self.now, applied, coordinator.handle(applied))
         self._successor.resume_at(coordinator.version, self.now)
-        self._successor.needed_workers = coordinator.live_workers // 2 + 1
+        self._successor.known_workers = coordinator.live_workers
         restarted = Restarted(self.now, self._rank.cluster.n, self._stop)
         with self._successor as engine:
             return engine.run(coordinator, seen, restarted)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 
 from paceline.core.events import Apply, Event
 from paceline.engines.distributed.parameter_server.shard_clients import HasConnection
@@ -33,7 +34,8 @@ class StandbyStream:
     Args:
         layout: layout of the gradients.
         events: queue in which the messages of the standby arrive.
-        workers: function that returns the number of workers that are there.
+        workers: function that returns the workers that are connected.
+        live: function that returns the workers that take part in the run, as far as its coordinator knows.
         is_sync: whether a version waits until the standby has it.
 
     Attributes:
@@ -41,18 +43,27 @@ class StandbyStream:
     """
 
     def __init__(
-        self, layout: FlatLayout, events: EventQueue[PeerEvent], workers: Callable[[], int], *, is_sync: bool
+        self,
+        layout: FlatLayout,
+        events: EventQueue[PeerEvent],
+        workers: Callable[[], Collection[int]],
+        live: Callable[[], Collection[int]],
+        *,
+        is_sync: bool,
     ) -> None:
         self.is_missing = True
         self._is_sync = is_sync
         self._events = events
         self._workers = workers
+        self._live = live
         self._mean = layout.allocate()
         self._peer: AcceptedPeer | None = None
         self._address: StandbyAddress | None = None
         self._pending: list[FollowedEvent] = []
         self._sent = self._received = 0  # versions
-        self._workers_then: int | None = None  # when the standby was lost
+        self._is_lost = False
+        # The live workers that the standby knows: those of the two newest messages, of which it may lack the last.
+        self._told: deque[set[int]] = deque(maxlen=2)
 
     @property
     def is_there(self) -> bool:
@@ -76,8 +87,9 @@ class StandbyStream:
         match event:
             case PeerLost(_, reason):
                 LOG.warning("the standby is lost, and the run goes on without one: %s", reason)
-                self._peer, self._address, self._workers_then = None, None, self._workers()
+                self._peer, self._address, self._is_lost = None, None, True
                 self._pending.clear()
+                self.check_workers()
             case PeerMessage(_, StandbyListens(port)):
                 self._address = StandbyAddress(self._peer.connection.peer_host, port)
                 self.is_missing = False
@@ -88,14 +100,15 @@ class StandbyStream:
         """Check that the workers that are left have not all gone to the standby.
 
         Raises:
-            RunError: the standby was lost, and fewer than half of the workers that were there then are left.
+            RunError: the standby was lost, and fewer than half of the workers that it knows are left.
         """
-        left, then = self._workers(), self._workers_then
-        if then is not None and 2 * left < then:
-            raise RunError(
-                f"the standby and {then - left} of {then} workers cannot be reached: they may go "
-                "on without this process, so it ends"
-            )
+        for known in self._told if self._is_lost else ():
+            gone = known.difference(self._workers())
+            if 2 * len(gone) > len(known):
+                raise RunError(
+                    f"the standby and {len(gone)} of {len(known)} workers cannot be reached: they may go on without "
+                    "this process, so it ends"
+                )
 
     def send_address(self, workers: Iterable[HasConnection]) -> None:
         """Tell workers where the standby listens."""
@@ -135,6 +148,7 @@ class StandbyStream:
         assert self._peer is not None
         self._peer.connection.send(message)
         self._pending = []
+        self._told.append(set(self._live()))
 
     def _await(self, version: int) -> None:
         while self._peer is not None and self._received < version:

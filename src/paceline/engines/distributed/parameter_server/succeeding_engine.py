@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from paceline.clusters.devices import cores
@@ -21,8 +22,8 @@ from paceline.server.parameter_server import ParameterServer
 class SucceedingEngine(ParameterServerEngine):
     """Parameter server engine that listens from the beginning, and admits workers once it runs.
 
-    It begins with more than half of the workers, so that no two servers can train with them at the same time. The
-    others join later. An evaluation waits until its own evaluator has started.
+    It begins with more than half of the workers that rank 0 had, so that no two servers train with them at the same
+    time. The others join later. An evaluation waits until its own evaluator has started.
 
     Args:
         rank: settings of this process.
@@ -30,10 +31,10 @@ class SucceedingEngine(ParameterServerEngine):
         layout: layout of the model.
 
     Attributes:
-        needed_workers: number of workers with which the run goes on.
+        known_workers: workers that took part at rank 0.
     """
 
-    needed_workers = 1
+    known_workers: Collection[int] = ()
 
     def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout) -> None:
         super().__init__(rank, server, layout, ShardClients([0]))
@@ -62,8 +63,8 @@ class SucceedingEngine(ParameterServerEngine):
         self._events = deque(not_joined(self._cluster, self._ready(), self.now))
 
     def _lacking(self) -> str:
-        found = len(self._ready())
-        return "" if found >= self.needed_workers else f"{self.needed_workers - found} more workers of rank 0"
+        needed = len(self.known_workers) // 2 + 1 - len({*self.known_workers} & {*self._ready()})
+        return f"{needed} more workers of rank 0" if needed > 0 else ""
 
     def evaluate(self, command: Evaluate) -> None:
         """Evaluate a version, once there is an evaluator."""
