@@ -29,6 +29,7 @@ def main() -> None:
     rank, snapshots = dist.get_rank(), Snapshots(task.every)
     updates = min(task.gradients // task.live, given.updates or task.gradients)
     result = train(task, job, updates, snapshots)
+    dist.barrier()  # a rank that ends while another one uses the group may abort
     dist.destroy_process_group()
     if rank == 0:
         given.out.write_text(json.dumps({"evaluated": snapshots.evaluated(job, task.seed), **result}))
