@@ -138,8 +138,7 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         self._use_idle_cores()
-        step = self._server.apply(command)
-        self._publish(command.version)
+        step = self._server.apply(command, self._versions.publish(command.version))
         self._snapshot_parameters()
         self.now = self._elapsed_s()
         self.report_step(command, step)

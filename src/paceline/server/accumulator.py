@@ -1,8 +1,8 @@
-"""Gradient accumulation: running means in place, and clipping of the finished mean."""
+"""Gradient accumulation: running means in place, and the last part of a mean in blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
+from paceline.utils.blocks import BLOCK, in_blocks
 
 
 class _Queued(NamedTuple):
@@ -59,6 +60,31 @@ class GradientAccumulator:
         """Add the whole queue to the mean; the queued gradients may be overwritten afterwards."""
         if not self._queue:
             return
+        weights = self._flush_buffers()
+        new = [queued.gradient for queued in self._queue]
+        for mean, *gradients in zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
+            for block, *blocks in in_blocks(mean, *gradients):
+                _update_mean(block, blocks, weights)
+        self._queue.clear()
+
+    def finish(self) -> MeanGradient:
+        """Return the mean of the update, and begin the next update.
+
+        A single gradient is its own mean, without a copy. The queue is added when the mean is read.
+        """
+        new = [queued.gradient for queued in self._queue]
+        if len(new) == 1 and not self._samples:
+            mean = MeanGradient(new, [1.0], new[0], self._count, is_borrowed=True)
+        elif self._samples:
+            mean = MeanGradient([self.mean, *new], [1.0, *self._flush_buffers()], self.mean, self._count)
+        else:
+            mean = MeanGradient(new, self._flush_buffers(), self.mean, self._count)
+        self._queue.clear()
+        self._count, self._samples, self._weight = 0, 0, 0.0
+        return mean
+
+    def _flush_buffers(self) -> list[float]:
+        """Add the buffers of the queue to the mean; return the weights of the queued gradients in the running mean."""
         weights, shares = [], []
         for queued in self._queue:
             self._samples += queued.samples
@@ -66,27 +92,12 @@ class GradientAccumulator:
             weights.append(queued.weight / self._weight)
             shares.append(queued.samples / self._samples)
         new = [queued.gradient for queued in self._queue]
-        for mean, *gradients in zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
-            _update_mean(mean, gradients, weights)
         for mean, *changes in zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True):
             if mean.is_floating_point() or mean.is_complex():
                 _update_mean(mean, changes, shares)
             else:
                 _update_sum(mean, changes, is_first=shares[0] == 1.0)
-        self._queue.clear()
-
-    def finish(self) -> tuple[FlatBuffers, int]:
-        """Return the mean of the update and its number of queued gradients, and begin the next update.
-
-        A single gradient is its own mean and is returned without a copy.
-        """
-        if len(self._queue) == 1 and not self._samples:
-            mean = self._queue.pop().gradient
-        else:
-            self.flush()
-            mean = self.mean
-        count, self._count, self._samples, self._weight = self._count, 0, 0, 0.0
-        return mean, count
+        return weights
 
     def state_dict(self) -> dict[str, Any]:
         """Return the mean and its weights; the queue is flushed first."""
@@ -107,12 +118,62 @@ class GradientAccumulator:
                 copy_checked(view, tensor)
 
 
-def clip(flats: Sequence[Tensor], norm: float, max_norm: float) -> None:
-    """Scale a vector of this norm down to `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
-    factor = max_norm / (norm + 1e-6)
-    if factor < 1.0:
-        for flat in flats:
-            flat.mul_(factor)
+class MeanGradient:
+    """Mean gradient of an update, whose last part is computed when it is read: as a whole, or block by block.
+
+    Args:
+        vectors: vectors of the running mean, in order.
+        weights: weight of each vector in the mean of the vectors up to it, in (0, 1]; that of the first is 1.
+        storage: storage of the whole mean, whose buffers are complete; the first vector may be the same.
+        count: number of gradients in the mean, >= 1.
+        is_borrowed: whether the storage belongs to a worker.
+    """
+
+    def __init__(
+        self,
+        vectors: Sequence[FlatBuffers],
+        weights: Sequence[float],
+        storage: FlatBuffers,
+        count: int,
+        *,
+        is_borrowed: bool = False,
+    ) -> None:
+        self.count = count
+        self.is_borrowed = is_borrowed
+        self._vectors = vectors
+        self._weights = weights
+        self._storage = storage
+
+    @property
+    def flat_buffers(self) -> list[Tensor]:
+        """Flat vectors of the changes of the buffers."""
+        return self._storage.flat_buffers
+
+    @property
+    def whole(self) -> FlatBuffers:
+        """Mean in its storage, computed at the first access."""
+        if len(self._vectors) > 1:
+            for vectors in zip(*(each.flat_parameters for each in (self._storage, *self._vectors)), strict=True):
+                for mean, *blocks in in_blocks(*vectors):
+                    _update_mean(mean, blocks, self._weights)
+            self._vectors, self._weights = [self._storage], [1.0]
+        return self._storage
+
+    def blocks(self, number: int, elements: slice) -> Iterator[Tensor]:
+        """Yield the blocks of a range of one flat vector, each valid until the next one.
+
+        A block is part of the mean if `whole` was read or the mean has one vector; else it is a copy.
+        """
+        vectors = [each.flat_parameters[number][elements] for each in self._vectors]
+        if len(vectors) == 1:
+            for (block,) in in_blocks(*vectors):
+                yield block
+            return
+        scratch = vectors[0].new_empty(min(BLOCK, len(vectors[0])))
+        for blocks in in_blocks(*vectors):
+            mean = scratch[: len(blocks[0])]
+            _update_mean(mean, blocks, self._weights)
+            yield mean
 
 
 def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:

@@ -113,6 +113,15 @@ class FlatLayout:
         """Return one view per parameter of flat vectors."""
         return _views([section for section, _ in self.sections], flats)
 
+    def parameter_ranges(self) -> list[tuple[int, slice]]:
+        """Return the number of the flat vector of each parameter, and its range there."""
+        ranges: list[tuple[int, slice]] = []
+        first = 0
+        for section, _ in self.sections:
+            ranges += section.ranges(first)
+            first += len(section.groups)
+        return ranges
+
     def flatten_parameters(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the flat vectors of one tensor per parameter."""
         flats: list[Tensor] = []
@@ -153,6 +162,15 @@ class _Section:
 
     def flats(self, memory: Tensor) -> list[Tensor]:
         return [memory[each].view(dtype) for dtype, each in self._ranges]
+
+    def ranges(self, first: int) -> list[tuple[int, slice]]:
+        found: dict[int, tuple[int, slice]] = {}
+        for number, (_, members) in enumerate(self.groups, first):
+            start = 0
+            for i, shape in members:
+                found[i] = (number, slice(start, start + prod(shape)))
+                start += prod(shape)
+        return [found[i] for i in range(self.count)]
 
 
 def _views(sections: Sequence[_Section], flats: Sequence[Tensor]) -> list[Tensor]:

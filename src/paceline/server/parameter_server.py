@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite, nan
+from math import isfinite
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from paceline.core.events import Apply, Compensation, Step
 from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import BLOCK, Compensator, StaleGradient, squared_norm
-from paceline.server.accumulator import GradientAccumulator, clip
+from paceline.server.accumulator import GradientAccumulator
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
-from paceline.server.step_stats import StepMeter, squared_norm_of
+from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
 from paceline.server.workload_scheduler import WorkloadScheduler
 from paceline.server.zero_gradients import ZeroGradientMonitor
 from paceline.utils.user_code import at_place
@@ -77,7 +77,7 @@ class ParameterServer:
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
-        self._meter = StepMeter(self.optimizer, self.state.flat_parameters, self._vector)
+        self._optimizer_step = OptimizerStep(self.optimizer, self._parameters, layout, self._vector, job.clip_norm)
         self.scheduler = WorkloadScheduler(job, self.optimizer, per_epoch, workers)
 
     def watch_gradients(self) -> None:
@@ -91,7 +91,6 @@ class ParameterServer:
     def rebind_storage(self, storage: FlatBuffers) -> None:
         """Continue with the parameters and buffers in another storage on the same device; the old one is unchanged."""
         self.state = storage
-        self._meter.parameters = storage.flat_parameters
         self._rebind_model()
 
     @property
@@ -107,11 +106,6 @@ class ParameterServer:
         """
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-
-    @property
-    def _max_learning_rate(self) -> float:
-        """Largest learning rate of all parameter groups; that of the first may be 0 because the group is frozen."""
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     @property
     def scaled_part(self) -> str:
@@ -141,7 +135,7 @@ class ParameterServer:
         now = self.state.flat_parameters
         delayed = StaleGradient(
             staleness,
-            self._max_learning_rate,
+            max_learning_rate(self.optimizer),
             squared_norm,
             gradient.flat_parameters,
             now,
@@ -185,62 +179,48 @@ class ParameterServer:
         """Add all queued gradients to the mean; they may be overwritten afterwards."""
         self._accumulator.flush()
 
-    def apply(self, update: Apply) -> Step | None:
-        """Make one update of the enqueued gradients; return the measured step, None if `update.measure` is false."""
-        step = self.step(update)
-        self.scheduler.advance(update.workload)
-        return step and step._replace(next_learning_rate=self._max_learning_rate)
+    def apply(self, update: Apply, version: FlatBuffers | None = None) -> Step | None:
+        """Make one update of the enqueued gradients; return the measured step, None if `update.measure` is false.
 
-    def step(self, update: Apply) -> Step | None:
+        Args:
+            update: update to make.
+            version: storage of the new version, which may be that of the state; None for no version.
+        """
+        step = self.step(update, None if version is self.state else version)
+        self.scheduler.advance(update.workload)
+        return step and step._replace(next_learning_rate=max_learning_rate(self.optimizer))
+
+    def step(self, update: Apply, version: FlatBuffers | None = None) -> Step | None:
         """Step the optimizer as `apply` does, without advancing the schedule."""
-        mean, count = self._accumulator.finish()
+        mean = self._accumulator.finish()
         if self.on_mean is not None:
-            self.on_mean(mean, update)
+            self.on_mean(mean.whole, update)
         if self._monitor is not None:
-            self._monitor.observe(mean.parameters, count, update)
+            self._monitor.observe(mean.whole.parameters, mean.count, update)
             self._monitor = None if self._monitor.is_over else self._monitor
-        lr_scale = update.lr_scale
+        lr_scale, factor = update.lr_scale, 1.0
         if update.step_scale != 1.0 and self.scaled_part == "learning rate":
             lr_scale *= update.step_scale
-        elif update.step_scale != 1.0:
-            for flat in mean.flat_parameters:
-                flat.mul_(update.step_scale)
-        with stepping(
-            self.optimizer, lr_scale, update.momentum_limit, update.weight_decay_scale, update.momentum_power
-        ):
-            step = self._step(mean, update.measure)
+        else:
+            factor = update.step_scale
+        failure = f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"
+        changed = (update.momentum_limit, update.weight_decay_scale, update.momentum_power)
+        with at_place(failure), stepping(self.optimizer, lr_scale, *changed):
+            step = self._optimizer_step.make(mean, self.state, version, factor=factor, measure=update.measure)
         for buffers, change in zip(self.state.flat_buffers, mean.flat_buffers, strict=True):
             if buffers.dtype == torch.bool:
                 buffers.copy_(change)
             else:
                 buffers.add_(change)
+        if version is not None:
+            for copy, buffers in zip(version.flat_buffers, self.state.flat_buffers, strict=True):
+                copy.copy_(buffers)
         return step
 
-    def _step(self, mean: FlatBuffers, measure: bool) -> Step | None:
-        clip_norm, learning_rate = self._job.clip_norm, self._max_learning_rate
-        squared_norm = nan
-        if measure or clip_norm is not None:
-            [squared_norm] = self._vector.summed([squared_norm_of(mean.flat_parameters)])
-        if measure:
-            self._meter.before()
-        if clip_norm is not None:
-            clip(mean.flat_parameters, squared_norm**0.5, clip_norm)
-        self._run_optimizer(mean)
-        return self._meter.after(mean.flat_parameters, squared_norm, learning_rate) if measure else None
-
-    def _run_optimizer(self, mean: FlatBuffers) -> None:
-        for parameter, gradient in zip(self._parameters, mean.parameters, strict=True):
-            parameter.grad = gradient
-        before = [flat._version for flat in mean.flat_parameters]
-        with at_place(f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"):
-            self.optimizer.step()
-        if before != [flat._version for flat in mean.flat_parameters] and mean is not self._accumulator.mean:
-            for flat in mean.flat_parameters:  # the optimizer wrote into a worker's gradient: the worker expects zeros
-                flat.zero_()  # in the parameters that it has not written itself
-
     def publish(self, version: FlatBuffers) -> None:
-        """Copy the parameters and buffers into the storage of a version."""
-        version.copy_(self.state)
+        """Copy the parameters and buffers into the storage of a version, which may be that of the state."""
+        if version is not self.state:
+            version.copy_(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, buffers, optimizer, schedule and the accumulated gradients of all shards.

@@ -19,24 +19,21 @@ class StepMeter:
 
     Args:
         optimizer: optimizer whose steps are measured.
-        parameters: flat vectors that its step moves.
-        vector: full vector, of which `parameters` may be one shard.
-
-    Attributes:
-        parameters: current flat vectors, assigned again when the server changes its storage.
+        vector: full vector, of which the measured parameters may be one shard.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], vector: FullVector) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, vector: FullVector) -> None:
         self._optimizer = optimizer
-        self.parameters = parameters
         self._vector = vector
+        self._parameters: Sequence[Tensor] = ()
         self._before: list[Tensor] = []
 
-    def before(self) -> None:
-        """Copy the parameters, unless the step can be computed."""
+    def before(self, parameters: Sequence[Tensor]) -> None:
+        """Copy the flat vectors that the next step moves, unless the step can be computed."""
+        self._parameters = parameters
         if not self._is_plain_sgd():
-            self._before = self._before or [torch.empty_like(flat) for flat in self.parameters]
-            for copy, flat in zip(self._before, self.parameters, strict=True):
+            self._before = self._before or [torch.empty_like(flat) for flat in parameters]
+            for copy, flat in zip(self._before, parameters, strict=True):
                 copy.copy_(flat)
 
     def after(self, gradient: Sequence[Tensor], squared_norm: float, learning_rate: float) -> Step:
@@ -61,7 +58,7 @@ class StepMeter:
 
     def _moved_along(self, gradient: Sequence[Tensor]) -> tuple[float, float]:
         """Return g.s and ||s||^2."""
-        steps = [copy.sub_(flat) for copy, flat in zip(self._before, self.parameters, strict=True)]
+        steps = [copy.sub_(flat) for copy, flat in zip(self._before, self._parameters, strict=True)]
         along = sum(_dot(piece, step) for piece, step in zip(gradient, steps, strict=True))
         return along, squared_norm_of(steps)
 

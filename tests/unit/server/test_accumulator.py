@@ -31,7 +31,8 @@ def test_the_mean_is_the_same_whenever_the_queue_is_added(accumulate_after):
         accumulator.enqueue(*each)
         if number in accumulate_after:
             accumulator.accumulate()
-    mean, count = accumulator.finish()
+    finished = accumulator.finish()
+    mean, count = finished.whole, finished.count
     assert count == 3
     assert torch.allclose(mean.parameters[0], torch.tensor(MEAN, dtype=torch.float64), rtol=1e-12)
     by_samples = sum(value * samples for value, samples in zip(VALUES, SAMPLES, strict=True)) / sum(SAMPLES)
@@ -46,7 +47,7 @@ def test_a_single_gradient_is_its_own_mean():
     for gradient in (first, second):
         accumulator.enqueue(gradient, 8, 1.0)
         accumulator.accumulate()
-        assert accumulator.finish() == (gradient, 1)
+        assert accumulator.finish().whole is gradient
 
 
 def test_a_restored_accumulator_continues_the_mean():
@@ -57,5 +58,5 @@ def test_a_restored_accumulator_continues_the_mean():
         saved.enqueue(*each)
     restored.load_state_dict(saved.state_dict())
     restored.enqueue(*last)
-    mean, _ = restored.finish()
+    mean = restored.finish().whole
     assert torch.allclose(mean.parameters[0], torch.tensor(MEAN, dtype=torch.float64), rtol=1e-12)

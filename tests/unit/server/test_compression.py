@@ -110,7 +110,7 @@ def test_differences_bring_the_receiver_to_the_version_and_both_ends_agree(text)
     server = ParameterServer(job, model, layout, None)
     published = PublishedVersions(server, layout, make_format(text, layout))
     receiver = WireBuffer(make_format(text, layout), layout.allocate())
-    published.publish_storage(0)
+    published.publish(0)
     distances = []
     for _ in range(200):
         buckets, is_difference = published.message(7, 0, is_new=True)

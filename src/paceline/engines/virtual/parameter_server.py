@@ -84,9 +84,8 @@ class VirtualEngine(TimingEngine):
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""
         super().apply(command)
-        step = self._server.apply(command)
+        step = self._server.apply(command, self._versions.publish(command.version))
         self.report_step(command, step)
-        self._server.publish(self._versions.publish(command.version))
 
     def evaluate(self, command: Evaluate) -> None:
         """Evaluate the version, in zero virtual time."""

@@ -199,9 +199,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _on_version_released(self, version: int) -> None:
         self._shards.send(task_messages.ReleaseVersion(version))
 
-    def _publish(self, version: int) -> None:
-        self._published.publish_storage(version)
-
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
         sends_version, debug = worker.newest_sent != command.version, self._cluster.debug
         buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)

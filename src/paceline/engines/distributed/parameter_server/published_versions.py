@@ -45,13 +45,13 @@ class PublishedVersions(VersionStore):
         self._has_rebound = False
         self._copied: FlatBuffers | None = None  # copy of what the server holds, for the next rebind
 
-    def publish_storage(self, version: int) -> None:
-        """Publish the server's storage as this version."""
+    def publish(self, version: int) -> FlatBuffers:
+        """Return the server's own storage for the new version, and release the version before it."""
         self._has_rebound = self._newest is not None and self._server.state is not self[self._newest]
         if self._copied is not None:  # copy of the previous version, which was not needed
             self._free.append(self._copied)
             self._copied = None
-        self.add(version, self._server.state)
+        return self.add(version, self._server.state)
 
     def release(self, version: int) -> None:
         """Release one reader's hold on a version."""

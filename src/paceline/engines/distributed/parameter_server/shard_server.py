@@ -209,15 +209,14 @@ class _ShardServer:
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
         if command.rebinds:
             self._published.rebind()
-        self._server.apply(command.update)
         version = command.update.version
-        self._publish(version)
+        self._server.apply(command.update, self._publish(version))
         self._rank_0.send(task_messages.UpdateDone(version))
 
-    def _publish(self, version: int) -> None:
-        """Publish a version and keep it until rank 0 releases it."""
-        self._published.publish_storage(version)
-        self._published.acquire(version)
+    def _publish(self, version: int) -> FlatBuffers:
+        """Return the storage of a new version, which is kept until rank 0 releases it."""
+        self._published.publish(version)
+        return self._published.acquire(version)
 
     def _send(
         self,

@@ -129,7 +129,7 @@ def test_a_server_that_moves_goes_on_as_one_that_stays(optimizer):
 def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
     server, layout, update = served(sgd(), measure=False)
     published = PublishedVersions(server, layout, WireFormat(wire, layout))
-    published.publish_storage(0)
+    published.publish(0)
     places, held = [], []
     for version in range(1, 7):
         is_held = version in {2, 3}
@@ -140,7 +140,7 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
         assert sum(torch.equal(published.packed(version - 1), before) for _, before in held) == is_held
         published.reserve()
         update()
-        published.publish_storage(version)
+        published.publish(version)
         places.append(server.state)
         assert all(torch.equal(*pair) for pair in held)
     assert [places[i] is not places[i - 1] for i in range(1, 6)] == [True, True, False, False, False]
@@ -154,7 +154,7 @@ def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_la
     server, layout, update = served(sgd(momentum=0.9), measure=False)
     stayer, _, update_stayer = served(sgd(momentum=0.9), measure=False)
     published = PublishedVersions(server, layout, WireFormat("float32", layout))
-    published.publish_storage(0)
+    published.publish(0)
     copies = []
     copy = FlatBuffers.copy_
     monkeypatch.setattr(FlatBuffers, "copy_", lambda self, other: copies.append(other) or copy(self, other))
@@ -170,6 +170,6 @@ def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_la
         late.append(len(copies) - ahead[-1])
         update()
         update_stayer()
-        published.publish_storage(version)
+        published.publish(version)
         assert torch.equal(server.state.memory, stayer.state.memory)
     assert (ahead, late) == ([0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1])

@@ -1,0 +1,261 @@
+"""SGD, Adam and AdamW of torch on blocks of flat vectors: an update reads and writes each vector once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
+
+from paceline.server.accumulator import MeanGradient
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.utils.blocks import BLOCK, in_blocks
+
+
+class BlockStep(Protocol):
+    """Step of an optimizer on a block, by operations on each element alone."""
+
+    def __call__(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+        """Step the parameters and the state in place; `scratch` has the size of the block, and any content."""
+
+
+@dataclass(frozen=True)
+class SGDStep:
+    """Step of `torch.optim.SGD`, with its momentum if there is any."""
+
+    lr: float
+    momentum: float
+    dampening: float
+    nesterov: bool
+    weight_decay: float
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> SGDStep:
+        """Return the next step of a parameter group."""
+        return cls(*(group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")))
+
+    def __call__(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+        """Step."""
+        if self.weight_decay:
+            gradient = torch.add(gradient, parameters, alpha=self.weight_decay, out=scratch)
+        for velocity in state:
+            velocity.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
+            gradient = torch.add(gradient, velocity, alpha=self.momentum, out=scratch) if self.nesterov else velocity
+        parameters.add_(gradient, alpha=-self.lr)
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """Step number `step` >= 1 of `torch.optim.Adam` or `AdamW`."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    is_decoupled: bool
+    step: float
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any], step: float) -> AdamStep:
+        """Return a step of a parameter group."""
+        is_decoupled = group["decoupled_weight_decay"]
+        return cls(group["lr"], *group["betas"], group["eps"], group["weight_decay"], is_decoupled, step)
+
+    def __call__(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+        """Step."""
+        mean, square = state
+        if self.weight_decay and self.is_decoupled:
+            parameters.mul_(1 - self.lr * self.weight_decay)
+        elif self.weight_decay:
+            gradient = torch.add(gradient, parameters, alpha=self.weight_decay, out=scratch)
+        mean.lerp_(gradient, 1 - self.beta1)
+        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        root = torch.sqrt(square, out=scratch).div_((1 - self.beta2**self.step) ** 0.5).add_(self.eps)
+        parameters.addcdiv_(mean, root, value=-self.lr / (1 - self.beta1**self.step))
+
+
+class BlockOptimizer:
+    """Steps of torch's SGD, Adam or AdamW on blocks of flat vectors, with the same bits as its own steps.
+
+    While a block is in the cache, its mean gradient is computed, the parameters are stepped, and their new version is
+    written. The first step of a process is left to the optimizer itself, which makes its state; later the state is in
+    views of flat vectors. Other optimizers, and options with other operations, are always left to themselves.
+
+    Args:
+        optimizer: optimizer of the parameters.
+        parameters: parameters with a gradient in every update, in the order of the layout.
+        layout: layout of the parameters.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], layout: FlatLayout
+    ) -> None:
+        self._optimizer = optimizer
+        self._ranges = _ranges_of(optimizer, parameters, layout)
+        self._has_stepped = False
+
+    def step(self, mean: MeanGradient, state: FlatBuffers, version: FlatBuffers | None, factor: float) -> bool:
+        """Step the parameters with the mean gradient, unless the optimizer has to do that itself.
+
+        Args:
+            mean: mean gradient. If `whole` was read, it is multiplied by the factor.
+            state: current parameters.
+            version: storage for a copy of the new parameters; None for no copy.
+            factor: factor on the gradient, > 0.
+
+        Returns:
+            Whether the step is done.
+        """
+        steps = self._next_steps() if self._has_stepped else None
+        self._has_stepped = True
+        if steps is None:
+            return False
+        for each, step in zip(self._ranges, steps, strict=True):
+            parameters = state.flat_parameters[each.number][each.elements]
+            copies = parameters if version is None else version.flat_parameters[each.number][each.elements]
+            scratch = torch.empty_like(parameters if parameters.is_cuda else parameters[:BLOCK])
+            gradients = mean.blocks(each.number, each.elements)
+            vectors = in_blocks(parameters, copies, *each.state)
+            for gradient, (block, copy, *others) in zip(gradients, vectors, strict=True):
+                if factor != 1.0:
+                    gradient.mul_(factor)
+                step(block, gradient, others, scratch[: len(block)])
+                if copy is not block:
+                    copy.copy_(block)
+        return True
+
+    def _next_steps(self) -> list[BlockStep] | None:
+        """Return the next step of each range, and count it; None if the optimizer has to step."""
+        optimizer, flags = self._optimizer, _FLAGS.get(type(self._optimizer))
+        if flags is None or _is_hooked(optimizer):
+            return None
+        groups = [None if each.group is None else optimizer.param_groups[each.group] for each in self._ranges]
+        for each, group in zip(self._ranges, groups, strict=True):
+            if group is not None and not (_is_plain(group, flags) and each.gather(optimizer, _state_names(group))):
+                return None
+        pairs = zip(self._ranges, groups, strict=True)
+        return [_no_step if group is None else each.next_step(optimizer, group) for each, group in pairs]
+
+
+@dataclass
+class _Range:
+    """Consecutive parameters of a flat vector in one parameter group.
+
+    Attributes:
+        number: number of the flat vector.
+        elements: their range in it.
+        group: number of their group; None for parameters that the optimizer does not hold.
+        parameters: the parameters.
+        state: flat vectors of the optimizer's state.
+    """
+
+    number: int
+    elements: slice
+    group: int | None
+    parameters: list[nn.Parameter]
+    state: list[Tensor] = field(default_factory=list)
+    _views: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    def gather(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> bool:
+        """Bring the optimizer's state into flat vectors, unless it is there; return False if it has not been made."""
+        if not names:
+            self.state, self._views = [], []
+            return True
+        saved = [optimizer.state[parameter] for parameter in self.parameters]
+        found = [tuple(each.get(name) for each in saved) for name in names]
+        if len(found) == len(self._views) and all(map(_are_same, found, self._views)):
+            return True
+        if any(tensor is None for each in found for tensor in each) or len({_count(each) for each in saved}) > 1:
+            return False
+        self.state = [torch.cat([tensor.reshape(-1) for tensor in each]) for each in found]
+        self._views = [_views_like(self.parameters, flat) for flat in self.state]
+        for name, views in zip(names, self._views, strict=True):
+            for each, view in zip(saved, views, strict=True):
+                each[name] = view
+        return True
+
+    def next_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> BlockStep:
+        """Return the next step, and count it."""
+        if "betas" not in group:
+            return SGDStep.of(group)
+        counts = [optimizer.state[parameter]["step"] for parameter in self.parameters]
+        for count in counts:
+            count.add_(1)
+        return AdamStep.of(group, float(counts[0]))
+
+
+def _ranges_of(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], layout: FlatLayout
+) -> list[_Range]:
+    """Return the ranges of all flat vectors, each as long as possible."""
+    groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
+    newest: dict[int, _Range] = {}
+    ranges = []
+    for parameter, (number, elements) in zip(parameters, layout.parameter_ranges(), strict=True):
+        group = groups.get(id(parameter))
+        last = newest.get(number)
+        if last is not None and last.group == group:
+            last.elements = slice(last.elements.start, elements.stop)
+            last.parameters.append(parameter)
+        else:
+            newest[number] = _Range(number, elements, group, [parameter])
+            ranges.append(newest[number])
+    return ranges
+
+
+def _views_like(parameters: Sequence[nn.Parameter], flat: Tensor) -> tuple[Tensor, ...]:
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    return tuple(part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True))
+
+
+def _no_step(parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+    """Leave parameters as they are that the optimizer does not hold."""
+
+
+# Options that choose other operations than those above.
+_SGD_FLAGS = ("maximize", "foreach", "fused", "differentiable")
+_ADAM_FLAGS = (*_SGD_FLAGS, "amsgrad", "capturable")
+_FLAGS: Mapping[type[torch.optim.Optimizer], Sequence[str]] = {
+    torch.optim.SGD: _SGD_FLAGS,
+    torch.optim.Adam: _ADAM_FLAGS,
+    torch.optim.AdamW: _ADAM_FLAGS,
+}
+
+
+def _is_plain(group: Mapping[str, Any], flags: Sequence[str]) -> bool:
+    """Return whether a group has none of these options, real parameters, and numbers that are not tensors."""
+    numbers = (*group.values(), *group.get("betas", ()))
+    return (
+        not any(group[flag] for flag in flags)
+        and not any(isinstance(number, Tensor) for number in numbers)
+        and all(parameter.is_floating_point() for parameter in group["params"])
+    )
+
+
+def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step does more than the class of the optimizer says; torch has no public function for it."""
+    own_step = vars(optimizer).get("step")
+    return (
+        bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        or bool(torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
+        or (own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"))
+    )
+
+
+def _state_names(group: Mapping[str, Any]) -> tuple[str, ...]:
+    if "betas" in group:
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if group["momentum"] else ()
+
+
+def _count(state: Mapping[str, Any]) -> float:
+    return float(state.get("step", 0.0))
+
+
+def _are_same(ones: Sequence[object], others: Sequence[object]) -> bool:
+    return all(map(operator.is_, ones, others))

@@ -1,0 +1,223 @@
+"""Steps of optimizers on blocks: the bits of the optimizer's own steps."""
+
+from functools import partial
+from math import inf
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from paceline.core.events import Accept, Apply
+from paceline.server.block_optimizer import BlockOptimizer
+from paceline.server.flat_buffers import FlatLayout
+from paceline.server.parameter_server import ParameterServer
+from paceline.utils.blocks import BLOCK
+from paceline.worker.torch_utils import build_model
+from tiny_jobs import tiny_job
+
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
+
+
+def decayed_apart(parameters):
+    """Return an optimizer with weight decay for matrices only, and another rate for the last layer."""
+    *others, weight, bias = parameters
+    groups = [
+        {"params": [each for each in others if each.ndim > 1], "weight_decay": 0.1},
+        {"params": [each for each in others if each.ndim == 1]},
+        {"params": [weight, bias], "lr": 0.01},
+    ]
+    return ADAMW(groups, lr=0.1, weight_decay=0.0)
+
+
+BY_BLOCKS = {
+    "sgd": partial(SGD, lr=0.1),
+    "weight decay": partial(SGD, lr=0.1, weight_decay=0.01),
+    "momentum": MOMENTUM,
+    "dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.3),
+    "nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": partial(ADAM, lr=0.01),
+    "adam with weight decay": partial(ADAM, lr=0.01, weight_decay=0.1, betas=(0.8, 0.95)),
+    "adamw": partial(ADAMW, lr=0.01),
+    "groups": decayed_apart,
+    "some parameters": lambda parameters: MOMENTUM(list(parameters)[1:3]),
+}
+BY_THEMSELVES = {
+    "maximize": partial(SGD, lr=0.1, maximize=True),
+    "foreach": partial(SGD, lr=0.1, foreach=True),
+    "fused": partial(ADAMW, lr=0.1, fused=True),
+    "amsgrad": partial(ADAM, lr=0.1, amsgrad=True),
+    "rate in a tensor": partial(SGD, lr=torch.tensor(0.1)),
+    "another optimizer": partial(torch.optim.RMSprop, lr=0.1),
+    "subclass": type("Own", (SGD,), {}),
+}
+
+
+def wide_net():
+    """Return a model with more than one block of parameters, of two dtypes, and buffers of three."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(270, 250), nn.BatchNorm1d(250), nn.Linear(250, 3).double())
+    model.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+    return model
+
+
+def server_of(optimizer, **settings):
+    job = tiny_job(model=wide_net, optimizer=optimizer, **settings)
+    model = build_model(job, 0)
+    return ParameterServer(job, model, FlatLayout(model), per_epoch=10)
+
+
+def update_of(number, k, **more):
+    return Apply(number, tuple(Accept(worker, number, 0, 8) for worker in range(k)), 1.0, "", **more)
+
+
+def gradients_of(layout, seed, k):
+    rng = torch.Generator().manual_seed(seed)
+    made = [layout.allocate() for _ in range(k)]
+    for each in made:
+        for flat in [*each.flat_parameters, *each.flat_buffers]:
+            flat.copy_(torch.randn(flat.shape, generator=rng).mul_(3))
+    return made
+
+
+def updated(server, number, k=3, accumulated=0, scale=1.0, **more):
+    """Make an update of random gradients, of which some are accumulated as they arrive; return its version."""
+    layout = FlatLayout(server.model)
+    for i, gradient in enumerate(gradients_of(layout, number, k)):
+        server.enqueue(gradient, samples=8 + i, step_scale=scale)
+        if i < accumulated:
+            server.accumulate()
+    version = layout.allocate()
+    step = server.apply(update_of(number, k, step_scale=scale, **more), version)
+    assert torch.equal(version.memory, server.state.memory)
+    return step
+
+
+def by_blocks(monkeypatch):
+    """Return a list that gets the answer of each step on blocks: whether it was made."""
+    made, own = [], BlockOptimizer.step
+
+    def step(*arguments):
+        made.append(own(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(BlockOptimizer, "step", step)
+    return made
+
+
+def never(*arguments):
+    return False
+
+
+def states_of(server):
+    optimizer = server.optimizer.state_dict()["state"]
+    return {(i, name): torch.as_tensor(value) for i, state in optimizer.items() for name, value in state.items()}
+
+
+def assert_equal(ours, theirs):
+    assert torch.equal(ours.state.memory, theirs.state.memory)
+    assert states_of(ours).keys() == states_of(theirs).keys()
+    assert all(torch.equal(value, states_of(theirs)[key]) for key, value in states_of(ours).items())
+
+
+CASES = {
+    "queued": [{} for _ in range(4)],
+    "one gradient": [{"k": 1} for _ in range(4)],
+    "accumulated": [{"accumulated": i} for i in (0, 1, 2, 3)],
+    "scaled": [{"k": 3, "scale": 0.3} for _ in range(4)],
+    "measured": [{"measure": i % 2 == 0, "k": 1 + i} for i in range(4)],
+    "limited": [{"momentum_limit": limit} for limit in (inf, 0.5, 0.0, 0.7, inf)],
+}
+
+
+@pytest.mark.parametrize("clip_norm", [None, 2.0])
+@pytest.mark.parametrize("updates", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("optimizer", BY_BLOCKS.values(), ids=BY_BLOCKS)
+def test_steps_on_blocks_have_the_bits_of_the_optimizer(optimizer, updates, clip_norm, monkeypatch):
+    ours, theirs = (server_of(optimizer, clip_norm=clip_norm) for _ in range(2))
+    assert len(ours.state.flat_parameters[0]) > BLOCK
+    made = by_blocks(monkeypatch)
+    measured = [updated(ours, number, **each) for number, each in enumerate(updates)]
+    assert made == [False] + [True] * (len(updates) - 1)
+    monkeypatch.setattr(BlockOptimizer, "step", never)
+    assert [updated(theirs, number, **each) for number, each in enumerate(updates)] == measured
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("optimizer", BY_THEMSELVES.values(), ids=BY_THEMSELVES)
+def test_other_optimizers_step_by_themselves(optimizer, monkeypatch):
+    server = server_of(optimizer)
+    made = by_blocks(monkeypatch)
+    for number in range(3):
+        updated(server, number)
+    assert made == [False] * 3
+
+
+def test_hooks_of_a_step_are_called(monkeypatch):
+    server, called = server_of(MOMENTUM), []
+    made = by_blocks(monkeypatch)
+    updated(server, 0)
+    updated(server, 1)
+    handle = server.optimizer.register_step_post_hook(lambda *arguments: called.append(arguments))
+    updated(server, 2)
+    handle.remove()
+    updated(server, 3)
+    assert made == [False, True, False, True]
+    assert len(called) == 1
+
+
+def test_a_step_that_was_replaced_is_called(monkeypatch):
+    server, called = server_of(MOMENTUM), []
+    made = by_blocks(monkeypatch)
+    updated(server, 0)
+    server.optimizer.step = lambda: called.append(1)
+    updated(server, 1)
+    assert made == [False, False]
+    assert called == [1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scheduler_sees_a_step_before_its_own(monkeypatch):
+    schedule = partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    server = server_of(MOMENTUM, scheduler=schedule, schedule_unit="gradient")
+    made = by_blocks(monkeypatch)
+    for number in range(3):
+        updated(server, number, k=1)
+    assert made == [False, True, True]
+    assert server.learning_rate == 0.1 / 8
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, partial(ADAMW, lr=0.01)])
+def test_a_loaded_state_is_continued_on_blocks(optimizer, monkeypatch):
+    ours, saved, theirs = (server_of(optimizer) for _ in range(3))
+    for number in range(2):
+        updated(saved, number)
+        updated(ours, 7 + number)
+    ours.load_state_dict(saved.state_dict())
+    made = by_blocks(monkeypatch)
+    updated(ours, 2)
+    updated(ours, 3)
+    assert made == [True, True]
+    monkeypatch.setattr(BlockOptimizer, "step", never)
+    for number in range(4):
+        updated(theirs, number)
+    assert_equal(ours, theirs)
+
+
+def test_a_whole_mean_is_the_scaled_mean_after_the_step():
+    server = server_of(partial(SGD, lr=1.0), clip_norm=0.5)
+    seen = []
+    server.on_mean = lambda mean, update: seen.append(mean)
+    for number in range(3):
+        updated(server, number)
+    flats = seen[-1].flat_parameters
+    assert sum(float(flat.double().square().sum()) for flat in flats) == pytest.approx(0.25, rel=1e-4)
+
+
+def test_parameters_without_an_optimizer_are_in_the_version():
+    server = server_of(BY_BLOCKS["some parameters"])
+    before = server.state.parameters[0].clone()
+    for number in range(3):
+        updated(server, number)  # compares the whole version
+    assert torch.equal(server.state.parameters[0], before)
