@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.server.blocks import block_like, in_blocks
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
-from paceline.utils.blocks import BLOCK, in_blocks
 
 
 class _Queued(NamedTuple):
@@ -169,7 +169,7 @@ class MeanGradient:
             for (block,) in in_blocks(*vectors):
                 yield block
             return
-        scratch = vectors[0].new_empty(min(BLOCK, len(vectors[0])))
+        scratch = block_like(vectors[0])
         for blocks in in_blocks(*vectors):
             mean = scratch[: len(blocks[0])]
             _update_mean(mean, blocks, self._weights)

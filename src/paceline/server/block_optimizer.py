@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from paceline.server.accumulator import MeanGradient
+from paceline.server.blocks import block_like, in_blocks
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
-from paceline.utils.blocks import BLOCK, in_blocks
 
 
 class BlockStep(Protocol):
@@ -118,14 +118,14 @@ class BlockOptimizer:
         for each, step in zip(self._ranges, steps, strict=True):
             parameters = state.flat_parameters[each.number][each.elements]
             copies = parameters if version is None else version.flat_parameters[each.number][each.elements]
-            scratch = torch.empty_like(parameters if parameters.is_cuda else parameters[:BLOCK])
+            scratch = block_like(parameters)
             gradients = mean.blocks(each.number, each.elements)
             vectors = in_blocks(parameters, copies, *each.state)
             for gradient, (block, copy, *others) in zip(gradients, vectors, strict=True):
                 if factor != 1.0:
                     gradient.mul_(factor)
                 step(block, gradient, others, scratch[: len(block)])
-                if copy is not block:
+                if version is not None:
                     copy.copy_(block)
         return True
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from paceline.core.events import Accept, Apply
+from paceline.policies.compensation.base import BLOCK
 from paceline.server.block_optimizer import BlockOptimizer
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.utils.blocks import BLOCK
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import tiny_job
 

@@ -1,0 +1,28 @@
+"""Blocks of vectors, which stay in the caches of the cores while several operations use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from paceline.policies.compensation.base import BLOCK
+
+
+def in_blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield blocks of vectors of one length, side by side: one share for each thread, whole vectors on a GPU.
+
+    Operations on each element alone give the same bits for blocks of any size.
+    """
+    if vectors[0].is_cuda:
+        yield vectors
+    else:
+        size = BLOCK * torch.get_num_threads()
+        yield from zip(*(vector.split(size) for vector in vectors), strict=True)
+
+
+def block_like(vector: Tensor) -> Tensor:
+    """Return memory for the largest block of a vector."""
+    [largest] = next(in_blocks(vector))
+    return torch.empty_like(largest)
