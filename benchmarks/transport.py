@@ -4,6 +4,7 @@
 - `push`: 4 MB and 47 MB to one worker, which answers shortly.
 - `workers`: 4 MB and 47 MB to each of four workers, and as much back from each.
 - `processor`: processor seconds of both sides per GB, with and without TLS.
+- `rounding`: the same with bf16 on the wire, with its conversions, per GB of float32 that is not sent.
 - `training`: four workers with 4 MB that sleep 100 ms for each gradient, BSP, with TLS against without it.
 - `interrupt`: a `CancelTask`, and its answer, while 47 MB move over a link of 100 Mbit/s between two network namespaces
   the same way and the other way, against an idle link. Needs root.
@@ -16,21 +17,28 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from time import process_time
 from typing import Any
+
+import torch
+from torch import nn
 
 from common import options, ratios, report, spread
 from distributed import Job, free_port, rate
 from namespaces import DEVICE, hosts
+from paceline.engines.distributed.transport.wire_format import WireFormat
+from paceline.server.flat_buffers import FlatLayout
 
 RANKS = Path(__file__).with_name("transport_ranks.py")
 LOOPBACK = "127.0.0.1"
 SMALL, MIDDLE, LARGE = 1_000, 4_000_000, 46_800_000  # bytes
-DRAWS = {SMALL: 2000, MIDDLE: 100, LARGE: 15}
+DRAWS = {SMALL: 2000, MIDDLE: 100, LARGE // 2: 30, LARGE: 15}
 SIZES = {"4 MB": MIDDLE, "47 MB": LARGE}
 ROUND_TRIP_BARS = {"plain": (0.15, 0.10), "tls": (0.25, 0.15)}  # wall time, processor time
 PUSH_BARS = {"4 MB": 0.6, "47 MB": 1.0}
 WORKERS, WORKERS_BAR = 4, 1.0
 PROCESSOR_BARS = {"plain": 0.4, "tls": 1.6}  # seconds per GB
+ROUNDING_BAR = 0.2  # seconds per GB, more than float32's
 TRAINING_BAR = 1.05
 LINK = ["rate", "100mbit", "burst", "64kb", "latency", "20ms"]
 INTERRUPT_BAR_S = 0.05
@@ -87,6 +95,39 @@ def processor(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def rounding(args: argparse.Namespace) -> dict[str, Any]:
+    conversions = [conversion_s() for _ in range(args.rounds + 1)][1:]
+    measured = {nbytes: alternate(args.rounds, ["plain"], nbytes, both_ways=True) for nbytes in (LARGE, LARGE // 2)}
+    moves = {
+        nbytes: [each["cpu_s"] / (2 * LARGE / 1e9) for each in kinds["plain"]] for nbytes, kinds in measured.items()
+    }
+    converted = [each / (LARGE / 1e9) for each in conversions]
+    bf16 = [move + conversion for move, conversion in zip(moves[LARGE // 2], converted, strict=True)]
+    more = spread([ours - theirs for ours, theirs in zip(bf16, moves[LARGE], strict=True)])
+    return {
+        "bar": f"at most {ROUNDING_BAR} s per GB more than float32",
+        "float32_s_per_gb": spread(moves[LARGE]),
+        "bf16_s_per_gb": spread(bf16),
+        "conversion_s_per_gb": spread(converted),
+        "more_s_per_gb": more,
+        "meets_bar": more["median"] <= ROUNDING_BAR,
+    }
+
+
+def conversion_s(repeats: int = 5) -> float:
+    """Return the processor seconds of rounding a vector to bf16 and back."""
+    torch.set_num_threads(1)
+    layout = FlatLayout(nn.Linear(LARGE // 4 - 1, 1))
+    vectors, wire = layout.allocate(), WireFormat("bf16", layout)
+    vectors.flat_parameters[0].normal_()
+    memory = wire.allocate(vectors)
+    begun = process_time()
+    for _ in range(repeats):
+        wire.pack(vectors, memory)
+        wire.unpack(memory, vectors)
+    return (process_time() - begun) / repeats
+
+
 def training(args: argparse.Namespace) -> dict[str, Any]:
     measured: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(args.rounds):
@@ -141,6 +182,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "push": push,
     "workers": workers,
     "processor": processor,
+    "rounding": rounding,
     "training": training,
     "interrupt": interrupt,
 }
