@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from paceline.core.events import Apply, Compensation, Step
 from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
-from paceline.policies.compensation.base import BLOCK, Compensator, StaleGradient, squared_norm
+from paceline.policies.compensation.base import Compensator, StaleGradient
 from paceline.server.accumulator import GradientAccumulator
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
@@ -149,17 +148,11 @@ class ParameterServer:
                 check_range("(0, inf)", **{f"the step scale of {compensator.name}": factor})
             done.append(Compensation(compensator.formula, factor))
         is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
-        return tuple(done), not is_corrected or self._is_finite(gradient)
+        return tuple(done), not is_corrected or delayed.is_finite
 
     def memory(self, part: object) -> dict[str, list[Tensor]]:
         """Return the flat vectors of a compensator or an outer optimizer, which it may change; they are saved."""
         return self._memories.setdefault(repr(part), {})
-
-    def _is_finite(self, gradient: FlatBuffers) -> bool:
-        """Return whether all elements of a gradient are finite, by its squared norm: one pass over the memory."""
-        blocks = (block for flat in gradient.flat_parameters for block in flat.split(BLOCK))
-        [total] = self._vector.summed([sum(squared_norm(block) for block in blocks)])
-        return isfinite(total)
 
     def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0) -> None:
         """Queue one gradient for the open update; it must not change until `flush` or `apply`.

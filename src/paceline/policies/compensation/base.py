@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from paceline.core.sharding import FullVector
@@ -54,6 +54,7 @@ class StaleGradient:
         self._now = now
         self._then = then
         self._squared_distance = None if staleness else 0.0
+        self._squared_corrected: float | None = None
         self._whole = whole or FullVector(sum(flat.numel() for flat in gradient), list)
 
     @property
@@ -76,6 +77,27 @@ class StaleGradient:
             total = self.total(sum(squared_norm(difference) for _, difference in self.blocks()))
             self._squared_distance = total if total < inf else inf
         return self._squared_distance
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all elements of the gradient are finite; one more pass, unless `correct` has changed it."""
+        if self._squared_corrected is None:
+            blocks = (block for vector in self.gradient for block in vector.split(BLOCK))
+            self._squared_corrected = sum(map(squared_norm, blocks))
+        return isfinite(self.total(self._squared_corrected))
+
+    def correct(self, change: Callable[..., object], *beside: Sequence[Tensor]) -> None:
+        """Change the gradient in one pass.
+
+        Args:
+            change: function that gets the blocks of g, of w_now - w_then and of the further vectors, and changes the
+                first one in place, and the others if it likes.
+            beside: further vectors, each shaped like those of the gradient.
+        """
+        self._squared_corrected = 0.0
+        for gradient, *others in self.blocks(*beside):
+            change(gradient, *others)
+            self._squared_corrected += squared_norm(gradient)
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Yield blocks of g, of w_now - w_then and of further vectors, in one pass.

@@ -10,6 +10,8 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_optional_range, check_range
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.policies.compensation.base import Memory
 
 MEAN_SQUARE = "mean_square"
@@ -65,11 +67,14 @@ class DCASGD(Compensator):
     def _adapt(self, stale: StaleGradient, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
             memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in stale.gradient]
-        for g, difference, mean_square in stale.blocks(memory[MEAN_SQUARE]):
+
+        def adapt(g: Tensor, difference: Tensor, mean_square: Tensor) -> None:
             mean_square.mul_(m).addcmul_(g, g, value=1 - m)
             if stale.staleness:
                 root = mean_square.add(self.epsilon).sqrt_()
                 g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
+
+        stale.correct(adapt, memory[MEAN_SQUARE])
 
 
 @checked_dataclass(frozen=True, repr=False)
@@ -116,5 +121,4 @@ class DCS3GD(Compensator):
 
 def _correct(stale: StaleGradient, lambda_: float) -> None:
     """Add lambda * g * g * (w_now - w_then) to g."""
-    for g, difference in stale.blocks():
-        g.addcmul_(g, difference.mul_(g), value=lambda_)
+    stale.correct(lambda g, difference: g.addcmul_(g, difference.mul_(g), value=lambda_))
