@@ -85,6 +85,8 @@ class GradientAccumulator:
 
     def _flush_buffers(self) -> list[float]:
         """Add the buffers of the queue to the mean; return the weights of the queued gradients in the running mean."""
+        if not self._queue:
+            return []
         weights, shares = [], []
         for queued in self._queue:
             self._samples += queued.samples
@@ -159,21 +161,34 @@ class MeanGradient:
             self._vectors, self._weights = [self._storage], [1.0]
         return self._storage
 
-    def blocks(self, number: int, elements: slice) -> Iterator[Tensor]:
-        """Yield the blocks of a range of one flat vector, each valid until the next one.
+    def part(self, number: int, elements: slice, factor: float) -> RunningMean:
+        """Return a range of one flat vector, times a factor."""
+        return RunningMean([each.flat_parameters[number][elements] for each in self._vectors], self._weights, factor)
 
-        A block is part of the mean if `whole` was read or the mean has one vector; else it is a copy.
-        """
-        vectors = [each.flat_parameters[number][elements] for each in self._vectors]
-        if len(vectors) == 1:
-            for (block,) in in_blocks(*vectors):
-                yield block
+
+class RunningMean(NamedTuple):
+    """Running mean of vectors, times a factor, which is computed while it is read.
+
+    Attributes:
+        vectors: vectors of the mean, in order, each [n].
+        weights: weight of each vector in the mean of the vectors up to it, in (0, 1]; that of the first is 1.
+        factor: factor on the mean, > 0.
+    """
+
+    vectors: Sequence[Tensor]
+    weights: Sequence[float]
+    factor: float
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the blocks, each valid until the next one. They must not be changed: they may be a worker's."""
+        if len(self.vectors) == 1 and self.factor == 1.0:
+            yield from (block for (block,) in in_blocks(*self.vectors))
             return
-        scratch = block_like(vectors[0])
-        for blocks in in_blocks(*vectors):
+        scratch = block_like(self.vectors[0])
+        for blocks in in_blocks(*self.vectors):
             mean = scratch[: len(blocks[0])]
-            _update_mean(mean, blocks, self._weights)
-            yield mean
+            _update_mean(mean, blocks, self.weights)
+            yield mean.mul_(self.factor) if self.factor != 1.0 else mean
 
 
 def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:

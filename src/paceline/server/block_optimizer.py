@@ -5,78 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from paceline.server.accumulator import MeanGradient
-from paceline.server.blocks import block_like, in_blocks
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
-
-
-class BlockStep(Protocol):
-    """Step of an optimizer on a block, by operations on each element alone."""
-
-    def __call__(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Step the parameters and the state in place; `scratch` has the size of the block, and any content."""
-
-
-@dataclass(frozen=True)
-class SGDStep:
-    """Step of `torch.optim.SGD`, with its momentum if there is any."""
-
-    lr: float
-    momentum: float
-    dampening: float
-    nesterov: bool
-    weight_decay: float
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any]) -> SGDStep:
-        """Return the next step of a parameter group."""
-        return cls(*(group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")))
-
-    def __call__(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Step."""
-        if self.weight_decay:
-            gradient = torch.add(gradient, parameters, alpha=self.weight_decay, out=scratch)
-        for velocity in state:
-            velocity.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
-            gradient = torch.add(gradient, velocity, alpha=self.momentum, out=scratch) if self.nesterov else velocity
-        parameters.add_(gradient, alpha=-self.lr)
-
-
-@dataclass(frozen=True)
-class AdamStep:
-    """Step number `step` >= 1 of `torch.optim.Adam` or `AdamW`."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    is_decoupled: bool
-    step: float
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any], step: float) -> AdamStep:
-        """Return a step of a parameter group."""
-        is_decoupled = group["decoupled_weight_decay"]
-        return cls(group["lr"], *group["betas"], group["eps"], group["weight_decay"], is_decoupled, step)
-
-    def __call__(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Step."""
-        mean, square = state
-        if self.weight_decay and self.is_decoupled:
-            parameters.mul_(1 - self.lr * self.weight_decay)
-        elif self.weight_decay:
-            gradient = torch.add(gradient, parameters, alpha=self.weight_decay, out=scratch)
-        mean.lerp_(gradient, 1 - self.beta1)
-        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        root = torch.sqrt(square, out=scratch).div_((1 - self.beta2**self.step) ** 0.5).add_(self.eps)
-        parameters.addcdiv_(mean, root, value=-self.lr / (1 - self.beta1**self.step))
+from paceline.server.kernels import step
+from paceline.server.optimizer_rules import AdamRule, NoRule, Rule, SGDRule, StepVectors
 
 
 class BlockOptimizer:
@@ -103,7 +41,7 @@ class BlockOptimizer:
         """Step the parameters with the mean gradient, unless the optimizer has to do that itself.
 
         Args:
-            mean: mean gradient. If `whole` was read, it is multiplied by the factor.
+            mean: mean gradient.
             state: current parameters.
             version: storage for a copy of the new parameters; None for no copy.
             factor: factor on the gradient, > 0.
@@ -111,26 +49,18 @@ class BlockOptimizer:
         Returns:
             Whether the step is done.
         """
-        steps = self._next_steps() if self._has_stepped else None
+        rules = self._next_rules() if self._has_stepped else None
         self._has_stepped = True
-        if steps is None:
+        if rules is None:
             return False
-        for each, step in zip(self._ranges, steps, strict=True):
+        for each, rule in zip(self._ranges, rules, strict=True):
+            copy = None if version is None else version.flat_parameters[each.number][each.elements]
             parameters = state.flat_parameters[each.number][each.elements]
-            copies = parameters if version is None else version.flat_parameters[each.number][each.elements]
-            scratch = block_like(parameters)
-            gradients = mean.blocks(each.number, each.elements)
-            vectors = in_blocks(parameters, copies, *each.state)
-            for gradient, (block, copy, *others) in zip(gradients, vectors, strict=True):
-                if factor != 1.0:
-                    gradient.mul_(factor)
-                step(block, gradient, others, scratch[: len(block)])
-                if version is not None:
-                    copy.copy_(block)
+            step(rule, StepVectors(mean.part(each.number, each.elements, factor), parameters, each.state, copy))
         return True
 
-    def _next_steps(self) -> list[BlockStep] | None:
-        """Return the next step of each range, and count it; None if the optimizer has to step."""
+    def _next_rules(self) -> list[Rule] | None:
+        """Return the rule of the next step of each range, and count it; None if the optimizer has to step."""
         optimizer, flags = self._optimizer, _FLAGS.get(type(self._optimizer))
         if flags is None or _is_hooked(optimizer):
             return None
@@ -139,7 +69,7 @@ class BlockOptimizer:
             if group is not None and not (_is_plain(group, flags) and each.gather(optimizer, _state_names(group))):
                 return None
         pairs = zip(self._ranges, groups, strict=True)
-        return [_no_step if group is None else each.next_step(optimizer, group) for each, group in pairs]
+        return [NoRule() if group is None else each.next_rule(optimizer, group) for each, group in pairs]
 
 
 @dataclass
@@ -179,14 +109,14 @@ class _Range:
                 each[name] = view
         return True
 
-    def next_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> BlockStep:
-        """Return the next step, and count it."""
+    def next_rule(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
+        """Return the rule of the next step, and count it."""
         if "betas" not in group:
-            return SGDStep.of(group)
+            return SGDRule.of(group)
         counts = [optimizer.state[parameter]["step"] for parameter in self.parameters]
         for count in counts:
             count.add_(1)
-        return AdamStep.of(group, float(counts[0]))
+        return AdamRule.of(group, float(counts[0]))
 
 
 def _ranges_of(
@@ -211,10 +141,6 @@ def _ranges_of(
 def _views_like(parameters: Sequence[nn.Parameter], flat: Tensor) -> tuple[Tensor, ...]:
     parts = flat.split([parameter.numel() for parameter in parameters])
     return tuple(part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True))
-
-
-def _no_step(parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-    """Leave parameters as they are that the optimizer does not hold."""
 
 
 # Options that choose other operations than those above.

@@ -63,6 +63,8 @@ class OptimizerStep:
             [squared_norm] = self._vector.summed([squared_norm_of(mean.whole.flat_parameters)])
             factor = 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (squared_norm**0.5 + CLIP_EPSILON))
         if measure:
+            scale(mean.whole, factor)
+            factor = 1.0
             self._meter.before(state.flat_parameters)
         if not self._by_blocks.step(mean, state, version, factor):
             scale(mean.whole, factor)

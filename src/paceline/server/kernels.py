@@ -1,0 +1,98 @@
+"""Choice of the arithmetic of a step: operations of torch on blocks, or compiled loops that have the same bits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.server.accumulator import RunningMean
+from paceline.server.optimizer_rules import AdamRule, NoRule, Rule, SGDRule, StepVectors
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+LEAST = 2**18  # elements; fewer are stepped before the loops are loaded
+TRIED = 5_003  # elements of the vectors on which the loops are compared with torch
+
+
+def step(rule: Rule, vectors: StepVectors) -> None:
+    """Step by a rule, in the fastest way that has the bits of torch.
+
+    Args:
+        rule: rule of the optimizer.
+        vectors: vectors of the step.
+    """
+    parameters = vectors.parameters
+    loops = None
+    if len(parameters) >= LEAST and parameters.device.type == "cpu" and not isinstance(rule, NoRule):
+        loops = exact_loops(type(rule), parameters.dtype)
+    if loops is None:
+        rule.step(vectors)
+        return
+    threads = torch.get_num_threads()
+    if threads == 1:
+        rule.step_compiled(vectors, loops)
+    else:
+        deque(_pool(threads).map(partial(rule.step_compiled, loops=loops), vectors.split(threads)), maxlen=0)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+@cache
+def exact_loops(kind: type[Rule], dtype: torch.dtype) -> Any | None:
+    """Return the compiled loops if they have the bits of torch; None if they do not, or if numba is not installed.
+
+    Processors without fused multiply-add, and other builds of torch, may round differently.
+
+    Args:
+        kind: kind of the rule.
+        dtype: dtype of the vectors.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        return None
+    try:
+        from paceline.server import compiled
+    except ImportError:
+        return None
+    for rule in _rules(kind):
+        by_torch, by_loops = _tried(dtype, rule), _tried(dtype, rule)
+        rule.step(by_torch)
+        rule.step_compiled(by_loops, compiled)
+        if not all(map(torch.equal, _changed(by_torch), _changed(by_loops))):
+            LOG.warning("the compiled loops of numba differ from torch for %s in %r: torch is used", dtype, rule)
+            return None
+    return compiled
+
+
+def _rules(kind: type[Rule]) -> Iterator[Rule]:
+    """Yield a rule for each way through the loops."""
+    if kind is SGDRule:
+        yield SGDRule(0.1)
+        yield SGDRule(0.1, momentum=0.9, dampening=0.3, weight_decay=0.1)
+        yield SGDRule(0.1, momentum=0.9, nesterov=True)
+    else:
+        yield AdamRule(0.01, 0.9, 0.999, 1e-8, weight_decay=0.0, is_decoupled=False, count=3)
+        yield AdamRule(0.01, 0.4, 0.95, 1e-6, weight_decay=0.1, is_decoupled=False, count=1)
+        yield AdamRule(0.01, 0.9, 0.999, 1e-8, weight_decay=0.1, is_decoupled=True, count=1_000)
+
+
+def _tried(dtype: torch.dtype, rule: Rule) -> StepVectors:
+    """Return vectors that are the same for each call."""
+    random = torch.Generator().manual_seed(0)
+    first, second, third, parameters, one, other = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(6))
+    gradient = RunningMean([first, second, third], [1.0, 0.7, 0.2], 0.3)
+    state = [one, other.abs_()] if isinstance(rule, AdamRule) else [one] if getattr(rule, "momentum", 0.0) else []
+    return StepVectors(gradient, parameters, state, copy=torch.empty_like(parameters))
+
+
+def _changed(vectors: StepVectors) -> list[Tensor]:
+    assert vectors.copy is not None
+    return [vectors.parameters, *vectors.state, vectors.copy]
