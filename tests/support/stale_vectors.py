@@ -3,7 +3,8 @@
 import torch
 
 import paceline as pl
-from paceline.policies.compensation.base import BLOCK, StaleGradient
+from paceline.policies.compensation.base import StaleGradient
+from paceline.policies.compensation.stale_arithmetic import BLOCK
 from tiny_jobs import tiny_job
 
 SIZES = (BLOCK + 7, 3)  # sizes of two flat vectors: more than a block, and less

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from paceline.policies.compensation.base import BLOCK
+BLOCK = 2**17  # elements; larger blocks leave the second-level cache, and for smaller ones the calls take longer
 
 
 def in_blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -13,6 +13,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 STRIP = 2048  # elements at a time; the strips of all vectors stay in the first-level cache
+LANES = 32  # partial sums
 
 # No fast-math: each operation rounds as in torch, whose multiplications and additions are fused where `fma` is called.
 compiled = njit(cache=True, nogil=True, error_model="numpy")
@@ -152,3 +153,54 @@ def adam_step(parameters, mean, root, copy, numbers):  # type: ignore[no-untyped
             w[j] = w[j] + numbers[0] * m[j] / (r[j] / numbers[1] + numbers[2])
         if len(copy):
             copy[start : start + STRIP] = w
+
+
+@compiled
+def _add_squares(values, totals):  # type: ignore[no-untyped-def]
+    """Add the squares of a strip to the totals of as many lanes, in double precision."""
+    whole = len(values) - len(values) % LANES
+    for j in range(0, whole, LANES):
+        for lane in range(LANES):
+            value = np.float64(values[j + lane])
+            totals[lane] += value * value
+    for j in range(whole, len(values)):
+        value = np.float64(values[j])
+        totals[0] += value * value
+
+
+@compiled
+def squared_distance(now, then):  # type: ignore[no-untyped-def]
+    """Return ||now - then||^2, of vectors [n], summed in double precision."""
+    strip, totals = np.empty(STRIP, now.dtype), np.zeros(LANES)
+    for start in range(0, len(now), STRIP):
+        a, b = now[start : start + STRIP], then[start : start + STRIP]
+        d = strip[: len(a)]
+        for j in range(len(a)):
+            d[j] = a[j] - b[j]
+        _add_squares(d, totals)
+    return totals.sum()
+
+
+@compiled
+def squared_length(gradient, now, then, scale):  # type: ignore[no-untyped-def]
+    """Return ||scale g g (now - then)||^2, of vectors [n], summed in double precision."""
+    strip, totals = np.empty(STRIP, now.dtype), np.zeros(LANES)
+    for start in range(0, len(now), STRIP):
+        g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
+        d = strip[: len(a)]
+        for j in range(len(a)):
+            d[j] = (a[j] - b[j]) * scale * g[j] * g[j]
+        _add_squares(d, totals)
+    return totals.sum()
+
+
+@compiled
+def correct(gradient, now, then, lambda_):  # type: ignore[no-untyped-def]
+    """Add lambda g g (now - then) to g [n] in place, as `torch.addcmul` does; return the new ||g||^2."""
+    totals = np.zeros(LANES)
+    for start in range(0, len(now), STRIP):
+        g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
+        for j in range(len(a)):
+            g[j] = fma(lambda_ * g[j], (a[j] - b[j]) * g[j], g[j])
+        _add_squares(g, totals)
+    return totals.sum()

@@ -56,19 +56,26 @@ def exact_loops(kind: type[Rule], dtype: torch.dtype) -> Any | None:
         kind: kind of the rule.
         dtype: dtype of the vectors.
     """
-    if dtype not in (torch.float32, torch.float64):
-        return None
-    try:
-        from paceline.server import compiled
-    except ImportError:
-        return None
-    for rule in _rules(kind):
+    compiled = loops_for(dtype)
+    for rule in _rules(kind) if compiled is not None else ():
         by_torch, by_loops = _tried(dtype, rule), _tried(dtype, rule)
         rule.step(by_torch)
         rule.step_compiled(by_loops, compiled)
         if not all(map(torch.equal, _changed(by_torch), _changed(by_loops))):
             LOG.warning("the compiled loops of numba differ from torch for %s in %r: torch is used", dtype, rule)
             return None
+    return compiled
+
+
+@cache
+def loops_for(dtype: torch.dtype) -> Any | None:
+    """Return the compiled loops; None if numba is not installed, or has no such dtype."""
+    if dtype not in (torch.float32, torch.float64):
+        return None
+    try:
+        from paceline.server import compiled
+    except ImportError:
+        return None
     return compiled
 
 

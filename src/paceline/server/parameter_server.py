@@ -13,6 +13,7 @@ from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import Compensator, StaleGradient
 from paceline.server.accumulator import GradientAccumulator
+from paceline.server.compiled_arithmetic import stale_arithmetic
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
@@ -140,6 +141,7 @@ class ParameterServer:
             now,
             then.flat_parameters,
             self._vector,
+            stale_arithmetic(now),
         )
         done = []
         for compensator in compensators:

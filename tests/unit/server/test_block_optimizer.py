@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from paceline.core.events import Accept, Apply
-from paceline.policies.compensation.base import BLOCK
 from paceline.server import kernels
 from paceline.server.block_optimizer import BlockOptimizer
+from paceline.server.blocks import BLOCK
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer_rules import AdamRule, SGDRule
 from paceline.server.parameter_server import ParameterServer
@@ -59,7 +59,7 @@ BY_THEMSELVES = {
 def wide_net():
     """Return a model with more than one block of parameters, of two dtypes, and buffers of three."""
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(270, 250), nn.BatchNorm1d(250), nn.Linear(250, 3).double())
+    model = nn.Sequential(nn.Linear(530, 250), nn.BatchNorm1d(250), nn.Linear(250, 3).double())
     model.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
     return model
 

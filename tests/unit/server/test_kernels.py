@@ -115,7 +115,7 @@ def test_loops_that_differ_from_torch_are_not_used(monkeypatch, caplog):
 def test_without_numba_torch_steps(monkeypatch):
     monkeypatch.setitem(sys.modules, "paceline.server.compiled", None)
     monkeypatch.delattr(sys.modules["paceline.server"], "compiled", raising=False)
-    assert kernels.exact_loops.__wrapped__(SGDRule, torch.float32) is None
+    assert kernels.loops_for.__wrapped__(torch.float32) is None
 
 
 def test_other_dtypes_are_stepped_by_torch():

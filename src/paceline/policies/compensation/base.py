@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
+from paceline.policies.compensation.stale_arithmetic import BlockArithmetic, StaleArithmetic, blocks, squared_norm
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     Memory = dict[str, list[Tensor]]
 
 Kind = Literal["scale", "correction"]
-BLOCK = 2**16  # elements; a few blocks fit into the cache of a core, so that intermediate results stay in it
 
 
 class StaleGradient:
@@ -35,6 +35,7 @@ class StaleGradient:
         now: flat vectors of the current parameters.
         then: flat vectors of the parameters that the gradient was computed at.
         whole: full vector of which these vectors are one shard; None if they are the full vector.
+        arithmetic: operations on the vectors; None for those of the vectors themselves.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class StaleGradient:
         now: Sequence[Tensor],
         then: Sequence[Tensor],
         whole: FullVector | None = None,
+        arithmetic: StaleArithmetic | None = None,
     ) -> None:
         self.staleness = staleness
         self.learning_rate = learning_rate
@@ -53,6 +55,7 @@ class StaleGradient:
         self.gradient = gradient
         self._now = now
         self._then = then
+        self._arithmetic = arithmetic or BlockArithmetic()
         self._squared_distance = None if staleness else 0.0
         self._squared_corrected: float | None = None
         self._whole = whole or FullVector(sum(flat.numel() for flat in gradient), list)
@@ -74,7 +77,8 @@ class StaleGradient:
     def squared_distance(self) -> float:
         """Squared distance ||w_now - w_then||^2; inf if it is not a number, because training has diverged."""
         if self._squared_distance is None:
-            total = self.total(sum(squared_norm(difference) for _, difference in self.blocks()))
+            pairs = zip(self._now, self._then, strict=True)
+            total = self.total(sum(self._arithmetic.squared_distance(now, then) for now, then in pairs))
             self._squared_distance = total if total < inf else inf
         return self._squared_distance
 
@@ -82,9 +86,20 @@ class StaleGradient:
     def is_finite(self) -> bool:
         """Whether all elements of the gradient are finite; one more pass, unless `correct` has changed it."""
         if self._squared_corrected is None:
-            blocks = (block for vector in self.gradient for block in vector.split(BLOCK))
-            self._squared_corrected = sum(map(squared_norm, blocks))
+            pieces = (block for vector in self.gradient for (block,) in blocks(vector))
+            self._squared_corrected = sum(map(squared_norm, pieces))
         return isfinite(self.total(self._squared_corrected))
+
+    def squared_length(self, scale: float) -> float:
+        """Return ||scale g g (w_now - w_then)||^2 of the full vector, with products element by element."""
+        return self.total(sum(self._arithmetic.squared_length(*each, scale) for each in self._vectors()))
+
+    def add_correction(self, lambda_: float) -> None:
+        """Add lambda g g (w_now - w_then) to the gradient, with products element by element."""
+        self._squared_corrected = sum(self._arithmetic.correct(*each, lambda_) for each in self._vectors())
+
+    def _vectors(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return zip(self.gradient, self._now, self._then, strict=True)
 
     def correct(self, change: Callable[..., object], *beside: Sequence[Tensor]) -> None:
         """Change the gradient in one pass.
@@ -105,7 +120,7 @@ class StaleGradient:
         The difference is a copy, which the caller may change.
         """
         for vectors in zip(self.gradient, self._now, self._then, *beside, strict=True):
-            for gradient, now, then, *others in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
+            for gradient, now, then, *others in blocks(*vectors):
                 yield gradient, now.sub(then), *others
 
 
@@ -179,9 +194,3 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
             f"{corrections[0]!r} and {corrections[1]!r} would both correct a gradient for the same delay; give one"
         )
     return compensators
-
-
-def squared_norm(vector: Tensor) -> float:
-    """Return ||v||^2; half precision is summed in single precision, which does not overflow."""
-    wide = vector.float() if vector.element_size() < 4 else vector
-    return float(wide.dot(wide))

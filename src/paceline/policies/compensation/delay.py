@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.policies.compensation.base import Compensator, Kind, StaleGradient, squared_norm
+from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_optional_range, check_range
 
@@ -61,7 +61,7 @@ class DCASGD(Compensator):
         if self.m is not None:
             self._adapt(stale, memory, self.m)
         elif stale.staleness:
-            _correct(stale, self.lambda0)
+            stale.add_correction(self.lambda0)
         return float(self.lambda0) if stale.staleness else 0.0
 
     def _adapt(self, stale: StaleGradient, memory: Memory, m: float) -> None:
@@ -108,17 +108,9 @@ class DCS3GD(Compensator):
             return 0.0
         # Scaled by the mean square of g, because the square of a product of three small numbers may underflow.
         mean_square = stale.squared_norm / stale.elements
-        squared_length = 0.0
-        for g, difference in stale.blocks():
-            squared_length += squared_norm(difference.mul_(1 / mean_square).mul_(g).mul_(g))
-        squared_length = stale.total(squared_length)
+        squared_length = stale.squared_length(1 / mean_square)
         if not 0 < squared_length < inf:
             return 0.0
         lambda_ = self.lambda0 * sqrt(stale.squared_norm / squared_length) / mean_square
-        _correct(stale, lambda_)
+        stale.add_correction(lambda_)
         return lambda_
-
-
-def _correct(stale: StaleGradient, lambda_: float) -> None:
-    """Add lambda * g * g * (w_now - w_then) to g."""
-    stale.correct(lambda g, difference: g.addcmul_(g, difference.mul_(g), value=lambda_))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.core.events import Apply, Compensation, Step
-from paceline.policies.compensation.base import BLOCK
+from paceline.policies.compensation.stale_arithmetic import BLOCK
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 from paceline.server.parameter_server import ParameterServer

@@ -1,0 +1,54 @@
+"""Arithmetic of delay compensation: sums and corrections over the vectors g, w_now and w_then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+BLOCK = 2**16  # elements; a few blocks fit into the cache of a core, so that intermediate results stay in it
+
+
+class StaleArithmetic(Protocol):
+    """Operations on vectors of one length and dtype. D is w_now - w_then, and products are element by element."""
+
+    def squared_distance(self, now: Tensor, then: Tensor) -> float:
+        """Return ||D||^2."""
+
+    def squared_length(self, gradient: Tensor, now: Tensor, then: Tensor, scale: float) -> float:
+        """Return ||scale g g D||^2."""
+
+    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
+        """Add lambda g g D to g in place, and return the new ||g||^2."""
+
+
+class BlockArithmetic:
+    """Arithmetic in operations of the vectors, block by block."""
+
+    def squared_distance(self, now: Tensor, then: Tensor) -> float:
+        """Return ||D||^2."""
+        return sum(squared_norm(one.sub(other)) for one, other in blocks(now, then))
+
+    def squared_length(self, gradient: Tensor, now: Tensor, then: Tensor, scale: float) -> float:
+        """Return ||scale g g D||^2."""
+        return sum(squared_norm(a.sub(b).mul_(scale).mul_(g).mul_(g)) for g, a, b in blocks(gradient, now, then))
+
+    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
+        """Add lambda g g D to g in place, and return the new ||g||^2."""
+        return sum(
+            squared_norm(g.addcmul_(g, a.sub(b).mul_(g), value=lambda_)) for g, a, b in blocks(gradient, now, then)
+        )
+
+
+def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield blocks of vectors of one length, side by side."""
+    return zip(*(vector.split(BLOCK) for vector in vectors), strict=True)
+
+
+def squared_norm(vector: Tensor) -> float:
+    """Return ||v||^2; half precision is summed in single precision, which does not overflow."""
+    wide = vector.float() if vector.element_size() < 4 else vector
+    return float(wide.dot(wide))

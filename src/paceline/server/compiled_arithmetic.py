@@ -1,0 +1,64 @@
+"""Arithmetic of delay compensation in compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.policies.compensation.stale_arithmetic import BlockArithmetic, StaleArithmetic
+from paceline.server.kernels import LEAST, TRIED, loops_for
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+
+
+def stale_arithmetic(vectors: Sequence[Tensor]) -> StaleArithmetic:
+    """Return the arithmetic of delay compensation for such vectors."""
+    serves = all(len(each) >= LEAST and each.device.type == "cpu" for each in vectors)
+    return (serves and _compiled_arithmetic(tuple({each.dtype for each in vectors}))) or BlockArithmetic()
+
+
+@cache
+def _compiled_arithmetic(dtypes: Collection[torch.dtype]) -> CompiledArithmetic | None:
+    loops = [loops_for(dtype) for dtype in dtypes]
+    for compiled, dtype in zip(loops, dtypes, strict=True):
+        if compiled is None:
+            return None
+        random = torch.Generator().manual_seed(0)
+        g, now, then = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(3))
+        by_loops = g.clone()
+        BlockArithmetic().correct(g, now, then, 0.3)
+        CompiledArithmetic(compiled).correct(by_loops, now, then, 0.3)
+        if not torch.equal(g, by_loops):
+            LOG.warning("the compiled loops of numba differ from torch for %s in corrections: torch is used", dtype)
+            return None
+    return CompiledArithmetic(loops[0]) if loops else None
+
+
+class CompiledArithmetic:
+    """Arithmetic of delay compensation in compiled loops; sums are in double precision.
+
+    Args:
+        loops: compiled loops.
+    """
+
+    def __init__(self, loops: Any) -> None:
+        self._loops = loops
+
+    def squared_distance(self, now: Tensor, then: Tensor) -> float:
+        """Return ||D||^2."""
+        return float(self._loops.squared_distance(now.numpy(), then.numpy()))
+
+    def squared_length(self, gradient: Tensor, now: Tensor, then: Tensor, scale: float) -> float:
+        """Return ||scale g g D||^2."""
+        g, a, b = gradient.numpy(), now.numpy(), then.numpy()
+        return float(self._loops.squared_length(g, a, b, g.dtype.type(scale)))
+
+    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
+        """Add lambda g g D to g in place, and return the new ||g||^2."""
+        g, a, b = gradient.numpy(), now.numpy(), then.numpy()
+        return float(self._loops.correct(g, a, b, g.dtype.type(lambda_)))
