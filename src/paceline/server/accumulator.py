@@ -190,6 +190,15 @@ class RunningMean(NamedTuple):
             _update_mean(mean, blocks, self.weights)
             yield mean.mul_(self.factor) if self.factor != 1.0 else mean
 
+    def of_vectors(self, most: int) -> RunningMean:
+        """Return the same mean of at most this number of vectors, >= 1, if these have the length of a block."""
+        first = len(self.vectors) - most + 1
+        if first <= 1:
+            return self
+        mean = torch.empty_like(self.vectors[0])
+        _update_mean(mean, self.vectors[:first], self.weights[:first])
+        return RunningMean([mean, *self.vectors[first:]], [1.0, *self.weights[first:]], self.factor)
+
 
 def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
     """Move a running mean, so that no division is left for the update; the first gradient has weight 1."""

@@ -18,8 +18,12 @@ def in_blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if vectors[0].is_cuda:
         yield vectors
     else:
-        size = BLOCK * torch.get_num_threads()
-        yield from zip(*(vector.split(size) for vector in vectors), strict=True)
+        yield from zip(*(vector.split(block_length()) for vector in vectors), strict=True)
+
+
+def block_length() -> int:
+    """Return the elements of a block."""
+    return BLOCK * torch.get_num_threads()
 
 
 def block_like(vector: Tensor) -> Tensor:

@@ -38,7 +38,10 @@ def step(rule: Rule, vectors: StepVectors) -> None:
     if threads == 1:
         rule.step_compiled(vectors, loops)
     else:
-        deque(_pool(threads).map(partial(rule.step_compiled, loops=loops), vectors.split(threads)), maxlen=0)
+        deque(
+            _pool(threads).map(partial(rule.step_compiled, loops=loops), vectors.parts(-(-len(parameters) // threads))),
+            maxlen=0,
+        )
 
 
 @cache

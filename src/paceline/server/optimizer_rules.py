@@ -8,13 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
-from paceline.server.blocks import block_like, in_blocks
+from paceline.server.blocks import block_length, block_like, in_blocks
 
-Array = NDArray[Any]
+ROOTS = 2**16  # elements between two calls of torch for square roots
 
 
 class StepVectors(NamedTuple):
@@ -32,14 +31,27 @@ class StepVectors(NamedTuple):
     state: Sequence[Tensor]
     copy: Tensor | None
 
-    def split(self, count: int) -> Iterator[StepVectors]:
-        """Yield at most this number of parts of about the same length."""
-        size = max(1, -(-len(self.parameters) // count))
-        for start in range(0, len(self.parameters), size):
-            part = slice(start, start + size)
+    def parts(self, length: int) -> Iterator[StepVectors]:
+        """Yield parts of this length; the last one may be shorter."""
+        for start in range(0, len(self.parameters), length):
+            part = slice(start, start + length)
             gradient = self.gradient._replace(vectors=[each[part] for each in self.gradient.vectors])
             copy = None if self.copy is None else self.copy[part]
             yield StepVectors(gradient, self.parameters[part], [each[part] for each in self.state], copy)
+
+    def arrays(self, most: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the vectors, the weights and the factor of the gradient; and parameters, copy and state, as arrays.
+
+        If the gradient has more vectors, the mean of the first ones is computed in blocks. Without a copy, it is [0].
+        """
+        few = len(self.gradient.vectors) <= most
+        for part in [self] if few else self.parts(block_length()):
+            vectors, weights, factor = part.gradient.of_vectors(most)
+            parameters = part.parameters.numpy()
+            copy = parameters[:0] if part.copy is None else part.copy.numpy()
+            filled = np.array([*weights, *[0.0] * (most - len(weights))], parameters.dtype)
+            gradient = (tuple(each.numpy() for each in vectors), filled, parameters.dtype.type(factor))
+            yield (gradient, parameters, copy, *(each.numpy() for each in part.state))
 
 
 class Rule(Protocol):
@@ -96,12 +108,10 @@ class SGDRule(BlockRule):
 
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
         """Step with the compiled loops."""
-        parameters = vectors.parameters.numpy()
-        none = parameters[:0]
-        velocity = vectors.state[0].numpy() if vectors.state else none
-        copy = none if vectors.copy is None else vectors.copy.numpy()
         numbers = [-self.lr, self.momentum, 1 - self.dampening, self.weight_decay, self.nesterov]
-        loops.sgd(*_mean_of(vectors), parameters, velocity, copy, np.array(numbers, parameters.dtype))
+        for gradient, parameters, copy, *state in vectors.arrays(loops.VECTORS):
+            velocity = state[0] if state else parameters[:0]
+            loops.sgd(*gradient, parameters, velocity, copy, np.array(numbers, parameters.dtype))
 
 
 @dataclass(frozen=True)
@@ -136,19 +146,19 @@ class AdamRule(BlockRule):
 
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
         """Step with the compiled loops, but for the square root, which torch does not round as a processor does."""
-        dtype = vectors.parameters.numpy().dtype
         coupled, decoupled = (0.0, self.weight_decay) if self.is_decoupled else (self.weight_decay, 0.0)
-        moments = np.array([1 - self.beta1, self.beta2, 1 - self.beta2, coupled], dtype)
-        step = np.array([-self._step_size, self._root_of_correction, self.eps, 1 - self.lr * decoupled], dtype)
-        addresses, weights, factor = _mean_of(vectors)
-        copies = vectors.parameters if vectors.copy is None else vectors.copy
-        scratch = block_like(vectors.parameters)
-        for parameters, copy, mean, square in in_blocks(vectors.parameters, copies, *vectors.state):
-            w, m, s = (each.numpy() for each in (parameters, mean, square))
-            loops.adam_moments(addresses, weights, factor, w, m, s, moments)
-            root = torch.sqrt(square, out=scratch[: len(square)]).numpy()
-            loops.adam_step(w, m, root, w[:0] if vectors.copy is None else copy.numpy(), step)
-            addresses = addresses + w.nbytes
+        moments = [1 - self.beta1, self.beta2, 1 - self.beta2, coupled]
+        step = [-self._step_size, self._root_of_correction, self.eps, 1 - self.lr * decoupled]
+        root = torch.empty(min(ROOTS, len(vectors.parameters)), dtype=vectors.parameters.dtype)
+        for (means, weights, factor), *whole in vectors.arrays(loops.VECTORS):
+            dtype = whole[0].dtype
+            for start in range(0, len(whole[0]), ROOTS):
+                part = slice(start, start + ROOTS)
+                parameters, copy, mean, square = (each[part] for each in whole)
+                gradient = (tuple(each[part] for each in means), weights, factor)
+                loops.adam_moments(*gradient, parameters, mean, square, np.array(moments, dtype))
+                torch.sqrt(torch.from_numpy(square), out=root[: len(square)])
+                loops.adam_step(parameters, mean, root.numpy(), copy, np.array(step, dtype))
 
     @property
     def _step_size(self) -> float:
@@ -166,10 +176,3 @@ class NoRule(BlockRule):
         """Copy."""
         if vectors.copy is not None:
             vectors.copy.copy_(vectors.parameters)
-
-
-def _mean_of(vectors: StepVectors) -> tuple[Array, Array, Any]:
-    """Return the addresses of the vectors of the mean, their weights, and the factor on it."""
-    gradient, dtype = vectors.gradient, vectors.parameters.numpy().dtype
-    addresses = np.array([each.data_ptr() for each in gradient.vectors], np.int64)
-    return addresses, np.array(gradient.weights, dtype), dtype.type(gradient.factor)
