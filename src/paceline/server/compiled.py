@@ -18,14 +18,14 @@ VECTORS = 4  # vectors of a mean that one loop reads
 compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
-@intrinsic
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once."""
-
+def _typed_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
 
     return a(a, b, c), generate
+
+
+fma: Any = intrinsic(_typed_fma)  # a * b + c, rounded once
 
 
 @compiled

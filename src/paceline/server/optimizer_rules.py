@@ -129,8 +129,9 @@ class AdamRule(BlockRule):
     @classmethod
     def of(cls, group: Mapping[str, Any], count: float) -> AdamRule:
         """Return the rule of a parameter group."""
+        beta1, beta2 = group["betas"]
         is_decoupled = group["decoupled_weight_decay"]
-        return cls(group["lr"], *group["betas"], group["eps"], group["weight_decay"], is_decoupled, count)
+        return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], is_decoupled, count)
 
     def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""
@@ -162,7 +163,7 @@ class AdamRule(BlockRule):
 
     @property
     def _step_size(self) -> float:
-        return self.lr / (1 - self.beta1**self.count)
+        return float(self.lr / (1 - self.beta1**self.count))
 
     @property
     def _root_of_correction(self) -> float:
