@@ -13,7 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from paceline.server.accumulator import MeanGradient
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
-from paceline.server.kernels import step
+from paceline.server.kernels import loops_of, step
 from paceline.server.optimizer_rules import AdamRule, NoRule, Rule, SGDRule, StepVectors
 
 
@@ -36,6 +36,8 @@ class BlockOptimizer:
         self._optimizer = optimizer
         self._ranges = _ranges_of(optimizer, parameters, layout)
         self._has_stepped = False
+        for each in self._ranges if type(optimizer) in _KINDS else ():  # before training, whose times are measured
+            loops_of(_KINDS[type(optimizer)], each.parameters[0], each.elements.stop - each.elements.start)
 
     def step(self, mean: MeanGradient, state: FlatBuffers, version: FlatBuffers | None, factor: float) -> bool:
         """Step the parameters with the mean gradient, unless the optimizer has to do that itself.
@@ -61,12 +63,14 @@ class BlockOptimizer:
 
     def _next_rules(self) -> list[Rule] | None:
         """Return the rule of the next step of each range, and count it; None if the optimizer has to step."""
-        optimizer, flags = self._optimizer, _FLAGS.get(type(self._optimizer))
-        if flags is None or _is_hooked(optimizer):
+        optimizer, kind = self._optimizer, _KINDS.get(type(self._optimizer))
+        if kind is None or _is_hooked(optimizer):
             return None
         groups = [None if each.group is None else optimizer.param_groups[each.group] for each in self._ranges]
         for each, group in zip(self._ranges, groups, strict=True):
-            if group is not None and not (_is_plain(group, flags) and each.gather(optimizer, _state_names(group))):
+            if group is not None and not (
+                _is_plain(group, _FLAGS[kind]) and each.gather(optimizer, _state_names(group))
+            ):
                 return None
         pairs = zip(self._ranges, groups, strict=True)
         return [NoRule() if group is None else each.next_rule(optimizer, group) for each, group in pairs]
@@ -143,14 +147,16 @@ def _views_like(parameters: Sequence[nn.Parameter], flat: Tensor) -> tuple[Tenso
     return tuple(part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True))
 
 
+_KINDS: Mapping[type[torch.optim.Optimizer], type[Rule]] = {
+    torch.optim.SGD: SGDRule,
+    torch.optim.Adam: AdamRule,
+    torch.optim.AdamW: AdamRule,
+}
+
 # Options that choose other operations than those above.
 _SGD_FLAGS = ("maximize", "foreach", "fused", "differentiable")
 _ADAM_FLAGS = (*_SGD_FLAGS, "amsgrad", "capturable")
-_FLAGS: Mapping[type[torch.optim.Optimizer], Sequence[str]] = {
-    torch.optim.SGD: _SGD_FLAGS,
-    torch.optim.Adam: _ADAM_FLAGS,
-    torch.optim.AdamW: _ADAM_FLAGS,
-}
+_FLAGS: Mapping[type[Rule], Sequence[str]] = {SGDRule: _SGD_FLAGS, AdamRule: _ADAM_FLAGS}
 
 
 def _is_plain(group: Mapping[str, Any], flags: Sequence[str]) -> bool:

@@ -28,20 +28,27 @@ def step(rule: Rule, vectors: StepVectors) -> None:
         vectors: vectors of the step.
     """
     parameters = vectors.parameters
-    loops = None
-    if len(parameters) >= LEAST and parameters.device.type == "cpu" and not isinstance(rule, NoRule):
-        loops = exact_loops(type(rule), parameters.dtype)
+    loops = loops_of(type(rule), parameters, len(parameters))
+    threads = torch.get_num_threads()
     if loops is None:
         rule.step(vectors)
-        return
-    threads = torch.get_num_threads()
-    if threads == 1:
+    elif threads == 1:
         rule.step_compiled(vectors, loops)
     else:
-        deque(
-            _pool(threads).map(partial(rule.step_compiled, loops=loops), vectors.parts(-(-len(parameters) // threads))),
-            maxlen=0,
-        )
+        parts = vectors.parts(-(-len(parameters) // threads))
+        deque(_pool(threads).map(partial(rule.step_compiled, loops=loops), parts), maxlen=0)
+
+
+def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
+    """Return the compiled loops for a rule, which are loaded at the first call; None if torch has to step.
+
+    Args:
+        kind: kind of the rule.
+        parameter: parameter in the vectors.
+        length: length of the vectors, >= 0.
+    """
+    has_loops = length >= LEAST and parameter.device.type == "cpu" and kind is not NoRule
+    return exact_loops(kind, parameter.dtype) if has_loops else None
 
 
 @cache
