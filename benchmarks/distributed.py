@@ -9,8 +9,6 @@
 - `payout`: the same with one worker at half speed, protocols that do not wait for it.
 - `kill`: one of the workers is killed.
 - `join`: a killed worker's process is started again while the others continue.
-- `grow`: four more workers join, and leave again on SIGTERM.
-- `standby`: a standby follows rank 0, which is killed in half of the runs.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import options, ratios, report, spread
@@ -38,7 +35,6 @@ MOVED = {"4 MB": (1_000_000, 150), "47 MB": (11_700_000, 40)}  # parameters, upd
 OVERLAP_LINK = "1gbit"
 SHARDS_LINK, SHARDS_RANKS, SHARDS_BAR = "200mbit", 4, 0.6
 MOVE_BAR, PREMIUM_BAR, JOIN_BAR_S = 1.25, 1.10, 5.0
-STANDBY_BAR, TAKEOVER_BAR_S = 1.03, 5.0
 PAYOUT_BARS = {"k_sync(k=3)": 1.4, "k_batch_async(k=4)": 1.6}
 WARM_UP = 5
 DYING_UPDATE = 20
@@ -218,70 +214,6 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def grow(args: argparse.Namespace) -> dict[str, Any]:
-    epochs, most = 3, 2 * args.workers
-    longest, sizes, applied = [], [], []
-    for _ in range(args.rounds):
-        with TemporaryDirectory() as folder:
-            settings = {
-                "compute_s": args.compute_s,
-                "max_workers": most,
-                "samples": 4 * 60 * args.workers,
-                "epochs": epochs,
-                "updates": args.updates // 2,
-                "encrypt": not args.plain,
-                "folder": folder,
-            }
-            job = Job("train_growing", args.workers + 1, settings)
-            late = range(args.workers + 1, most + 1)
-            await_file(Path(folder, "grow"))
-            for rank in late:
-                job.start_more(rank)
-            await_file(Path(folder, "shrink"))
-            for rank in late:
-                job.end(rank)
-            ours = next(answer for answer in job.answers() if answer is not None)
-        longest.append(max(ours["waits_s"]) / typical([moment for moment, _, _ in ours["updates"]]))
-        sizes.append(sorted({k for _, _, k in ours["updates"]}))
-        applied.append(ours["applied"])
-    is_once = all(each == [epochs] for each in applied)
-    return {
-        "bar": "no worker waits longer than an update; every sample once an epoch",
-        "longest_wait_in_updates": spread(longest),
-        "gradients_of_an_update": sizes,
-        "every_sample_once": is_once,
-        "meets_bar": is_once and max(longest) <= 1.0,
-    }
-
-
-def standby(args: argparse.Namespace) -> dict[str, Any]:
-    kinds = {"standby": {"standby": 1}, "standby_sync": {"standby": 1, "standby_sync": True}}
-    update_s: dict[str, list[float]] = {name: [] for name in ("alone", *kinds)}
-    lost: dict[str, list[int]] = {name: [] for name in kinds}
-    pause_s: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(args.rounds):
-        for name in update_s:
-            update_s[name].append(1 / rate(train_followed(args, kinds.get(name, {}))["updates"]))
-        for name, torchrun in kinds.items():
-            missing, next_s = take_over(args, torchrun)
-            lost[name].append(missing)
-            pause_s[name].append(next_s)
-    results: dict[str, Any] = {"alone": {"update_s": spread([args.workers * each for each in update_s["alone"]])}}
-    for name, most in {"standby": 1, "standby_sync": 0}.items():
-        ratio = ratios(update_s[name], update_s["alone"])
-        results[name] = {
-            "bar": f"at most {STANDBY_BAR} x the time per update alone; at most {most} updates lost; next update in "
-            f"{TAKEOVER_BAR_S} s",
-            "ratio": ratio,
-            "lost_updates": lost[name],
-            "next_update_s": spread(pause_s[name]),
-            "meets_bar": ratio["median"] <= STANDBY_BAR
-            and max(lost[name]) <= most
-            and max(pause_s[name]) <= TAKEOVER_BAR_S,
-        }
-    return results
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "move": move,
     "overlap": overlap,
@@ -290,8 +222,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "payout": payout,
     "kill": kill,
     "join": join,
-    "grow": grow,
-    "standby": standby,
 }
 
 
@@ -309,31 +239,6 @@ def train_ours(
         "encrypt": not args.plain,
     }
     return dict(Job("train_ours", len(compute_s) + 1, settings).answers()[0])
-
-
-def train_followed(args: argparse.Namespace, torchrun: dict[str, Any]) -> dict[str, Any]:
-    compute_s = [args.compute_s] * args.workers
-    settings = {"protocol": "bsp", "compute_s": compute_s, "updates": args.updates, "encrypt": not args.plain}
-    return dict(Job("train_ours", args.workers + 1, {**settings, "torchrun": torchrun}).answers()[0])
-
-
-def take_over(args: argparse.Namespace, torchrun: dict[str, Any]) -> tuple[int, float]:
-    """Return the updates that are lost when rank 0 is killed, and the seconds until the next update."""
-    compute_s = [args.compute_s] * args.workers
-    with TemporaryDirectory() as folder:
-        settings = {
-            "protocol": "bsp",
-            "compute_s": compute_s,
-            "updates": args.updates,
-            "encrypt": not args.plain,
-            "torchrun": torchrun,
-            "dies_at": DYING_UPDATE,
-            "folder": folder,
-        }
-        Job("train_ours", args.workers + 1, settings).answers()
-        killed_s = float(Path(folder, "killed_s").read_text())
-        clock = json.loads(Path(folder, "clock.json").read_text())
-    return DYING_UPDATE - clock["resumed"][0], clock["updates"][0][0] - killed_s
 
 
 def train_ddp(
@@ -418,15 +323,6 @@ class Job:
         environment = {**os.environ, **self._environment, **local, **more}
         there = ["ip", "netns", "exec", self._namespaces[rank]] if self._namespaces else []
         return subprocess.Popen([*there, *self._command], env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def await_file(path: Path) -> None:
-    """Wait for a file."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not path.exists():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{path} has not come")
-        time.sleep(0.02)
 
 
 def free_port() -> int:
