@@ -11,6 +11,7 @@ import paceline as pl
 import rank_threads
 from allreduce_loops import AllReduceLoops
 from allreduce_runs import ALGORITHMS
+from attached_replay import job_of
 from loop_parts import (
     BATCH,
     SAMPLES,
@@ -53,15 +54,7 @@ def test_every_protocol_trains_as_a_job_does(protocol, network, data):
 
     ranks = AllReduceLoops(3, make_parts(network, data), protocol)
     ranks.run(loop)
-    job = pl.Job(
-        model=network,
-        optimizer=lambda model: sgd(model),
-        data=data,
-        batch_size=BATCH,
-        step=lambda model, batch: loss_of(model, *batch),
-        sampling="epoch",
-    )
-    of_job = rank_threads.Job(3, job, protocol=protocol, stop="epochs=2")
+    of_job = rank_threads.Job(3, job_of(network, data), protocol=protocol, stop="epochs=2")
     of_job.start_workers()
     result = of_job.serve()
     for ours, theirs in zip(values(ranks.parts[1][0]), result.parameters.values(), strict=True):
