@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
-
 from paceline.core.records import RunEnded
-from paceline.recording.callbacks.tracker import Tracker
+from paceline.recording.callbacks.project_tracker import ProjectTracker
 from paceline.recording.scalars import ScalarPoint
 from paceline.utils.argument_types import checked_types
 
 
 @checked_types
-class Trackio(Tracker):
+class Trackio(ProjectTracker):
     """Callback that writes scalars for Trackio, on this machine or to a Space of Hugging Face.
 
     Args:
@@ -26,17 +22,6 @@ class Trackio(Tracker):
 
     name = "Trackio"
     package = extra = "trackio"
-
-    def __init__(self, project: str, **options: Any) -> None:
-        super().__init__()
-        self._project = project
-        self._options = options
-        self._run: Any = None
-
-    def begin(self, configuration: Mapping[str, Any]) -> None:
-        """Begin a run."""
-        trackio = import_module("trackio")
-        self._run = trackio.init(project=self._project, **{"config": dict(configuration), **self._options})
 
     def log(self, point: ScalarPoint) -> None:
         """Log scalars."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from paceline.core.records import RunEnded
-from paceline.recording.callbacks.tracker import Tracker
+from paceline.recording.callbacks.project_tracker import ProjectTracker
 from paceline.recording.scalars import ScalarPoint
 from paceline.utils.argument_types import checked_types
 
@@ -15,7 +14,7 @@ STEP = "version"
 
 
 @checked_types
-class Wandb(Tracker):
+class Wandb(ProjectTracker):
     """Callback that sends scalars to Weights & Biases.
 
     Args:
@@ -30,16 +29,9 @@ class Wandb(Tracker):
     name = "Weights & Biases"
     package = extra = "wandb"
 
-    def __init__(self, project: str, **options: Any) -> None:
-        super().__init__()
-        self._project = project
-        self._options = options
-        self._run: Any = None
-
     def begin(self, configuration: Mapping[str, Any]) -> None:
         """Begin a run whose step is the version."""
-        wandb = import_module("wandb")
-        self._run = wandb.init(project=self._project, **{"config": dict(configuration), **self._options})
+        super().begin(configuration)
         self._run.define_metric("*", step_metric=STEP)
 
     def log(self, point: ScalarPoint) -> None:
