@@ -19,6 +19,7 @@ CHARTS = (
     *("curves", "timeline", "strips", "heat", "histogram"),
 )
 SCRIPTS = (*CHARTS, "main")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
@@ -26,7 +27,6 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
     several = any(len(group.runs) > 1 for group in groups)
     sentence = headline(groups)
     parts = {
-        "title": escape(f"paceline: {sentence}"),
         "headline": escape(sentence),
         "metric_charts": html_parts.metric_charts(groups),
         "stragglers": html_parts.straggler_sentences(runs),
@@ -40,11 +40,29 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
         "fate_legend": html_parts.fate_legend(),
         "run_options": html_parts.run_options(runs),
         "progress_caption": escape(_caption(runs, several)),
-        "style": source("style.css"),
-        "script": script(),
-        "data": page_json(runs, groups),
     }
-    return filled(source("page.html"), parts)
+    return framed(
+        f"paceline: {sentence}",
+        filled(source("page.html"), parts),
+        head=f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        style=source("style.css"),
+        scripts=f'<script type="application/json" id="data">{page_json(runs, groups)}</script>\n'
+        f'<script type="module">\n{script()}\n</script>',
+    )
+
+
+def framed(title: str, body: str, *, style: str, scripts: str, head: str = "") -> str:
+    """Return a whole page, of the report or of the live view.
+
+    Args:
+        title: title, as text.
+        body: header and sections, as HTML.
+        style: style sheet.
+        scripts: elements with scripts and their data.
+        head: more elements of the head.
+    """
+    parts = {"title": escape(title), "body": body, "style": style, "scripts": scripts, "head": head}
+    return filled(source("frame.html"), parts)
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:

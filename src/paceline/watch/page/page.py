@@ -21,8 +21,6 @@ class LivePage(NamedTuple):
 def live_page() -> LivePage:
     """Return the page, which is the same for all runs."""
     script = report_page.joined(*(report_page.source(f"{name}.js") for name in report_page.CHARTS), _source("live.js"))
-    style = report_page.source("style.css") + _source("watch.css")
-    parts = {"style": style, "script": script, "fate_legend": fate_legend()}
     digest = b64encode(sha256(script.encode()).digest()).decode()
     policy = {
         "default-src": "'none'",
@@ -33,7 +31,12 @@ def live_page() -> LivePage:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    html = report_page.filled(_source("watch.html"), parts)
+    html = report_page.framed(
+        "paceline watch",
+        report_page.filled(_source("watch.html"), {"fate_legend": fate_legend()}),
+        style=report_page.source("style.css") + _source("watch.css"),
+        scripts=f'<script type="module">{script}</script>',
+    )
     return LivePage(html.encode(), "; ".join(f"{name} {value}" for name, value in policy.items()))
 
 
