@@ -11,9 +11,12 @@ import numpy as np
 import paceline as pl
 from paceline.clusters.faults import Fault
 from paceline.clusters.timing.distributions import Distribution, Empirical
+from papers.ddp.restarts import CheckpointRestart
 
 GRADIENT_S = 0.1
 """Mean seconds of a gradient of a worker that is not slow."""
+
+HOUR_S = 3600.0
 
 STEADY = pl.Gamma(400, GRADIENT_S)  # standard deviation 5 %
 
@@ -57,8 +60,8 @@ class Pattern:
 class Death:
     """Death of the last worker in the middle of a job that lasts an hour under DDP.
 
-    DDP loads a checkpoint of every 10 minutes: half an interval is repeated. The worker is away for two minutes, and
-    detecting the failure, starting all ranks and loading the checkpoint take one minute more.
+    DDP restarts from a checkpoint of every 10 minutes, and repeats half an interval. The worker is away for two
+    minutes, and detecting the failure, starting all ranks and loading the checkpoint take one minute more.
 
     Args:
         ddp_s: seconds of the whole run under DDP without a failure.
@@ -68,16 +71,16 @@ class Death:
     ddp_s: float
     updates: int
 
-    REPEATED, AWAY, RESTART = 5 / 60, 2 / 60, 1 / 60  # of the run
+    RESTART = CheckpointRestart(interval_s=600, away_s=120, restart_s=60)  # in a job of an hour
 
     @property
     def ddp_lost_s(self) -> float:
         """Seconds that DDP loses."""
-        return self.ddp_s * (self.REPEATED + self.AWAY + self.RESTART)
+        return self.ddp_s * (self.RESTART.mean_loss_s / HOUR_S)
 
     def fault(self, n: int) -> Fault:
         """Return the fault of a run that goes on with the other workers."""
-        return Fault(n - 1, max(1, self.updates // 2), "die", back_after_s=self.ddp_s * self.AWAY)
+        return Fault(n - 1, max(1, self.updates // 2), "die", back_after_s=self.ddp_s * (self.RESTART.away_s / HOUR_S))
 
 
 def one_slow(speed: float) -> Callable[[int], Sequence[float]]:

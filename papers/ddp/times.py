@@ -79,6 +79,18 @@ def seconds_at(job: str, n: int, pattern: Pattern, name: str, updates: int, seed
     return seconds
 
 
+def update_times_s(engine: TimingEngine, coordinator: Coordinator) -> list[float]:
+    """Simulate a run and return the virtual time of each update."""
+    times_s: list[float] = []
+
+    def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
+        times_s.extend(engine.now for command in commands if isinstance(command, events.Apply))
+
+    with engine:
+        engine.run(coordinator, observe)
+    return times_s
+
+
 def _simulated_s(plan: str, job: str, pattern: Pattern, n: int, name: str, updates: int, seed: int) -> float:
     """Return the virtual time of an update; one simulation of a whole run has the times of all its updates."""
     return _update_times_s(plan, job, pattern, n, name, seed)[updates - 1]
@@ -87,11 +99,6 @@ def _simulated_s(plan: str, job: str, pattern: Pattern, n: int, name: str, updat
 @lru_cache(maxsize=10_000)
 def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> list[float]:
     cluster = cluster_of(job, n, pattern, CONTENDERS[name], seed)
-    times_s: list[float] = []
-
-    def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
-        times_s.extend(engine.now for command in commands if isinstance(command, events.Apply))
-
     parsed, payload_bytes = parse_plan(plan), JOBS[job].payload_bytes
     stop = Stop(updates=-(-JOBS[job].gradients[n] // cluster.n))
     engine = (
@@ -99,6 +106,4 @@ def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, se
         if parsed.allreduce is not None
         else TimingEngine(cluster, seed, payload_bytes)
     )
-    with engine:
-        engine.run(Coordinator(parsed, workers=cluster.n, stop=stop), observe)
-    return times_s
+    return update_times_s(engine, Coordinator(parsed, workers=cluster.n, stop=stop))
