@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import paceline as pl
 from common import options, report, rounded
 from paceline.catalogue.parser import parse_plan
+from paceline.clusters.timing.distributions import Distribution
 from paceline.coordinator.coordinator import Coordinator
 from paceline.theory.order_statistics import order_statistic
 from paceline.utils.confidence_intervals import interval_of_mean
@@ -57,11 +58,11 @@ def main() -> None:
     parser.add_argument("--detection-s", type=float, default=60.0, help="without a restart: of detecting alone")
     parser.add_argument("--state-s", type=float, default=60.0, help="of writing a checkpoint, or of sending the state")
     args = parser.parse_args()
-    profiles = {"mttf": pl.Exponential(args.mttf_h * HOUR_S), "injected": INJECTED}
+    profiles: dict[str, Distribution] = {"mttf": pl.Exponential(args.mttf_h * HOUR_S), "injected": INJECTED}
     report("failures", args, {name: measured(args, between) for name, between in profiles.items()})
 
 
-def measured(args: argparse.Namespace, between: pl.Exponential | pl.Uniform) -> dict[str, Any]:
+def measured(args: argparse.Namespace, between: Distribution) -> dict[str, Any]:
     """Return the hours of all contenders, with the seeds of all rounds."""
     gradient = GRADIENT(UPDATE_S / order_statistic(GRADIENT(1.0), N, N))
     whole: Hours = {name: [] for name in ("no failure", *survivors(args), *restarts(args, between))}
@@ -112,7 +113,7 @@ def survivors(args: argparse.Namespace) -> Mapping[str, Survivor]:
     }
 
 
-def restarts(args: argparse.Namespace, between: pl.Exponential | pl.Uniform) -> Mapping[str, CheckpointRestart]:
+def restarts(args: argparse.Namespace, between: Distribution) -> Mapping[str, CheckpointRestart]:
     """Return the restarts from a checkpoint, by their interval and by what replaces the failed worker."""
     best_s = best_interval_s(args.state_s, between.expectation_s)
     replaced = partial(CheckpointRestart, restart_s=args.restart_s, write_s=args.state_s)
@@ -123,9 +124,7 @@ def restarts(args: argparse.Namespace, between: pl.Exponential | pl.Uniform) -> 
     }
 
 
-def survived_s(
-    survivor: Survivor, gradient: pl.Gamma, between: pl.Exponential | pl.Uniform, seed: int
-) -> Sequence[float]:
+def survived_s(survivor: Survivor, gradient: pl.Gamma, between: Distribution, seed: int) -> list[float]:
     """Return the time of each update until all gradients of the job are used."""
     cluster = pl.Cluster(N, gradient, server=pl.ServerTime(update_s=survivor.more_s))
     engine = FailingEngine(cluster, seed, failures(between, N, seed), survivor.recovery)

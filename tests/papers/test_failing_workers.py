@@ -58,7 +58,7 @@ def test_a_failure_of_a_worker_that_is_away_is_that_of_the_next_one():
         ("Lost", 11.5, 0),
         ("Lost", 12.5, 1),
     ]
-    assert [k for _, k in applied][9:16] == [4, 3, 2, 1, 1, 1, 2]
+    assert [k for _, k in applied][9:16] == [4, 3, 2, 1, 1, 1, 1]
 
 
 def test_failures_are_seeded():
