@@ -39,6 +39,7 @@ UPDATE_S = 8.0  # of BSP without a failure, in the mean
 GRADIENT = partial(pl.Gamma, 400)  # by its mean: no worker is slow, as in the pattern "none" of papers/ddp
 INJECTED = pl.Uniform(45 * 60, 75 * 60)
 OFTEN_S = 1_800.0  # between two checkpoints, where their cost is not known
+BACKGROUND_S = 1.0  # for which training waits while a checkpoint is written in the background
 Hours = dict[str, list[float]]
 
 
@@ -51,7 +52,7 @@ class Survivor(NamedTuple):
 
 
 def main() -> None:
-    parser = options(__doc__ or "", rounds=20)
+    parser = options(__doc__ or "", rounds=50)
     parser.add_argument("--mttf-h", type=float, default=8.0, help="mean hours between two failures of the cluster")
     parser.add_argument("--away-s", type=float, default=600.0, help="from a failure until its worker is back")
     parser.add_argument("--restart-s", type=float, default=300.0, help="of detecting, starting and loading")
@@ -114,13 +115,17 @@ def survivors(args: argparse.Namespace) -> Mapping[str, Survivor]:
 
 
 def restarts(args: argparse.Namespace, between: Distribution) -> Mapping[str, CheckpointRestart]:
-    """Return the restarts from a checkpoint, by their interval and by what replaces the failed worker."""
-    best_s = best_interval_s(args.state_s, between.expectation_s)
-    replaced = partial(CheckpointRestart, restart_s=args.restart_s, write_s=args.state_s)
+    """Return the restarts from a checkpoint: from a common one to what costs least."""
+    mean_s = between.expectation_s
+
+    def best(away_s: float, write_s: float) -> CheckpointRestart:
+        return CheckpointRestart(best_interval_s(write_s, mean_s), away_s, args.restart_s, write_s)
+
     return {
-        f"restart, every {OFTEN_S / 60:g} min": replaced(OFTEN_S, args.away_s),
-        "restart, best interval": replaced(best_s, args.away_s),
-        "restart, best interval, spare worker": replaced(best_s, 0.0),
+        f"restart, every {OFTEN_S / 60:g} min": CheckpointRestart(OFTEN_S, args.away_s, args.restart_s, args.state_s),
+        "restart, best interval": best(args.away_s, args.state_s),
+        "restart, best interval, spare worker": best(0.0, args.state_s),
+        "restart, best interval, spare worker, background writes": best(0.0, BACKGROUND_S),
     }
 
 

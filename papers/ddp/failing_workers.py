@@ -72,8 +72,7 @@ class FailingEngine(TimingEngine):
             case events.Lost():
                 worker = self._live_worker(event.worker)
                 self._away.add(worker)
-                if self._current[worker]:
-                    self._finish(worker)
+                self._current[worker] = 0  # its gradient does not arrive
                 self._at(self.now + self._recovery.away_s, events.Joined(self.now, worker))
                 self._await_failure()
                 self.now += self._recovery.loss_s

@@ -37,6 +37,11 @@ def test_a_failed_worker_is_left_out_until_it_is_back():
     assert [k for _, k in applied] == [4] * 10 + [3] * 6 + [4] * 4
 
 
+def test_a_worker_may_fail_again():
+    _, changes = run("bsp", [Failure(4.5, 2), Failure(10.5, 2)], Recovery(away_s=5.0))
+    assert [(name, worker) for name, _, worker in changes] == [("Lost", 2), ("Joined", 2)] * 2
+
+
 def test_all_others_pause_at_a_failure_and_at_a_return():
     applied, changes = run("bsp", [Failure(10.5, 2)], Recovery(away_s=5.25, loss_s=3.0, return_s=2.0))
     assert changes == [("Lost", 13.5, 2), ("Joined", 17.75, 2)]

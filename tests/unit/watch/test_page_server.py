@@ -1,5 +1,8 @@
 import logging
+import re
+from base64 import b64encode
 from contextlib import contextmanager
+from hashlib import sha256
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
@@ -43,6 +46,8 @@ def test_the_page_comes_with_headers_that_keep_it_alone(local):
     policy = response.headers["Content-Security-Policy"]
     assert "default-src 'none'; script-src 'sha256-" in policy
     assert "unsafe-inline" not in policy.partition("style-src")[0]
+    [script] = re.findall(r"<script[^>]*>(.*?)</script>", body, re.DOTALL)
+    assert b64encode(sha256(script.encode()).digest()).decode() in policy
 
 
 @pytest.mark.parametrize("path", ["/run.json", "/../run.json", "//etc/passwd", "/%2e%2e/events", "/events/x", "/?a"])
