@@ -1,5 +1,6 @@
 """Simulated workers that fail at given times: who is left out, for how long, and what the others wait for."""
 
+import json
 from itertools import chain, islice, repeat
 from math import inf
 from statistics import fmean
@@ -11,6 +12,7 @@ from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Joined, Lost
 from papers.ddp.failing_workers import FailingEngine, Failure, Recovery, failures
+from paths import ROOT
 
 N = 4
 
@@ -79,3 +81,13 @@ def test_failures_hit_all_workers_at_the_mean_rate(between):
     assert many[-1].at_s / len(many) == pytest.approx(3600.0, rel=0.05)
     assert fmean(failure.worker for failure in many) == pytest.approx(31.5, rel=0.05)
     assert {failure.worker for failure in many} == set(range(64))
+
+
+def test_the_pages_show_the_kept_results():
+    results = json.loads((ROOT / "benchmarks/results/failures.json").read_text())["results"]
+    pages = [(ROOT / page).read_text() for page in ("docs/concepts/fault-tolerance.md", "benchmarks/README.md")]
+    for profile in results.values():
+        for name, hours in profile["hours_of_all_gradients"].items():
+            low, high = hours["interval"]
+            shown = f"{hours['mean']:.2f} ({low:.2f} to {high:.2f})"
+            assert name == "no failure" or all(shown in page for page in pages), (name, shown)
