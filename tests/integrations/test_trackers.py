@@ -50,7 +50,7 @@ def test_wandb_offline(tmp_path):
     history = run(pl.Wandb("paceline", mode="offline", dir=str(tmp_path), name="a run"))
     wandb.teardown()  # waits for the process that writes
     [path] = tmp_path.rglob("*.wandb")
-    rows, config, exit_code, name = [], {}, None, ""
+    rows, config, exit_code, names, steps = [], {}, None, (), []
     for content in records_of_log(path.read_bytes()):
         record = Record.FromString(content)
         match record.WhichOneof("record_type"):
@@ -59,13 +59,17 @@ def test_wandb_offline(tmp_path):
                     {"/".join(each.nested_key) or each.key: json.loads(each.value_json) for each in record.history.item}
                 )
             case "run":
-                name = record.run.display_name
+                names = (record.run.project, record.run.display_name)
                 config |= {each.key: json.loads(each.value_json) for each in record.run.config.update}
+            case "metric":
+                steps.append((record.metric.glob_name, record.metric.step_metric))
             case "exit":
                 exit_code = record.exit.exit_code
     assert {row["version"]: row["eval/loss"] for row in rows if "eval/loss" in row} == evaluations(history)
     assert [row["version"] for row in rows if "train/loss" in row] == [1, 30]
-    assert (name, exit_code, config["protocol"]) == ("a run", 0, "k_sync(k=2)")
+    assert names == ("paceline", "a run")
+    assert (exit_code, config["protocol"]) == (0, "k_sync(k=2)")
+    assert steps == [("*", "version")]
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -100,6 +104,7 @@ def test_trackio_in_a_folder(tmp_path, monkeypatch):
     pytest.importorskip("trackio")
     history = run(pl.Trackio("paceline", name="a run"))
     [path] = tmp_path.rglob("*.db")
+    assert path.stem == "paceline"
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT step, metrics FROM metrics").fetchall()
     found = [(step, json.loads(text)) for step, text in rows]
