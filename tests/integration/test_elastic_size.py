@@ -7,7 +7,7 @@ import torch
 
 import paceline as pl
 from end_when import FOREVER, EndWhen
-from paceline.core.records import RunResumed, UpdateMade, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
 from tiny_counting import BATCH, counting_job, times_applied
@@ -103,6 +103,43 @@ def test_ranks_beyond_the_first_ones_join_a_group(protocol):
         ends = [job.serve(), *(job.end(rank) for rank in (1, 2, 3))]
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
+class Killing(pl.Callback):
+    """Callback that kills a rank after some gradients of a worker have been used."""
+
+    def __init__(self, rank, worker, gradients):
+        self.job = None
+        self._rank = rank
+        self._worker = worker
+        self._left = gradients
+
+    def on_record(self, record):
+        super().on_record(record)
+        if isinstance(record, GradientArrived) and record.used and record.worker == self._worker:
+            self._left -= 1
+            if self._left == 0:
+                self.job.processes[self._rank].kill()
+
+
+def test_a_host_beyond_the_first_ones_joins_as_one_worker_and_leaves():
+    """Two hosts begin; the fifth one, with ranks 8 and 9, comes later, and loses a process."""
+
+    def is_gone_again(seen):
+        return seen.joined == [4] and seen.lost.count(4) == 2 and seen.used_since[1] >= 2
+
+    starting, killing = Starting(8, 9), Killing(rank=9, worker=4, gradients=3)
+    settings = {"protocol": "bsp", "stop": FOREVER, "callbacks": [starting, killing, EndWhen(is_gone_again)]}
+    with ranks(4, tiny_job(), {"workers": "node", "max_workers": 5}, nodes=2, **settings) as job:
+        starting.job = killing.job = job
+        job.start_workers()
+        end = job.serve()
+        assert {job.end(rank).reason for rank in (1, 2, 3)} == {end.reason}
+        with pytest.raises(pl.RunError, match="a process of its host is gone"):
+            job.end(8)
+    [_, reason] = [reason for worker, reason in lost(end) if worker == 4]
+    assert reason.startswith("a process of its host is gone")
+    assert {update.k for update in end.of(UpdateMade)} == {2, 3}
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "dc_s3gd"])

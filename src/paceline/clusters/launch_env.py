@@ -32,8 +32,8 @@ class LaunchEnv:
         world_size: number of processes that the launcher has started, >= 1; others may join with higher ranks.
         local_rank: rank of this process on its host, >= 0.
         local_world_size: number of processes on this host, >= 1.
-        node: number of this host, 0 for the host of rank 0; None if not set.
-        nodes: number of hosts, >= 1; None if not set.
+        node: number of this host, >= 0, 0 for the host of rank 0; None if not set.
+        nodes: number of hosts on which the launcher has started processes, >= 1; None if not set.
         master: host and port of the rendezvous, the same for every process.
         has_agent: whether torchrun listens there; else rank 0 does.
         restarts: number of restarts of the job by torchrun so far, >= 0.
@@ -95,7 +95,7 @@ class LaunchEnv:
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", 0, None, default=0),
             local_world_size=local,
-            node=_number_or_none({**environment, **single}, NODE, 0, world_size - 1),
+            node=_number_or_none({**environment, **single}, NODE, 0, None),
             nodes=_number_or_none({**environment, **single}, NODES, 1, world_size),
             master=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", 1, 65535)),
             has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
@@ -159,7 +159,7 @@ def _number(
     return int(text)
 
 
-def _number_or_none(environment: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+def _number_or_none(environment: Mapping[str, str], name: str, least: int, most: int | None) -> int | None:
     return _number(environment, name, least, most) if environment.get(name) else None
 
 

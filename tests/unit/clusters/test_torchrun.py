@@ -212,7 +212,10 @@ NO_NODES = [
         {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
         r"RANK=1 is not GROUP_RANK=1 \* LOCAL_WORLD_SIZE=2 \+ LOCAL_RANK=1: number the processes host by host",
     ),
-    ({"GROUP_RANK": "4", "GROUP_WORLD_SIZE": "1"}, r"GROUP_RANK='4', expected a whole number >= 0 and <= 3"),
+    (
+        {"GROUP_RANK": "4", "GROUP_WORLD_SIZE": "1"},
+        r"RANK=1 is not GROUP_RANK=4 \* LOCAL_WORLD_SIZE=4 \+ LOCAL_RANK=1: number the processes host by host",
+    ),
 ]
 
 
@@ -248,6 +251,26 @@ def test_every_process_has_a_local_rank_in_a_worker(started, nodes, local, at_se
         assert cluster.node_size == sum(worker == cluster.worker for worker, _ in places)
     by_host = {cluster.worker: cluster.ranks.node for cluster in ranks}
     assert len(set(by_host.values())) == server.n
+
+
+LATE_HOST = {
+    "RANK": "9",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "4",
+    "GROUP_WORLD_SIZE": "2",
+}
+
+
+def test_a_host_beyond_those_that_were_started_needs_max_workers(started):
+    started(**LATE_HOST)
+    cluster = pl.Torchrun(workers="node", max_workers=5)
+    assert (cluster.n, cluster.started, cluster.worker, cluster.rank_in_node, cluster.node_size) == (5, 2, 4, 1, 2)
+    with pytest.raises(pl.UsageError, match=r"RANK='9', expected a whole number >= 0 and <= 3: .*max_workers=N"):
+        pl.Torchrun(workers="node")
+    arguments = {"protocol": "bsp", "stop": "updates=3"}
+    with pytest.raises(pl.UsageError, match=r"RANK=9 is worker 4, but max_workers=4 admits 0 to 3: give every process"):
+        pl.train(pl.jobs.digits(), cluster=pl.Torchrun(workers="node", max_workers=4), **arguments)
 
 
 def test_it_can_be_given_as_text(started):
