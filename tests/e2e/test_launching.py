@@ -4,37 +4,35 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.namespaces import hosts
 from hosts import need_hosts
+from launched_commands import (
+    LIMIT_S,
+    await_records,
+    children,
+    environment_of,
+    environment_with,
+    kill,
+    outputs,
+)
 from paceline.clusters.job_token import make_token
 from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
-from paths import ROOT, environment
+from paths import ROOT
 
 PAGE = (ROOT / "docs/how-to/launch-on-many-machines.md").read_text(encoding="utf-8")
 BLOCK = r"^## ([^\n]+)\n(?:(?!^## ).)*?<!-- run by tests/e2e/test_launching.py -->\n```sh\n(.*?)```"
 BLOCKS = dict(re.findall(BLOCK, PAGE, re.M | re.S))
 SLURM = ROOT / "examples/slurm.sh"
-KUBERNETES = ROOT / "examples/kubernetes.yaml"
-LIMIT_S = 120
 pytestmark = pytest.mark.timeout(300)  # a command is seconds of importing for each rank
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for task in 0 1 2 3; do SLURM_PROCID=$task SLURM_LOCALID=0 SLURM_NTASKS=4 "$@" & done
 wait
 """
-
-
-def environment_with(*folders):
-    path = os.pathsep.join([*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return environment(PATH=path)
 
 
 def commands(title, *changes):
@@ -66,46 +64,6 @@ def start(tmp_path):
     yield begin
     for process in started:
         kill(process)
-
-
-def kill(process):
-    """End a process and all that it has started, as the loss of their host does."""
-    if process.poll() is None:
-        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-            each.kill()
-    process.wait()
-    process.stdout.close()
-
-
-def outputs(processes):
-    told = []
-    for process in processes:
-        try:
-            told.append(process.communicate(timeout=LIMIT_S)[0])
-        except subprocess.TimeoutExpired:
-            kill(process)
-            told.append("it does not end")
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(told)
-    return told
-
-
-def children(process):
-    """Return the processes that a process and its children have started."""
-    return [child.pid for child in psutil.Process(process).children(recursive=True)]
-
-
-def environment_of(process):
-    return psutil.Process(process).environ()
-
-
-def await_records(folder, kind, count):
-    """Wait until a run has logged so many records of a kind."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline_s:
-        if (folder / "run.json").exists() and len(SavedRun(folder).history.of(kind)) >= count:
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"{folder} has fewer than {count} records {kind.__name__} after {LIMIT_S} s")
 
 
 @pytest.mark.slow
@@ -194,19 +152,3 @@ def test_with_slurm(tmp_path):
         )
         assert f"{stop.partition('=')[2]} updates made" in done.stdout, done.stderr
     assert len(SavedRun(tmp_path / "runs/digits").history.of(RunResumed)) == 1
-
-
-def test_the_manifest_is_what_kubernetes_takes():
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    yaml = pytest.importorskip("yaml")
-    for manifest in yaml.safe_load_all(KUBERNETES.read_text()):
-        kubernetes_validate.validate(manifest, "1.33", strict=True)
-
-
-def test_the_manifest_agrees_with_itself():
-    text = KUBERNETES.read_text()
-    for count in re.findall(r"(?:completions|parallelism): (\d+)", text) + re.findall(
-        r'WORLD_SIZE\s+value: "(\d)"', text
-    ):
-        assert count == "4"
-    assert re.findall(r"digits-0\.(\w+)", text) == re.findall(r"subdomain: (\w+)", text) * 3

@@ -1,0 +1,66 @@
+"""The Dockerfile, as far as it can be checked without docker: the files that it names, and what the examples need."""
+
+import re
+import tomllib
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+
+import pytest
+
+from paths import ROOT
+
+LINES = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.M))
+INSTRUCTIONS = [tuple(line.split(maxsplit=1)) for line in LINES.splitlines() if line]
+IGNORED = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def values(kind):
+    return [rest for name, rest in INSTRUCTIONS if name == kind]
+
+
+def is_sent(path):
+    """Return whether docker sends a file of the repository to the build."""
+    places = [PurePosixPath(path), *PurePosixPath(path).parents]
+    return not any(fnmatch(str(place), pattern) for place in places for pattern in IGNORED)
+
+
+def test_every_line_is_an_instruction():
+    assert {name for name, _ in INSTRUCTIONS} == {"FROM", "ARG", "COPY", "RUN", "USER", "WORKDIR"}
+    assert INSTRUCTIONS[0][0] == "FROM"
+
+
+def test_what_is_copied_exists():
+    stages = re.findall(r" AS (\w+)", "\n".join(values("FROM")))
+    for copied in values("COPY"):
+        *options, source, _ = copied.split()
+        if options:
+            assert [option.removeprefix("--from=") for option in options] == stages
+        else:
+            assert (ROOT / source).exists()
+            assert is_sent(source)
+
+
+def test_the_wheel_is_built_from_what_is_sent():
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    files = [PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml"]
+    for path in [*files, *wheel["packages"], *wheel["force-include"]]:
+        assert is_sent(path), path
+    assert not is_sent(".git/HEAD")
+    assert not is_sent("src/paceline/__pycache__/cli.pyc")
+
+
+def test_python_is_new_enough():
+    least = tuple(map(int, PROJECT["project"]["requires-python"].removeprefix(">=").split(".")))
+    for image in values("FROM"):
+        assert tuple(map(int, re.match(r"python:(\d+)\.(\d+)-slim\b", image).groups())) >= least
+
+
+def test_the_image_has_what_the_manifest_uses():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    arguments = dict(value.split("=") for value in values("ARG"))
+    extras = set(arguments["EXTRAS"].split(","))
+    assert {"digits", "metrics"} <= extras <= {*PROJECT["project"]["optional-dependencies"]}
+    manifests = yaml.safe_load_all((ROOT / "examples/kubernetes.yaml").read_text(encoding="utf-8"))
+    [rank_0] = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == ("Job", "digits")]
+    assert values("USER") == [str(rank_0["spec"]["template"]["spec"]["securityContext"]["fsGroup"])]

@@ -1,0 +1,69 @@
+"""Commands of launchers, as processes of this machine: their environment, their end, and what their run has logged."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from paceline.recording.run_folder import SavedRun
+from paths import environment
+
+LIMIT_S = 120
+
+
+def environment_with(*folders, **variables):
+    """Return the variables of this process, with these folders and the repository's programs on the path."""
+    path = os.pathsep.join([*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return environment(PATH=path, **variables)
+
+
+def kill(process):
+    """End a process and all that it has started, as the loss of their host does."""
+    if process.poll() is None:
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            each.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def outputs(processes):
+    """Wait for processes, which succeed, and return what they have printed."""
+    told = []
+    for process in processes:
+        try:
+            told.append(process.communicate(timeout=LIMIT_S)[0])
+        except subprocess.TimeoutExpired:
+            kill(process)
+            told.append("it does not end")
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(told)
+    return told
+
+
+def statuses(processes):
+    """Wait for processes, and return their exit statuses."""
+    for process in processes:
+        process.communicate(timeout=LIMIT_S)
+    return [process.returncode for process in processes]
+
+
+def children(process):
+    """Return the processes that a process and its children have started."""
+    return [child.pid for child in psutil.Process(process).children(recursive=True)]
+
+
+def environment_of(process):
+    """Return the environment of a process."""
+    return psutil.Process(process).environ()
+
+
+def await_records(folder, kind, count):
+    """Wait until a run has logged so many records of a kind."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        if (folder / "run.json").exists() and len(SavedRun(folder).history.of(kind)) >= count:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"{folder} has fewer than {count} records {kind.__name__} after {LIMIT_S} s")
