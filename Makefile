@@ -24,7 +24,7 @@ test-docs: .venv/installed
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/site
 
-# The loops of training frameworks and experiment trackers, in an environment of their own.
+# The training frameworks, experiment trackers and launchers, in an environment of their own.
 test-integrations: .venv-integrations/installed
 	.venv-integrations/bin/pytest -m integrations -n 2 tests/integrations
 
