@@ -228,6 +228,7 @@ def test_torchrun_restarts_one_worker_alone_and_nodes_that_are_moved_resume(node
     assert [record.worker for record in history.of(WorkerLost)][:1] == [1]
     assert history.of(RunResumed) == []  # no other process was restarted
 
-    outputs(start_all(f"updates={len(history.of(UpdateMade)) + 30}"))
+    told = outputs(start_all(f"updates={len(history.of(UpdateMade)) + 30}"))
+    assert "exists already" not in "".join(told)
     assert len(SavedRun(folder).history.of(RunResumed)) == 1
     assert SavedRun(folder).history.of(RunEnded)[-1].outcome == "updates"

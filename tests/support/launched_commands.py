@@ -31,10 +31,10 @@ def kill(process):
 
 def outputs(processes):
     """Wait for processes, which succeed, and return what they have printed."""
-    told = []
+    told, deadline_s = [], time.monotonic() + LIMIT_S
     for process in processes:
         try:
-            told.append(process.communicate(timeout=LIMIT_S)[0])
+            told.append(process.communicate(timeout=max(0, deadline_s - time.monotonic()))[0])
         except subprocess.TimeoutExpired:
             kill(process)
             told.append("it does not end")
