@@ -25,7 +25,7 @@ def documented_name(target, names, documented):
     A member that has no entry of its own, such as a field of a dataclass, leads to its class.
 
     Args:
-        target: text of the reference, for example ``pl.train``, ``Job.step`` or ``paceline.run.train.Result``.
+        target: text of the reference, for example ``pl.train``, ``Job.step`` or ``paceline.run.result.Result``.
         names: result of `public_names`.
         documented: names of all entries.
     """

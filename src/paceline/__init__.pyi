@@ -32,6 +32,7 @@ from .catalogue.protocols import s3gd as s3gd
 from .catalogue.protocols import ssp as ssp
 from .clusters.faults import Fault as Fault
 from .clusters.local import LocalCluster as LocalCluster
+from .clusters.ray import Ray as Ray
 from .clusters.simulated import Cluster as Cluster
 from .clusters.timing.distributions import Deterministic as Deterministic
 from .clusters.timing.distributions import Distribution as Distribution
@@ -123,8 +124,8 @@ from .recording.callbacks.wandb import Wandb as Wandb
 from .recording.history import History as History
 from .run.replay import Replay as Replay
 from .run.replay import replay as replay
+from .run.result import Result as Result
 from .run.simulate import Simulated as Simulated
 from .run.simulate import simulate as simulate
-from .run.train import Result as Result
 from .run.train import train as train
 from .user_loop.attach import attach as attach

@@ -54,7 +54,7 @@ def test_every_public_name_is_on_exactly_one_page():
     ("reference", "place"),
     [
         ("pl.train", "paceline.train"),
-        ("paceline.run.train.Result", "paceline.Result"),
+        ("paceline.run.result.Result", "paceline.Result"),
         ("Exponential", "paceline.Exponential"),
         ("Job.step", "paceline.Job"),
         ("Stop.parse", "paceline.Stop.parse"),

@@ -195,7 +195,11 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     if prepare is not None:
         prepare()
     try:
-        with patch.object(HostProcess, "start_sidecar", lambda process, worker: NotHere()):
+        # The command of this process is that of multiprocessing, but the tests start the sidecars.
+        with (
+            patch.object(HostProcess, "start_sidecar", lambda process, worker: NotHere()),
+            patch("paceline.run.spawned_sidecar.can_run_again", lambda: True),
+        ):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)
         records = end.history.records
         told = (end, records)

@@ -13,7 +13,9 @@ import typer
 from paceline.errors import UsageError
 
 JOB = "digits, mnist, cifar10, cifar100, mnist(folder=DIR), or module:object."
-CLUSTER = "local:4, '16*exp(mean=1)', trace:FILE, cluster.toml, or torchrun (the default under torchrun)."
+CLUSTER = (
+    "local:4, '16*exp(mean=1)', trace:FILE, cluster.toml, 'ray(workers=8)', or torchrun (the default under torchrun)."
+)
 
 
 class Format(StrEnum):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.cli.saved_options import SavedOptions
     from paceline.jobs.job import Job
     from paceline.recording.callback import Callback
-    from paceline.run.train import Result
+    from paceline.run.result import Result
 
 
 # Options that are arguments of `train` as they are.
@@ -159,6 +159,7 @@ def _train(
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
         raise UsageError("torchrun may restart this job (--max-restarts): give --out FOLDER, which a restart resumes")
     folder = resume or out or _free_folder(job.name)
+    place = folder.absolute()  # for callbacks, which an actor of Ray runs in another folder
     with options.saved_if_rescued(), page(folder):
         return run(
             job,
@@ -169,7 +170,7 @@ def _train(
             overwrite=overwrite,
             resume=resume,
             allow_change=allow_change,
-            callbacks=[options.saver(folder), *_writers(folder, options)],
+            callbacks=[options.saver(place), *_writers(place, options)],
             measure_steps=bool(options["measure_steps"]),
             progress=not is_quiet(),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.clusters.local import LocalCluster
+from paceline.clusters.ray import Ray
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Distribution, parse_distribution
 from paceline.clusters.timing.network import Network, ServerTime
@@ -30,6 +31,7 @@ _TABLES: Mapping[str, Callable[..., object]] = {
     "server": ServerTime,
 }
 MOST_WORKERS = 1_000_000
+_LAUNCHED: Mapping[str, Callable[..., Torchrun | Ray]] = {"torchrun": Torchrun, "ray": Ray}
 _ARGUMENTS = {"workers": "n"}
 _SLOWDOWNS = ("slowdown", "periodic")  # tables that may be repeated
 _KNOBS: Schema = {name: {knob: {} for knob in signature(table).parameters} for name, table in _TABLES.items()}
@@ -41,12 +43,13 @@ _LOCAL: Schema = {
 }
 
 
-def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster | Torchrun:
+def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster | LocalCluster | Torchrun | Ray:
     """Parse a cluster as typed on the command line.
 
     Args:
         text: cluster text, for example ``16*exp(mean=1)``, ``local:4``, ``torchrun``, ``torchrun(address=10.0.0.1)``,
-            ``trace:FILE``, ``trace(file=FILE, by=time)`` or ``FILE.toml``. FILE may be the folder of a DDP recording.
+            ``ray(workers=8)``, ``trace:FILE``, ``trace(file=FILE, by=time)`` or ``FILE.toml``. FILE may be the folder
+            of a DDP recording.
         censored: rule for the duration of censored work of a trace, as in `Trace`; None for none.
 
     Raises:
@@ -61,14 +64,14 @@ def parse_cluster(text: str, censored: Literal["km"] | None = None) -> Cluster |
     return cluster if censored is None else _with_censored(cluster, censored)
 
 
-def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
+def _parse(text: str) -> Cluster | LocalCluster | Torchrun | Ray:
     if _is_trace(text):
         trace = _trace(text)
         return Cluster(trace.workers, trace)
     if text.endswith(".toml"):
         return load_cluster(text)
-    if is_torchrun(text):
-        return bind(parse_call(text, "torchrun(shards=2)"), {"torchrun": Torchrun})
+    if _names(text, *_LAUNCHED):
+        return bind(parse_call(text, "torchrun(shards=2)"), _LAUNCHED)
     if text.startswith("local:"):
         return LocalCluster(_count(text.removeprefix("local:"), text))
     groups = [_group(part, text) for part in split_top(text, "+")]
@@ -79,8 +82,8 @@ def _parse(text: str) -> Cluster | LocalCluster | Torchrun:
 
 
 def _with_censored(
-    cluster: Cluster | LocalCluster | Torchrun, censored: Literal["km"]
-) -> Cluster | LocalCluster | Torchrun:
+    cluster: Cluster | LocalCluster | Torchrun | Ray, censored: Literal["km"]
+) -> Cluster | LocalCluster | Torchrun | Ray:
     if isinstance(cluster, LocalCluster) and cluster.slowness is not None:
         slowness = _with_censored(cluster.slowness, censored)
         assert isinstance(slowness, Cluster)
@@ -92,9 +95,21 @@ def _with_censored(
     )
 
 
+def without_launcher(cluster: Cluster | LocalCluster | Torchrun | Ray, what: str) -> Cluster | LocalCluster:
+    """Return a cluster of this machine; raise a UsageError for the processes of a launcher, which make one run only."""
+    if isinstance(cluster, Torchrun | Ray):
+        others = "ranks of torchrun" if isinstance(cluster, Torchrun) else "actors of Ray"
+        raise UsageError(f"{what} makes several runs, but {others} make one; give local:4 or 4*exp(mean=1)")
+    return cluster
+
+
 def is_torchrun(text: str) -> bool:
     """Return whether a cluster text names the processes that torchrun starts."""
-    return re.match(r"\s*torchrun\s*(\(|$)", text) is not None
+    return _names(text, "torchrun")
+
+
+def _names(text: str, *calls: str) -> bool:
+    return re.match(rf"\s*({'|'.join(calls)})\s*(\(|$)", text) is not None
 
 
 def _is_trace(text: str) -> bool:
@@ -119,7 +134,7 @@ def _read_trace(file: str, *, by: Literal["draw", "time"] = "draw", censored: Li
 def _group(part: str, text: str) -> tuple[int, Distribution]:
     count, star, distribution = part.partition("*")
     if not star:
-        examples = "type 16*exp(mean=1), local:4, torchrun, trace:FILE, or a file.toml"
+        examples = "type 16*exp(mean=1), local:4, torchrun, ray(workers=4), trace:FILE, or a file.toml"
         raise UsageError(f"{part.strip()!r} is not a group of workers: {examples}")
     return _count(count, text), parse_distribution(distribution)
 

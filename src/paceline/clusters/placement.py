@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from paceline.clusters.launch_env import SPAWN_SIDECARS, TOKEN
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -13,14 +15,16 @@ class Placement:
     """Placement of the ranks of one run.
 
     Attributes:
-        hosts: address of the host of each rank.
+        hosts: address of the host of each rank; empty for a rank that has no host yet.
         port: port of rank 0, from 1 to 65535.
         starts: number of times that rank 0 has been started, >= 1.
+        may_spread: whether a rank that is started later may be on another host, although all are on one now.
     """
 
     hosts: tuple[str, ...]
     port: int
     starts: int = 1
+    may_spread: bool = False
 
     def replaced(self, hosts: Mapping[int, str]) -> Placement:
         """Return the placement after some ranks were started again.
@@ -30,8 +34,8 @@ class Placement:
         Args:
             hosts: address of the host of each rank that was started again.
 
-        >>> Placement(("a", "b"), 4711).replaced({0: "c"})
-        Placement(hosts=('c', 'b'), port=4711, starts=2)
+        >>> Placement(("a", "b"), 4711).replaced({0: "c"}).hosts
+        ('c', 'b')
         """
         merged = tuple(hosts.get(rank, host) for rank, host in enumerate(self.hosts))
         return replace(self, hosts=merged, starts=self.starts + (0 in hosts))
@@ -43,12 +47,24 @@ class Placement:
         ['0', '0', '1']
         """
         beside = [other for other, host in enumerate(self.hosts) if host == self.hosts[rank]]
+        is_on_one_host = len({*self.hosts}) == 1 and not self.may_spread
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self.hosts)),
             "LOCAL_RANK": str(beside.index(rank)),
             "LOCAL_WORLD_SIZE": str(len(beside)),
-            "MASTER_ADDR": LOOPBACK if len({*self.hosts}) == 1 else self.hosts[0],
+            "MASTER_ADDR": LOOPBACK if is_on_one_host else self.hosts[0],
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.starts - 1),
         }
+
+
+def actor_environment(placement: Placement, rank: int, token: str) -> dict[str, str]:
+    """Return the launch variables of a rank in an actor of Ray, whose command cannot be run again.
+
+    Args:
+        placement: placement of all ranks.
+        rank: number of the rank, >= 0.
+        token: token of the run.
+    """
+    return {**placement.environment(rank), TOKEN: token, SPAWN_SIDECARS: "1"}

@@ -12,7 +12,6 @@ from pathlib import Path
 from paceline.clusters.devices import check_device, cores
 from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.launch_env import LaunchEnv
-from paceline.clusters.local import LocalCluster
 from paceline.clusters.rank_checks import check_address, check_rank, check_standby, check_workers
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.spot_notice import parse_notice
@@ -329,13 +328,6 @@ class Torchrun:
                 f"shards={self.shards}: {plan} has no server whose parameters could be sharded; omit shards"
             )
         check_no_censored_sleep(self.slowness)
-
-
-def without_torchrun(cluster: Cluster | LocalCluster | Torchrun, what: str) -> Cluster | LocalCluster:
-    """Return a cluster; raise a UsageError for ranks of torchrun, which can make one run only."""
-    if isinstance(cluster, Torchrun):
-        raise UsageError(f"{what} makes several runs, but ranks of torchrun make one; give local:4 or 4*exp(mean=1)")
-    return cluster
 
 
 def _has_port(address: str) -> bool:

@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.parser import parse_cluster
-from paceline.clusters.torchrun import without_torchrun
+from paceline.clusters.parser import parse_cluster, without_launcher
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
@@ -79,7 +78,7 @@ def compare(
     grid = GridSpec(
         job=job,
         plans=_plans(protocols),
-        cluster=without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare"),
+        cluster=without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare"),
         stop=Stop.parse(stop) if isinstance(stop, str) else stop,
         evaluate_every=Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
         worker_timeout_s=worker_timeout_s,

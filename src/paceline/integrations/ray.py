@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,8 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig
 
 from paceline.clusters.job_token import make_token
-from paceline.clusters.launch_env import SPAWN_SIDECARS, TOKEN
-from paceline.clusters.placement import Placement
+from paceline.clusters.placement import Placement, actor_environment
+from paceline.run.ray_actors import free_port
 
 
 class PacelineConfig(TorchConfig):  # type: ignore[misc]  # no types without the package
@@ -51,12 +50,11 @@ class PacelineBackend(Backend):  # type: ignore[misc]
         if before is not None and len(hosts) < worker_group.execute_single(0, _world_size):
             placement = before.replaced(hosts)
         else:
-            port = worker_group.execute_single(0, _free_port)
+            port = worker_group.execute_single(0, free_port)
             placement = Placement(tuple(hosts.values()), port, before.starts + 1 if before else 1)
         self._placement = placement
         for place, rank in enumerate(hosts):
-            variables = {**placement.environment(rank), TOKEN: self._token, SPAWN_SIDECARS: "1"}
-            worker_group.execute_single(place, _set_environment, variables)
+            worker_group.execute_single(place, _set_environment, actor_environment(placement, rank, self._token))
 
 
 def _rank_and_host() -> tuple[int, str]:
@@ -66,13 +64,6 @@ def _rank_and_host() -> tuple[int, str]:
 def _world_size() -> int:
     size: int = ray.train.get_context().get_world_size()
     return size
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import io
 import mmap
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,6 +21,7 @@ from paceline.errors import UsageError
 from paceline.processes.shared_memory import anonymous_file
 
 LARGE_BYTES = 1 << 20
+SPAWNED_MAIN = "__mp_main__"  # the main module in a process that multiprocessing has spawned
 Segment = tuple[int, torch.Size, torch.dtype]
 
 _unpickling = False  # whether this process is unpickling, and so importing modules
@@ -86,7 +88,39 @@ def refuse_while_unpickling() -> None:
         )
 
 
-class ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+def by_value(content: object) -> bytes:
+    """Return an object pickled by value, for processes that a launcher such as Ray starts for this one.
+
+    Raises:
+        Exception: any error of pickle or of an object's own `__reduce__`.
+    """
+    stream = io.BytesIO()
+    ValuePickler(stream).dump(content)
+    return stream.getvalue()
+
+
+def from_value(data: bytes) -> Any:
+    """Return the object that `by_value` has pickled."""
+    with _marked_as_unpickling():
+        return _ValueUnpickler(io.BytesIO(data)).load()
+
+
+class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickler of functions and classes of the main module by value, also of cached functions and in a child process."""
+
+    def __init__(self, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
+        if SPAWNED_MAIN in sys.modules:
+            cloudpickle.register_pickle_by_value(sys.modules[SPAWNED_MAIN])
+
+    def reducer_override(self, content: Any) -> Any:
+        """Return how to rebuild an object: a cached function of `__main__` from the function that it wraps."""
+        if isinstance(content, _CACHED) and content.__module__ in ("__main__", SPAWNED_MAIN):  # else pickled by name
+            return _cached, (content.__wrapped__, content.cache_parameters())
+        return super().reducer_override(content)
+
+
+class ArrayPickler(ValuePickler):
     """Pickler that leaves out large arrays and assigns each a page-aligned segment.
 
     Attributes:
@@ -96,7 +130,7 @@ class ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type
     """
 
     def __init__(self, stream: Any) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=self._is_small)
+        super().__init__(stream, self._is_small)
         self.nbytes = 0
         self.large: dict[int, tuple[Tensor, Segment]] = {}
         self.buffers: list[tuple[int, memoryview]] = []
@@ -110,12 +144,6 @@ class ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type
         if id(content) not in self.large:
             self.large[id(content)] = (content, (self._reserve(content.nbytes), content.shape, content.dtype))
         return self.large[id(content)][1]
-
-    def reducer_override(self, content: Any) -> Any:
-        """Return how to rebuild an object: a cached function of `__main__` from the function that it wraps."""
-        if isinstance(content, _CACHED) and content.__module__ == "__main__":  # else pickled by name
-            return _cached, (content.__wrapped__, content.cache_parameters())
-        return super().reducer_override(content)
 
     def _is_small(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether a buffer stays inside the pickle; leave a large one out."""
@@ -131,11 +159,7 @@ class ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type
         return offset
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, memory: mmap.mmap, buffers: list[memoryview]) -> None:
-        super().__init__(stream, buffers=buffers)
-        self._memory = memory
-
+class _ValueUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return an object that was pickled by name."""
         if module == "__main__":
@@ -144,6 +168,12 @@ class _Unpacker(pickle.Unpickler):
                 "define it in another module and import it"
             )
         return super().find_class(module, name)
+
+
+class _Unpacker(_ValueUnpickler):
+    def __init__(self, stream: io.BytesIO, memory: mmap.mmap, buffers: list[memoryview]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._memory = memory
 
     def persistent_load(self, segment: Segment) -> Tensor:
         offset, shape, dtype = segment

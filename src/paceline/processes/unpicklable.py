@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -36,8 +37,15 @@ def pickled(content: object, parts: Mapping[str, object], refused: str, otherwis
     Raises:
         UsageError: the object cannot be pickled; the message names the part and the cause.
     """
-    try:
+    with explained(parts, refused, otherwise):
         return SharedPickle(content)
+
+
+@contextmanager
+def explained(parts: Mapping[str, object], refused: str, otherwise: str = "") -> Iterator[None]:
+    """Explain why an object cannot be pickled in this context; the arguments are those of `pickled`."""
+    try:
+        yield
     except Exception as error:  # an object's own __reduce__ may raise anything
         raise UsageError(f"{refused}: {explain_unpicklable(parts)}; {ADVICE}{otherwise}") from error
 

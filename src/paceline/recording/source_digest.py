@@ -23,15 +23,16 @@ MAIN = ("__main__", "__mp_main__")
 KNOWN_BY_VERSION = sys.stdlib_module_names | {"numpy", "paceline", "torch"}
 
 
-def code_of(parts: Iterable[object]) -> dict[str, str]:
+def code_of(parts: Iterable[object], *, with_main: bool = True) -> dict[str, str]:
     """Return the digest of paceline's source, and of each file that defines one of these parts, by module.
 
     Files without readable source and packages known by their version are left out.
 
     Args:
         parts: functions, types and objects; nested parts, partial functions and short collections are searched too.
+        with_main: whether the file of the main module counts.
     """
-    modules = {name for part in parts for name in _modules(part, DEEPEST)}
+    modules = {name for part in parts for name in _modules(part, DEEPEST) if with_main or name not in MAIN}
     digests = {_name(module): _digest(module) for name in sorted(modules) if (module := sys.modules.get(name))}
     return {"paceline": _of_paceline(), **{name: digest for name, digest in digests.items() if digest}}
 

@@ -184,6 +184,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     """Return the settings that must be equal on all processes of a distributed run, as plain JSON data."""
     assert isinstance(config.cluster, Torchrun)
     is_open = config.cluster.max_workers is not None
+    parts = [*vars(config.job).values(), *{type(layer) for layer in model.modules()}]
     spec = {
         **({} if is_open else {distributed.WORLD_SIZE: config.cluster.ranks.world_size}),
         "seed": config.seed,
@@ -199,7 +200,8 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         **identity_of_replica(config.job, model),
         "shards": config.cluster.shards,
         "versions": versions(),
-        "code of": code_of([*vars(config.job).values(), *{type(layer) for layer in model.modules()}]),
+        # A spawned sidecar has another main module, and got the parts of this one by pickle.
+        "code of": code_of(parts, with_main=not config.cluster.ranks.spawns_sidecars),
     }
     plain: dict[str, Any] = json.loads(json.dumps(spec))
     return plain

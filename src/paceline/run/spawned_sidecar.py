@@ -8,14 +8,22 @@ from dataclasses import replace
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed import HostProcess, Sidecar
 from paceline.processes.child_process import Launcher, ProcessSettings, init_child
+from paceline.processes.rerun import can_run_again
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
 
 
+def spawning_if_needed(cluster: Torchrun) -> Torchrun:
+    """Return the launch settings of this process; its sidecars are spawned if its command cannot be run again."""
+    if cluster.ranks.spawns_sidecars or can_run_again():
+        return cluster
+    return replace(cluster, ranks=replace(cluster.ranks, spawns_sidecars=True))
+
+
 class SpawningProcess(HostProcess):
-    """Process whose sidecars are its child processes, as in an actor of Ray.
+    """Process whose sidecars are its child processes, as in an actor of Ray or a notebook.
 
     Args:
         config: configuration of the run.

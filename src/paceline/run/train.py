@@ -6,14 +6,16 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-
-from torch import nn
+from typing import Any
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import parse_cluster
+from paceline.clusters.ray import Ray
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
@@ -29,52 +31,25 @@ from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.callback import Callback, Memory, RunInfo
-from paceline.recording.callbacks.progress_line import shown
+from paceline.recording.callbacks.progress_line import is_shown, shown, stderr_console
 from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RUN, RunFolder
 from paceline.run.checkpointer import Checkpointer, CheckpointPolicy
 from paceline.run.config import RunConfig
+from paceline.run.result import Result
 from paceline.run.resume import Resumption
 from paceline.run.run_log import RunLog
 from paceline.run.session import Session, serve
-from paceline.run.spawned_sidecar import SpawningProcess
+from paceline.run.spawned_sidecar import SpawningProcess, spawning_if_needed
 from paceline.run.standby import STANDBY, AfterTakeover
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
-from paceline.utils.representation import Representation
 
 LOG = RankLogger(__name__)
 
 AnyProtocol = str | Protocol | Phase | Plan
-AnyCluster = str | Cluster | LocalCluster | Torchrun
-
-
-@dataclass(frozen=True, repr=False)
-class Result(Representation):
-    """Result of a run.
-
-    Attributes:
-        model: trained model, on the CPU.
-        history: records of the run.
-        time_s: time on the run's clock, in seconds, of the version that met the stop condition.
-        stopped_by: condition that ended the run.
-        reason: reason for the end as a sentence.
-        metrics: metrics of the last version on the evaluation data; empty without evaluation data.
-        folder: folder of the run, None if it was not recorded.
-    """
-
-    model: nn.Module
-    history: History
-    time_s: float
-    stopped_by: Outcome
-    reason: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    folder: Path | None = None
-
-    def _facts(self) -> Mapping[str, object]:
-        facts = {"stopped_by": self.stopped_by, "reason": self.reason, "time_s": self.time_s}
-        return {**facts, **self.history.known_counts, **self.metrics, "folder": self.folder}
+AnyCluster = str | Cluster | LocalCluster | Torchrun | Ray
 
 
 @checked_types
@@ -103,10 +78,10 @@ def train(
     Args:
         job: job to train.
         protocol: protocol such as ``pl.k_sync(k=12)``, a phase, a plan, or its text: "bsp@25% >> asp".
-        cluster: simulated `Cluster`, `LocalCluster` of processes, `Torchrun`, or its text: "local:4". Under torchrun
-            every rank calls `train` with the same arguments. Rank 0 writes the folder of the run; the result of any
-            other rank has the trained model and the reason for the end, and an empty history. After a restart by
-            torchrun the run in ``out`` is resumed from its last checkpoint.
+        cluster: simulated `Cluster`, `LocalCluster` of processes, `Torchrun`, `Ray`, or its text: "local:4". Under
+            torchrun every rank calls `train` with the same arguments. Rank 0 writes the folder of the run; the result
+            of any other rank has the trained model and the reason for the end, and an empty history. After a restart
+            by torchrun the run in ``out`` is resumed from its last checkpoint. With Ray the driver alone calls `train`.
         stop: conditions that end the run, as ``Stop(loss=0.2)`` or "loss=0.2,seconds=600".
         seed: seed of all random numbers, >= 0.
         out: folder to record the run in; without it nothing is written.
@@ -138,13 +113,16 @@ def train(
         >>> result.reason, round(result.time_s, 1)
         ('20 updates made', 22.7)
     """
+    given = dict(locals())
     refuse_while_unpickling()
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    cluster = cluster.fitted_to(plan) if isinstance(cluster, Torchrun) else cluster
     evaluations = None if evaluate_every is None else _duration(evaluate_every)
-    config = RunConfig(job, plan, cluster, stop, seed, evaluations, worker_timeout_s, measure_steps)
+    config = RunConfig(job, plan, _fitted(cluster, plan), stop, seed, evaluations, worker_timeout_s, measure_steps)
+    if isinstance(cluster, Ray):
+        return _train_on_ray(cluster, config, given)
+    cluster = config.cluster
     if isinstance(cluster, Torchrun) and cluster.ranks.spawns_sidecars:
         config = replace(config, process=SpawningProcess(config))
     if isinstance(cluster, Torchrun) and not cluster.is_server:
@@ -160,6 +138,25 @@ def train(
     title = protocol if isinstance(protocol, str) else str(plan)
     with shown(progress, title, stop, stop.workload(config.per_epoch), cluster.n) as line:
         return run_session(session, folder, resumption, [*callbacks, *line], policy)
+
+
+def _fitted(cluster: Cluster | LocalCluster | Torchrun | Ray, plan: Plan) -> Cluster | LocalCluster | Torchrun:
+    """Return the cluster with the number of workers that a plan uses; for Ray, as its rank 0 sees it."""
+    if isinstance(cluster, Torchrun):
+        cluster = spawning_if_needed(cluster)
+    return cluster.fitted_to(plan) if isinstance(cluster, Torchrun | Ray) else cluster
+
+
+def _train_on_ray(cluster: Ray, config: RunConfig, given: Mapping[str, Any]) -> Result:
+    """Train in actors of Ray, each of which calls `train` with the given arguments and its own launch settings."""
+    if find_spec("ray") is None:
+        raise UsageError("ray is not installed; run: pip install 'paceline[ray]'")
+    from paceline.run.ray_actors import train_on_ray  # which imports ray
+
+    folders = {name: given[name] and Path(given[name]).absolute() for name in ("out", "resume")}
+    progress = is_shown(given["progress"], stderr_console())
+    arguments = {name: value for name, value in given.items() if name != "cluster"}
+    return train_on_ray(cluster, config, partial(train, **{**arguments, **folders, "progress": progress}))
 
 
 def open_session(

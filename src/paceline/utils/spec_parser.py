@@ -10,7 +10,7 @@ from paceline.errors import UsageError, did_you_mean
 from paceline.utils.argument_types import fits, is_checked, refuse_wrong_types
 
 T = TypeVar("T")
-Value = bool | int | float | str | list["Value"] | None
+Value = bool | int | float | str | list["Value"] | dict[str, "Value"] | None
 
 DEEPEST = 21
 _WORDS = {"true": True, "false": False, "none": None}
@@ -30,7 +30,8 @@ class Call:
 def parse_call(text: str, example: str = "k_sync(k=12)") -> Call:
     """Parse ``name`` or ``name(knob=value, ...)``.
 
-    A value is a number, ``inf``, ``true``, ``false``, ``none``, a bare word, a quoted string, or a list in brackets.
+    A value is a number, ``inf``, ``true``, ``false``, ``none``, a bare word, a quoted string, a list in brackets, or
+    ``{name=value}``.
 
     Args:
         text: call to parse.
@@ -44,20 +45,23 @@ def parse_call(text: str, example: str = "k_sync(k=12)") -> Call:
     match = _CALL.fullmatch(text)
     if match is None:
         raise UsageError(f"cannot read {text!r}: type a name, or a name with its knobs, as in {example}")
-    name, inside = match[1], match[2] or ""
+    return Call(match[1], _arguments(match[2] or "", text, f"{match[1]}(...)", example))
+
+
+def _arguments(inside: str, text: str, place: str, example: str) -> dict[str, Value]:
     kwargs: dict[str, Value] = {}
     for argument in split_top(inside, ",") if inside.strip() else []:
-        knob, value = _argument(name, argument, example)
+        knob, value = _argument(place, argument, example)
         if knob in kwargs:
             raise UsageError(f"{knob} is given twice in {text!r}: type it once")
         kwargs[knob] = value
-    return Call(name, kwargs)
+    return kwargs
 
 
-def _argument(name: str, text: str, example: str) -> tuple[str, Value]:
+def _argument(place: str, text: str, example: str) -> tuple[str, Value]:
     knob, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not knob.isidentifier():
-        raise UsageError(f"{text.strip()!r} has no name in {name}(...): type it as knob=value, as in {example}")
+        raise UsageError(f"{text.strip()!r} has no name in {place}: type it as knob=value, as in {example}")
     return knob, _value(value)
 
 
@@ -65,6 +69,8 @@ def _value(text: str) -> Value:
     if text[:1] == "[" and text[-1:] == "]":
         inside = text[1:-1]
         return [_value(part.strip()) for part in split_top(inside, ",")] if inside.strip() else []
+    if text[:1] == "{" and text[-1:] == "}":
+        return _arguments(text[1:-1], text, "{...}", "{GPU=1}")
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for number in (int, float):
@@ -77,7 +83,8 @@ def _value(text: str) -> Value:
     if _WORD.fullmatch(text):
         return text
     raise UsageError(
-        f"{text!r} is not a value: type a number, inf, true, false, none, a word, 'text' in quotes, or [a, list]"
+        f"{text!r} is not a value: type a number, inf, true, false, none, a word, 'text' in quotes, [a, list], or "
+        "{name=value}"
     )
 
 

@@ -10,6 +10,10 @@ from paceline.errors import PacelineError, UsageError
 HEAD = "paceline: "
 
 
+class RemoteTracebackError(Exception):
+    """Traceback of an exception in another process, as the cause of the RunError that it leads to."""
+
+
 def note_place(error: BaseException, place: str) -> None:
     """Add a note to an exception of user code on where it arose; a second place is appended to the first.
 

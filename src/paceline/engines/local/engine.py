@@ -28,16 +28,13 @@ from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
+from paceline.utils.user_code import RemoteTracebackError
 from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 
 RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0
-
-
-class _RemoteTracebackError(Exception):
-    """Traceback of an exception in a worker process, as the cause of the RunError that it leads to."""
 
 
 class _Peer(PoolWorker):
@@ -210,7 +207,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
             return
         if self._failed == self._lost_for_good and self._first_failure is not None:
             self._error = RunError(f"every worker failed, the first one with: {self._first_failure.message}")
-            self._error.__cause__ = _RemoteTracebackError(self._first_failure.details)
+            self._error.__cause__ = RemoteTracebackError(self._first_failure.details)
         else:
             self._events.append(
                 events.AbortRun(self._elapsed_s(), events.Outcome.NO_WORKERS, "every worker process has ended")

@@ -14,9 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.clusters.local import LocalCluster
-from paceline.clusters.parser import parse_cluster
+from paceline.clusters.parser import parse_cluster, without_launcher
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.torchrun import without_torchrun
 from paceline.core.events import Outcome
 from paceline.core.stop import Stop
 from paceline.errors import PacelineError, RunError, UsageError, did_you_mean
@@ -159,7 +158,7 @@ def knee(
     2020, Sect. 4.
     """
     refuse_while_unpickling()
-    cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
+    cluster = without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
     check_range("[0, inf)", Integral, seed=seed)
     check_range("[1, inf)", Integral, runs=runs)
     shows = progress if watch is None else False

@@ -16,8 +16,9 @@ from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import ERROR, RUN
 from paceline.run.config import RunConfig
+from paceline.run.result import Result
 from paceline.run.session import Session
-from paceline.run.train import Result, train
+from paceline.run.train import train
 
 
 @dataclass(frozen=True)

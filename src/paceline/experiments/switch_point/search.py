@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import mean
 
 from paceline.clusters.local import LocalCluster
-from paceline.clusters.parser import parse_cluster
+from paceline.clusters.parser import parse_cluster, without_launcher
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.torchrun import without_torchrun
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
@@ -106,7 +105,7 @@ def search_switch(
     Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1.
     """
     refuse_while_unpickling()
-    cluster = without_torchrun(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
+    cluster = without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     check_range("[1, inf)", Integral, runs=runs)
     check_range("[0, inf)", Integral, seed=seed)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from math import inf
 
-from paceline.clusters.launch_env import SERVER, SIDECAR
+from paceline.clusters.launch_env import SERVER, SIDECAR, SPAWN_SIDECARS
 from paceline.errors import RunError
 
 STOP_TIMEOUT_S = 5.0
@@ -20,7 +20,12 @@ class Sidecar(ABC):
 
     Args:
         worker: number of the worker that the process is.
+
+    Attributes:
+        advice: what to do if the process ends before it takes part.
     """
+
+    advice = ""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
@@ -30,6 +35,7 @@ class Sidecar(ABC):
         if self.status is not None:
             raise RunError(
                 f"worker {self._worker}, beside rank 0, exited with status {self.status} before it took part"
+                f"{self.advice}"
             )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -61,6 +67,8 @@ class CommandSidecar(Sidecar):
         worker: number of the worker that the process is.
         server: host and port of the server that the process joins; None for that at rank 0.
     """
+
+    advice = f"; if the command of rank 0 cannot be run again, set {SPAWN_SIDECARS}=1"
 
     def __init__(self, worker: int, server: tuple[str, int] | None = None) -> None:
         super().__init__(worker)

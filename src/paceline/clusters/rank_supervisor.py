@@ -1,0 +1,264 @@
+"""Supervisor of ranks whose launcher is paceline: events of their processes in, actions out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from paceline.clusters.placement import Placement, actor_environment
+from paceline.errors import PacelineError, RunError, UsageError
+from paceline.utils.rank_logger import RankLogger
+from paceline.utils.user_code import RemoteTracebackError, report_of
+from paceline.utils.wording import listed
+
+LOG = RankLogger(__name__)
+GRACE_S = 5.0  # in which the loss of another rank may explain a RunError
+
+
+@dataclass(frozen=True)
+class MakeRank:
+    """Make the process of a rank, in place of the one before."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class TrainRank:
+    """Let the process of a rank train, with these launch variables."""
+
+    rank: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class InterruptRank0:
+    """Ask rank 0 to save the run and to end it."""
+
+
+SupervisorAction = MakeRank | TrainRank | InterruptRank0
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Exception in the process of a rank.
+
+    Attributes:
+        message: message of the exception.
+        details: its traceback.
+        kind: "usage" for a UsageError, "run" for a RunError, and "code" for any other exception.
+    """
+
+    message: str
+    details: str
+    kind: Literal["usage", "run", "code"]
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return what the driver is sent of an exception."""
+        message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, UsageError):
+            return cls(message, report_of(error), "usage")
+        return cls(message, report_of(error), "run" if isinstance(error, RunError) else "code")
+
+    def error(self, rank: int, advice: str) -> PacelineError:
+        """Return the exception that the driver raises.
+
+        Args:
+            rank: number of the rank.
+            advice: what to do after a failure in the code of the user.
+        """
+        if self.kind == "usage":
+            return UsageError(self.message)
+        error = RunError(self.message if self.kind == "run" else f"rank {rank} failed: {self.message}; {advice}")
+        error.__cause__ = RemoteTracebackError(self.details)
+        return error
+
+
+class RankSupervisor:
+    """Supervisor of the ranks of one run: decides which processes are made and made again, and when the run fails.
+
+    A rank that is lost is made again. If rank 0 is lost, or a rank of those that cannot go on without each other, all
+    are made again. An exception in a rank ends the run. A RunError often follows from the loss of another rank, so it
+    counts only if no such loss is reported within `GRACE_S`.
+
+    The caller has the processes and the clock: it passes events with their time in seconds, and carries out the
+    actions. A method raises the error with which the run ends.
+
+    Args:
+        size: number of ranks, >= 1.
+        token: token of the run.
+        max_restarts: number of times that each rank is made again, >= 0; -1 for no limit.
+        least: number of ranks that are enough to begin when the start timeout has passed.
+        start_timeout_s: seconds within which all processes must be there, > 0.
+        folder: folder of the run; empty if it is not recorded.
+        may_spread: whether ranks may be on several hosts, now or later.
+        falls_together: whether no rank can go on after the loss of another.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        token: str,
+        *,
+        max_restarts: int,
+        least: int,
+        start_timeout_s: float,
+        folder: str,
+        may_spread: bool,
+        falls_together: bool,
+    ) -> None:
+        self._size = size
+        self._token = token
+        self._max_restarts = max_restarts
+        self._least = least
+        self._start_timeout_s = start_timeout_s
+        self._folder = folder
+        self._may_spread = may_spread
+        self._falls_together = falls_together
+        self._starts = 0
+        self._restarts: Counter[int] = Counter()
+        self._failure: PacelineError | None = None  # raised when rank 0 has ended
+        self._is_stopping = False
+        self._begin(0.0)
+
+    def begin(self, now: float) -> list[SupervisorAction]:
+        """Make all ranks, in place of those that exist."""
+        self._begin(now)
+        self._starts += 1
+        return [MakeRank(rank) for rank in range(self._size)]
+
+    def on_made(self, rank: int, host: str, port: int) -> list[SupervisorAction]:
+        """Handle the process of a rank that is there, on a host with a free port."""
+        self._hosts[rank] = host
+        if rank == 0:
+            self._port = port
+        if self._placement is not None:
+            self._placement = self._placement.replaced({rank: host})
+            return [self._train(self._placement, rank)]
+        return self._train_all() if len(self._hosts) == self._size else []
+
+    def on_lost(self, rank: int, reason: str, now: float) -> list[SupervisorAction]:
+        """Handle the end of the process of a rank before the end of the run.
+
+        Raises:
+            RunError: the run cannot go on without the rank.
+            KeyboardInterrupt: rank 0 has ended on request, but has not saved the run.
+        """
+        self._hosts.pop(rank, None)
+        if self._is_stopping:
+            if rank == 0:
+                raise self._failure or KeyboardInterrupt
+            return []
+        may_return = self._may_return(rank)
+        self._restarts[rank] += 1
+        if rank == 0 or self._falls_together or self._placement is None:
+            if not may_return:
+                raise RunError(
+                    f"rank {rank} is gone: {reason}; give pl.Ray a max_restarts above {self._max_restarts}"
+                    f"{self._resume(', and train again')}"
+                )
+        elif not may_return:
+            LOG.warning("rank %d is gone, after max_restarts=%d: %s", rank, self._max_restarts, reason)
+            return []
+        if self._placement is None or not (rank == 0 or self._falls_together):
+            LOG.warning("rank %d is made again: %s", rank, reason)
+            return [MakeRank(rank)]
+        goes_on = "goes on from its last checkpoint" if self._folder else "begins anew: give out= to have checkpoints"
+        LOG.warning("rank %d is gone: %s; all ranks are made again, and the run %s", rank, reason, goes_on)
+        return self.begin(now)
+
+    def on_failed(self, rank: int, failure: RankFailure, now: float) -> list[SupervisorAction]:
+        """Handle an exception in a rank.
+
+        Raises:
+            PacelineError: the run ends with it.
+        """
+        if failure.kind == "run":
+            self._run_errors[rank] = (failure, now + GRACE_S)
+            return []
+        return self._fail(rank, failure)
+
+    def on_ended(self, reason: str, now: float, *, is_interrupted: bool) -> list[SupervisorAction]:
+        """Handle the result of rank 0: without actions it is the result of the run.
+
+        A signal that this supervisor has not asked for interrupts rank 0 where its machine is taken away.
+
+        Raises:
+            PacelineError: the run was ended after this error.
+        """
+        if self._failure is not None:
+            raise self._failure
+        is_taken_away = is_interrupted and not self._is_stopping and self._may_return(0)
+        return self.on_lost(0, reason, now) if is_taken_away else []
+
+    def on_time(self, now: float) -> list[SupervisorAction]:
+        """Handle what is due.
+
+        Raises:
+            PacelineError: the run ends with it.
+        """
+        if self._placement is None and now > self._deadline_s:
+            return self._start_without_missing()
+        due = [rank for rank, (_, until_s) in self._run_errors.items() if now > until_s]
+        if not due:
+            return []
+        rank = min(due)
+        failure, _ = self._run_errors.pop(rank)
+        return self._fail(0, failure) if rank == 0 else self.on_lost(rank, failure.message, now)
+
+    def stop(self) -> list[SupervisorAction]:
+        """End the run at the request of the user.
+
+        Raises:
+            KeyboardInterrupt: the run has not begun.
+        """
+        if self._placement is None:
+            raise KeyboardInterrupt
+        return self._interrupt()
+
+    def _begin(self, now: float) -> None:
+        self._placement: Placement | None = None
+        self._port = 0
+        self._hosts: dict[int, str] = {}
+        self._run_errors: dict[int, tuple[RankFailure, float]] = {}  # with the end of their grace
+        self._deadline_s = now + self._start_timeout_s
+
+    def _start_without_missing(self) -> list[SupervisorAction]:
+        if 0 in self._hosts and len(self._hosts) >= self._least:
+            return self._train_all()
+        missing = [rank for rank in range(self._size) if rank not in self._hosts]
+        raise RunError(
+            f"Ray has not made {listed('rank', missing)} of {self._size} within start_timeout_s="
+            f"{self._start_timeout_s:g}: ray status shows what is free; give fewer workers or smaller resources"
+        )
+
+    def _train_all(self) -> list[SupervisorAction]:
+        hosts = tuple(self._hosts.get(rank, "") for rank in range(self._size))
+        self._placement = Placement(hosts, self._port, self._starts, self._may_spread)
+        return [self._train(self._placement, rank) for rank in sorted(self._hosts)]
+
+    def _train(self, placement: Placement, rank: int) -> TrainRank:
+        return TrainRank(rank, actor_environment(placement, rank, self._token))
+
+    def _may_return(self, rank: int) -> bool:
+        return self._max_restarts < 0 or self._restarts[rank] < self._max_restarts
+
+    def _fail(self, rank: int, failure: RankFailure) -> list[SupervisorAction]:
+        """End the run because of an exception: at once if rank 0 has ended, else when it has saved the run."""
+        error = failure.error(rank, f"correct the code, and train again{self._resume('')}")
+        if rank == 0 or self._placement is None or 0 in self._run_errors:
+            raise self._failure or error
+        LOG.error("rank %d failed: %s", rank, failure.message)
+        self._failure = self._failure or error
+        return self._interrupt()
+
+    def _interrupt(self) -> list[SupervisorAction]:
+        if self._is_stopping:
+            return []
+        self._is_stopping = True
+        return [InterruptRank0()]
+
+    def _resume(self, before: str) -> str:
+        return f"{before} with resume={self._folder!r}" if self._folder else before
