@@ -16,9 +16,15 @@ pages = Sybil(
 )
 pytest_collect_file = pages.pytest()
 
-# Doctests import each module, but the frameworks are not installed for the default tests.
-FRAMEWORKS = ("accelerate", "lightning", "ray", "transformers")
-collect_ignore = [f"src/paceline/integrations/{name}.py" for name in FRAMEWORKS if not find_spec(name)]
+# Doctests import each module, but what these modules need is not installed for the default tests.
+MODULES = {
+    "integrations/accelerate": "accelerate",
+    "integrations/lightning": "lightning",
+    "integrations/ray": "ray",
+    "integrations/transformers": "transformers",
+    "run/ray_actors": "ray",
+}
+collect_ignore = [f"src/paceline/{name}.py" for name, package in MODULES.items() if not find_spec(package)]
 
 
 def pytest_collection_modifyitems(items):

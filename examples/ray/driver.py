@@ -9,6 +9,6 @@ result = pl.train(
     protocol="k_sync(k=1)",
     cluster=pl.Ray(workers=2),
     stop="epochs=4",
-    out=sys.argv[1],
+    out=f"{sys.argv[1]}/digits",
 )
 print(result)

@@ -1,3 +1,3 @@
 """Scripts of these tests, which need their frameworks to be imported."""
 
-collect_ignore = ["ray_script.py"]
+collect_ignore = ["ray_script.py", "ray_cluster_script.py"]

@@ -47,7 +47,7 @@ class Placement:
         ['0', '0', '1']
         """
         beside = [other for other, host in enumerate(self.hosts) if host == self.hosts[rank]]
-        is_on_one_host = len({*self.hosts}) == 1 and not self.may_spread
+        is_on_one_host = len({*self.hosts} - {""}) == 1 and not self.may_spread
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self.hosts)),

@@ -95,6 +95,7 @@ def test_the_script_is_named_by_its_file(monkeypatch):
     in_script = type("InScript", (), {"__module__": "__main__"})
     script = code_of([in_script])[Path(__file__).name]
     assert script == code_of([test_the_script_is_named_by_its_file])[__name__]
+    assert code_of([in_script], with_main=False).keys() == {"paceline"}
 
 
 @pytest.mark.parametrize("change", ["text", "name", "none"])

@@ -30,6 +30,7 @@ FACTORIES = {"k_sync": k_sync, "bsp": bsp}
         ("f(a=word, b=traces/a-1.csv)", Call("f", {"a": "word", "b": "traces/a-1.csv"})),
         ("f(a='x, y', b=\"it's)\")", Call("f", {"a": "x, y", "b": "it's)"})),
         ("f(a=[1, 2.0, [x]], b=[])", Call("f", {"a": [1, 2.0, ["x"]], "b": []})),
+        ("f(a={b=1, c={d=[x]}}, e={})", Call("f", {"a": {"b": 1, "c": {"d": ["x"]}}, "e": {}})),
     ],
 )
 def test_valid_texts_are_parsed(text, call):
@@ -52,6 +53,9 @@ def test_valid_texts_are_parsed(text, call):
         ("k_sync(k=f(x=1))", ["'f(x=1)' is not a value", "type a number"]),
         ("k_sync(k=1 2)", ["'1 2' is not a value"]),
         ("k_sync(k=1, k=2)", ["k is given twice"]),
+        ("f(a={1})", ["'1' has no name in {...}", "{GPU=1}"]),
+        ("f(a={b=1, b=2})", ["b is given twice"]),
+        ("f(a={b=1)", ["ends too early", "type the missing }"]),
         ("k_sync(k=[1)", ["'k=[1' ends too early", "type the missing ]"]),
         ("k_sync(k=1)(k=2)", ["unbalanced ')'"]),
         ("k_sync(k=(1])", ["unbalanced ']'"]),

@@ -1,0 +1,177 @@
+"""Trainings of `pl.Ray` on this machine, as its driver: `ray_cluster_script.py NAME FOLDER`."""
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+import ray
+import torch
+
+import paceline as pl
+from paceline.run.ray_actors import ActorGroup
+
+FOLDER = Path(sys.argv[2])
+RUN = FOLDER / "run"
+SEED = 1
+SLOW = pl.Cluster(2, timing=pl.ShiftedExponential(shift_s=0.1, mean_s=0.001))
+DIGITS = pl.jobs.digits()
+
+
+class Net(torch.nn.Module):
+    """Model that only this script defines."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, classes())
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+@lru_cache
+def classes():
+    return 10
+
+
+def own_loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+def failing_loss(outputs, targets):
+    if os.environ["RANK"] == "2" and (FOLDER / "may fail").exists():
+        raise ValueError("no such class")
+    return own_loss(outputs, targets)
+
+
+class LetFail(pl.Callback):
+    """Callback that lets the loss fail from an update on."""
+
+    def on_update(self, update):
+        if update.version == 5:
+            (FOLDER / "may fail").touch()
+
+
+class KillOnce(pl.Callback):
+    """Callback that kills the process of rank 0 at an update, once."""
+
+    def on_update(self, update):
+        if update.version == 20 and not (FOLDER / "killed").exists():
+            (FOLDER / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def numbers(model):
+    return [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
+
+
+def facts(result):
+    counts = result.history.totals.counts
+    told = {"reason": result.reason, "stopped_by": result.stopped_by, "metrics": dict(result.metrics)}
+    return {**told, "parameters": numbers(result.model), "updates": counts["updates"], "folder": str(result.folder)}
+
+
+def train(job=DIGITS, protocol="bsp", workers=2, torchrun=None, stop="updates=20", max_restarts=-1, **settings):
+    cluster = pl.Ray(workers, max_restarts=max_restarts, torchrun={"start_timeout_s": 60, **(torchrun or {})})
+    return facts(pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=SEED, **settings))
+
+
+def train_own_job():
+    """Train a job of this script, whose parts no actor can import."""
+    job = replace(DIGITS, model=Net, loss=own_loss)
+    answer = train(job)
+    expected = pl.train(job, protocol="bsp", cluster=pl.Cluster(2), stop="updates=20", seed=SEED)
+    return {**answer, "expected": numbers(expected.model), "expected metrics": dict(expected.metrics)}
+
+
+def train_slowly(**settings):
+    settings = {"stop": "updates=200", "checkpoint_every": "updates=10", "out": "run", **settings}
+    return train(torchrun={"slowness": SLOW}, **settings)
+
+
+def kill_when_training(rank):
+    """Kill the actor of a rank when the run has made 20 updates."""
+    await_updates(20)
+    (group,) = [each for each in gc.get_objects() if type(each) is ActorGroup]
+    ray.kill(group._actors[rank])
+
+
+def interrupt_when_training(updates=20):
+    """Send Ctrl-C to this driver when the run has made some updates."""
+    await_updates(updates)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def await_updates(count):
+    log = RUN / "events.jsonl"
+    while not log.exists() or log.read_text().count('"update_made"') < count:
+        time.sleep(0.05)
+
+
+def in_background(function, *arguments):
+    threading.Thread(target=function, args=arguments, daemon=True).start()
+
+
+def kill_worker():
+    in_background(kill_when_training, 2)
+    return train_slowly()
+
+
+def interrupt():
+    in_background(interrupt_when_training)
+    answer = train_slowly(stop="updates=100000")
+    deadline_s = time.monotonic() + 10
+    while (left := actors()) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    resumed = train(resume="run", torchrun={"slowness": SLOW}, stop=f"updates={answer['updates'] + 5}")
+    return {**answer, "actors left": left, "resumed": resumed}
+
+
+def actors():
+    """Return the titles of the processes of Ray that are actors of paceline."""
+    titles = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return [title for title in titles if title.startswith("ray::") and "RankActor" in title]
+
+
+def errors():
+    """Return what is raised in the driver, for each thing that goes wrong."""
+    cases = {
+        "code": lambda: train_slowly(job=replace(DIGITS, loss=failing_loss), callbacks=[LetFail()]),
+        "usage": lambda: train(out="run"),
+        "no restart": lambda: train(callbacks=[KillOnce()], stop="updates=50", max_restarts=0),
+        "pickle": lambda: train(replace(DIGITS, loss=lambda *given: threading.Lock() and LOCK)),
+        "resources": lambda: train(workers=9, torchrun={"start_timeout_s": 3}),
+    }
+    raised = {}
+    for name, case in cases.items():
+        try:
+            case()
+        except pl.PacelineError as error:
+            raised[name] = [type(error).__name__, str(error), str(error.__cause__)]
+    return raised
+
+
+LOCK = threading.Lock()
+CASES = {
+    "bsp": train,
+    "own job": train_own_job,
+    "all_reduce": lambda: train(protocol="all_reduce", workers=3),
+    "kill worker": kill_worker,
+    "kill server": lambda: train_slowly(callbacks=[KillOnce()]),
+    "interrupt": interrupt,
+    "errors": errors,
+}
+
+if __name__ == "__main__":
+    os.chdir(FOLDER)
+    ray.init(num_cpus=4, include_dashboard=False)
+    answer = CASES[sys.argv[1]]()
+    (FOLDER / "answer.json").write_text(json.dumps(answer))
+    ray.shutdown()
