@@ -18,13 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from paceline.clusters.job_token import make_token
-from paceline.clusters.rank_supervisor import (
-    MakeRank,
-    RankFailure,
-    RankSupervisor,
-    SupervisorAction,
-    TrainRank,
-)
+from paceline.clusters.rank_supervisor import MakeRank, RankFailure, RankSupervisor, SupervisorAction, TrainRank
 from paceline.clusters.ray import Ray
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Outcome
@@ -63,7 +57,7 @@ def train_on_ray(cluster: Ray, config: RunConfig, train: partial[Result]) -> Res
     arguments = (cluster.arguments(is_server=has_server), cluster.arguments(is_server=False))
     parts = {**vars(config.job), **train.keywords}
     with explained(parts, f"job {config.job.name} cannot be sent to the actors of Ray"):
-        task = by_value(RankTask(train, *arguments, ProcessSettings.capture()))
+        task = by_value(RankTask(train, *arguments, replace(ProcessSettings.capture(), environment={})))
     if not ray.is_initialized():
         ray.init()
     folder = train.keywords["resume"] or train.keywords["out"]
@@ -81,7 +75,7 @@ class RankTask:
         train: `paceline.train` with all arguments but the cluster.
         of_rank_0: arguments of `Torchrun` for rank 0.
         of_others: arguments of `Torchrun` for the other ranks.
-        settings: settings of the driver's process that results depend on.
+        settings: settings of the driver's process that results depend on, without its environment.
     """
 
     train: Callable[..., Result]
@@ -279,6 +273,10 @@ class ActorGroup:
 
     def _interrupt(self) -> None:
         """Send SIGTERM to rank 0, from a task on its host: the actor itself is busy."""
+
+        def terminate(pid: int) -> None:  # pickled by value, because the import of this module takes seconds
+            os.kill(pid, signal.SIGTERM)
+
         place = self._places[0]
         there = NodeAffinitySchedulingStrategy(place.node, soft=False)
         ray.remote(terminate).options(num_cpus=0, scheduling_strategy=there).remote(place.pid)
@@ -306,8 +304,3 @@ def free_port() -> int:
         listener.bind(("", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def terminate(pid: int) -> None:
-    """Send SIGTERM to a process of this host."""
-    os.kill(pid, signal.SIGTERM)
