@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from paceline.clusters.placement import Placement, actor_environment
@@ -29,7 +29,7 @@ class TrainRank:
     """Let the process of a rank train, with these launch variables."""
 
     rank: int
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # it has the token
 
 
 @dataclass(frozen=True)
@@ -151,18 +151,17 @@ class RankSupervisor:
             if rank == 0:
                 raise self._failure or KeyboardInterrupt
             return []
-        may_return = self._may_return(rank)
+        others_go_on = self._placement is not None and rank > 0 and not self._falls_together
+        if not self._may_return(rank):
+            if others_go_on:
+                LOG.warning("rank %d is gone, after max_restarts=%d: %s", rank, self._max_restarts, reason)
+                return []
+            again = self._resume(", and train again")
+            raise RunError(
+                f"rank {rank} is gone: {reason}; give pl.Ray a max_restarts above {self._max_restarts}{again}"
+            )
         self._restarts[rank] += 1
-        if rank == 0 or self._falls_together or self._placement is None:
-            if not may_return:
-                raise RunError(
-                    f"rank {rank} is gone: {reason}; give pl.Ray a max_restarts above {self._max_restarts}"
-                    f"{self._resume(', and train again')}"
-                )
-        elif not may_return:
-            LOG.warning("rank %d is gone, after max_restarts=%d: %s", rank, self._max_restarts, reason)
-            return []
-        if self._placement is None or not (rank == 0 or self._falls_together):
+        if others_go_on or self._placement is None:
             LOG.warning("rank %d is made again: %s", rank, reason)
             return [MakeRank(rank)]
         goes_on = "goes on from its last checkpoint" if self._folder else "begins anew: give out= to have checkpoints"
