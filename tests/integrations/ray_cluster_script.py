@@ -30,14 +30,14 @@ class Net(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(64, classes())
+        self.layer = torch.nn.Linear(64, class_count())
 
     def forward(self, inputs):
         return self.layer(inputs)
 
 
 @lru_cache
-def classes():
+def class_count():
     return 10
 
 

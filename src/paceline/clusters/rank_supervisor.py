@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, Self
 
 from paceline.clusters.placement import Placement, actor_environment
@@ -121,12 +122,18 @@ class RankSupervisor:
         self._restarts: Counter[int] = Counter()
         self._failure: PacelineError | None = None  # raised when rank 0 has ended
         self._is_stopping = False
-        self._begin(0.0)
+        self._deadline_s = inf
+        self._placement: Placement | None = None  # until all ranks have a host
+        self._port = 0
+        self._hosts: dict[int, str] = {}
+        self._run_errors: dict[int, tuple[RankFailure, float]] = {}  # with the end of their grace
 
     def begin(self, now: float) -> list[SupervisorAction]:
         """Make all ranks, in place of those that exist."""
-        self._begin(now)
         self._starts += 1
+        self._deadline_s = now + self._start_timeout_s
+        self._placement = None
+        self._hosts, self._run_errors = {}, {}
         return [MakeRank(rank) for rank in range(self._size)]
 
     def on_made(self, rank: int, host: str, port: int) -> list[SupervisorAction]:
@@ -216,13 +223,6 @@ class RankSupervisor:
         if self._placement is None:
             raise KeyboardInterrupt
         return self._interrupt()
-
-    def _begin(self, now: float) -> None:
-        self._placement: Placement | None = None
-        self._port = 0
-        self._hosts: dict[int, str] = {}
-        self._run_errors: dict[int, tuple[RankFailure, float]] = {}  # with the end of their grace
-        self._deadline_s = now + self._start_timeout_s
 
     def _start_without_missing(self) -> list[SupervisorAction]:
         if 0 in self._hosts and len(self._hosts) >= self._least:

@@ -37,7 +37,8 @@ from paceline.worker.torch_utils import build_model
 LOG = RankLogger(__name__)
 POLL_S = 0.5
 INTERRUPTED_STATUS = 130
-LONGEST_REASON = 300  # characters of what Ray says of an actor that died
+LONGEST_REASON = 200  # characters of what Ray says of an actor that died
+BEFORE_REASON = "The actor is dead because "  # in the message of Ray, after ids of the actor
 DEATHS = (RayActorError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)  # not of packages that are missing
 
 
@@ -287,7 +288,7 @@ def answer_of(call: Any) -> Answer:
     try:
         answer: Answer = ray.get(call)
     except RayError as error:
-        said = in_one_line(str(error), LONGEST_REASON)
+        said = in_one_line(str(error).rpartition(BEFORE_REASON)[2], LONGEST_REASON)
         has_died = isinstance(error, DEATHS) and not getattr(error, "actor_init_failed", False)
         return ActorGone(said) if has_died else RankFailure(said, str(error), "code")
     return answer
@@ -295,7 +296,7 @@ def answer_of(call: Any) -> Answer:
 
 def has_many_hosts() -> bool:
     """Return whether the cluster of Ray has more than one host now."""
-    return sum(node["Alive"] for node in ray.nodes()) > 1
+    return len([node for node in ray.nodes() if node["Alive"]]) > 1
 
 
 def free_port() -> int:

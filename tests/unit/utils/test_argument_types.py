@@ -147,6 +147,7 @@ VALID = {
 OF_CALL = {
     "DelayedNesterov": {"momentum": 0.9, "every": 4},
     "Job": {"loss": F.cross_entropy},
+    "Ray": {"workers": 2},
     "compare": {"protocols": ["bsp"], "processes": 1, "seeds": 1},
     "knee": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
     "search_switch": {"settings": 1, "runs": 1, "processes": 1},
