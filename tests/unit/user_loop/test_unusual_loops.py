@@ -65,7 +65,7 @@ def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
         return losses
 
     data = numbered_data()
-    ranks = AttachedThreads(3, make_parts(make_network(), data), protocol, worker_timeout_s=0.2)
+    ranks = AttachedThreads(3, make_parts(make_network(), data), protocol, worker_timeout_s=1.0)
     answers = ranks.run(loop)
     assert [len(losses) for losses in answers] == [1, 0, 0]
     history = ranks.server.result.history
