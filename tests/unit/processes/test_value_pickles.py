@@ -62,7 +62,7 @@ def test_a_module_that_trains_while_it_is_imported_is_refused(tmp_path, monkeypa
     text += "pl.train(tiny_job(), protocol='bsp', cluster=pl.Cluster(2), stop='updates=1')\n"
     (tmp_path / "training_module.py").write_text(text.replace("TRAINS", "False"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be read again: the file has the same size and second
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes within a second
     data = by_value(__import__("training_module").part)
     (tmp_path / "training_module.py").write_text(text.replace("TRAINS", "True "))
     monkeypatch.delitem(sys.modules, "training_module")
