@@ -224,6 +224,10 @@ def test_when_the_machine_of_rank_0_is_taken_away_the_run_goes_on():
     assert training(max_restarts=0).on_ended("interrupted by SIGTERM", 5.0, is_interrupted=True) == []
 
 
+def test_ranks_that_train_have_no_timeout():
+    assert training().on_time(1e6) == []
+
+
 def test_the_result_of_rank_0_is_that_of_the_run():
     assert training().on_ended("20 updates made", 5.0, is_interrupted=False) == []
 
