@@ -30,6 +30,8 @@ class Net(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        if not torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("the settings of the driver are missing")
         self.layer = torch.nn.Linear(64, class_count())
 
     def forward(self, inputs):
@@ -85,8 +87,9 @@ def train(job=DIGITS, protocol="bsp", workers=2, torchrun=None, stop="updates=20
 
 def train_own_job():
     """Train a job of this script, whose parts no actor can import."""
+    torch.use_deterministic_algorithms(True)
     job = replace(DIGITS, model=Net, loss=own_loss)
-    answer = train(job)
+    answer = train(job, out="run")
     expected = pl.train(job, protocol="bsp", cluster=pl.Cluster(2), stop="updates=20", seed=SEED)
     return {**answer, "expected": numbers(expected.model), "expected metrics": dict(expected.metrics)}
 
@@ -171,7 +174,9 @@ CASES = {
 
 if __name__ == "__main__":
     os.chdir(FOLDER)
-    ray.init(num_cpus=4, include_dashboard=False)
+    (FOLDER / "code").mkdir()
+    elsewhere = {"working_dir": "code"}  # the working directory of the actors is a copy of this folder
+    ray.init(num_cpus=4, include_dashboard=False, runtime_env=elsewhere)
     answer = CASES[sys.argv[1]]()
     (FOLDER / "answer.json").write_text(json.dumps(answer))
     ray.shutdown()

@@ -52,10 +52,11 @@ def test_the_driver_gets_the_parameters_of_the_simulated_run(protocol, workers, 
     assert (found["reason"], found["updates"], found["folder"]) == ("20 updates made", 20, "None")
 
 
-def test_a_job_of_the_driver_trains_and_is_evaluated_in_actors(answer):
+def test_a_job_of_the_driver_trains_and_is_evaluated_in_actors(answer, tmp_path):
     found = answer("own job")
     assert found["parameters"] == pytest.approx(found["expected"], rel=0, abs=1e-6)
     assert found["metrics"] == pytest.approx(found["expected metrics"], abs=1e-5)
+    assert SavedRun(tmp_path / "run").configuration["main_module"] == "a notebook or an interactive session"
 
 
 def test_an_actor_that_is_killed_is_made_again_under_its_rank(answer, tmp_path):
@@ -115,9 +116,10 @@ def test_the_command_line_trains_on_ray(tmp_path):
     cluster = f"ray(workers=2, resources_per_worker={half}, server_resources={half})"
     options = ["--protocol", "bsp", "--cluster", cluster, "--stop", "updates=20", "--seed", "1", "--out", "run"]
     command = [sys.executable, "-m", "paceline", "train", "digits", *options, "--timeline", "--format", "json"]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path, check=False, env=os.environ
-    )
+    (tmp_path / "code").mkdir()
+    as_job = {"runtime_env": {"working_dir": str(tmp_path / "code")}}  # as of ray job submit --working-dir
+    settings = {"capture_output": True, "text": True, "timeout": LIMIT_S, "cwd": tmp_path, "check": False}
+    ended = subprocess.run(command, env={**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(as_job)}, **settings)
     assert ended.returncode == 0, ended.stderr[-6000:]
     last = json.loads(ended.stdout.splitlines()[-1])
     assert last["updates"] == 20
