@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -39,19 +39,25 @@ PAYOUT_BARS = {"k_sync(k=3)": 1.4, "k_batch_async(k=4)": 1.6}
 WARM_UP = 5
 DYING_UPDATE = 20
 LIMIT_S = 180
+Part = Callable[[argparse.Namespace], dict[str, Any]]
 
 
 def main() -> None:
-    parser = options(__doc__ or "")
+    report_parts("distributed", __doc__ or "", PARTS)
+
+
+def report_parts(name: str, description: str, parts: Mapping[str, Part]) -> None:
+    """Measure the parts that the command line names, and report them."""
+    parser = options(description)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--compute-s", type=float, default=0.1)
     parser.add_argument("--updates", type=int, default=40, help="updates of each training")
     parser.add_argument("--plain", action="store_true", help="train without encryption")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
     args = parser.parse_args()
-    name = "distributed" if args.parts == list(PARTS) else "_".join(["distributed", *args.parts])
+    name = name if args.parts == list(parts) else "_".join([name, *args.parts])
     name += "_plain" if args.plain else ""
-    report(name, args, {part: PARTS[part](args) for part in args.parts})
+    report(name, args, {part: parts[part](args) for part in args.parts})
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ def join(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+PARTS: dict[str, Part] = {
     "move": move,
     "overlap": overlap,
     "shards": shards,

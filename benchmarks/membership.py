@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import options, ratios, report, spread
-from distributed import DYING_UPDATE, LIMIT_S, Job, rate, typical
+from common import ratios, spread
+from distributed import DYING_UPDATE, LIMIT_S, Job, Part, rate, report_parts, typical
 
 RANKS = Path(__file__).with_name("membership_ranks.py")
 GROW_BAR = 1.0  # updates that a worker waits at most
@@ -29,16 +28,7 @@ LOST_BARS = {"standby": 1, "standby_sync": 0}  # updates
 
 
 def main() -> None:
-    parser = options(__doc__ or "")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--compute-s", type=float, default=0.1)
-    parser.add_argument("--updates", type=int, default=40, help="updates of each training")
-    parser.add_argument("--plain", action="store_true", help="train without encryption")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    args = parser.parse_args()
-    name = "membership" if args.parts == list(PARTS) else "_".join(["membership", *args.parts])
-    name += "_plain" if args.plain else ""
-    report(name, args, {part: PARTS[part](args) for part in args.parts})
+    report_parts("membership", __doc__ or "", PARTS)
 
 
 def grow(args: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +94,7 @@ def standby(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"grow": grow, "standby": standby}
+PARTS: dict[str, Part] = {"grow": grow, "standby": standby}
 
 
 def train_followed(args: argparse.Namespace, name: str) -> dict[str, Any]:

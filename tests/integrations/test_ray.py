@@ -1,6 +1,5 @@
 """Trainings with Ray Train: the parameters of other launchers, and a worker that is replaced alone."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,20 +18,6 @@ SCRIPT = Path(__file__).with_name("ray_script.py")
 EXAMPLES = ROOT / "examples/ray"
 LIMIT_S = 240
 FIRST_GRADIENT_S = 15.0
-
-
-@pytest.fixture
-def answer(tmp_path):
-    """Return what rank 0 returns from a training of the script."""
-
-    def run(name):
-        command = [sys.executable, str(SCRIPT), name, str(tmp_path)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False)
-        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
-        (tmp_path / "printed").write_text(ended.stdout + ended.stderr)
-        return json.loads((tmp_path / "answer.json").read_text())
-
-    return run
 
 
 def test_bsp_makes_the_parameters_of_the_simulated_run_and_evaluates(answer, tmp_path):

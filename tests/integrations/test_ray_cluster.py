@@ -21,21 +21,6 @@ LIMIT_S = 240
 FIRST_GRADIENT_S = 15.0
 
 
-@pytest.fixture
-def answer(tmp_path):
-    """Return what a case of the script answers."""
-
-    def run(name):
-        command = [sys.executable, str(SCRIPT), name, str(tmp_path)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False)
-        printed = ended.stdout + ended.stderr
-        assert ended.returncode == 0, printed[-6000:]
-        (tmp_path / "printed").write_text(printed)
-        return json.loads((tmp_path / "answer.json").read_text())
-
-    return run
-
-
 def simulated(protocol, workers):
     """Return the parameters and the metrics of the simulated run."""
     settings = {"protocol": protocol, "stop": "updates=20", "seed": 1}

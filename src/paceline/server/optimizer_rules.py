@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,21 +55,11 @@ class StepVectors(NamedTuple):
             yield (gradient, parameters, copy, *(each.numpy() for each in part.state))
 
 
-class Rule(Protocol):
+class Rule(ABC):
     """Rule by which an optimizer steps: operations on each element alone."""
 
     def step(self, vectors: StepVectors) -> None:
-        """Step with the operations of torch."""
-
-    def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
-        """Step with the compiled loops, with the same bits."""
-
-
-class BlockRule:
-    """Rule that steps block by block, so that a block stays in the cache for all its operations."""
-
-    def step(self, vectors: StepVectors) -> None:
-        """Step with the operations of torch."""
+        """Step with the operations of torch, block by block, so that a block stays in the cache for all of them."""
         gradient, parameters, state, copy = vectors
         scratch = block_like(parameters)
         copies = parameters if copy is None else copy
@@ -78,12 +69,17 @@ class BlockRule:
             if copy is not None:
                 copied.copy_(block)
 
+    @abstractmethod
     def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Step a block; `scratch` has its size, and any content."""
+        """Step a block in place; `scratch` has its size, and any content."""
+
+    @abstractmethod
+    def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
+        """Step with the compiled loops, with the same bits."""
 
 
 @dataclass(frozen=True)
-class SGDRule(BlockRule):
+class SGDRule(Rule):
     """Rule of `torch.optim.SGD`, with its momentum if there is any."""
 
     lr: float
@@ -115,7 +111,7 @@ class SGDRule(BlockRule):
 
 
 @dataclass(frozen=True)
-class AdamRule(BlockRule):
+class AdamRule(Rule):
     """Rule of step number `count` >= 1 of `torch.optim.Adam` or `AdamW`."""
 
     lr: float
@@ -170,8 +166,11 @@ class AdamRule(BlockRule):
         return float((1 - self.beta2**self.count) ** 0.5)
 
 
-class NoRule(BlockRule):
+class NoRule(Rule):
     """Rule of parameters that the optimizer does not hold: they stay as they are."""
+
+    def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+        """Do nothing."""
 
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
         """Copy."""
