@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numba.extending import intrinsic
 
-STRIP = 2048  # elements between two sums, which stay in the first-level cache
+STRIP = 2048  # elements of a sum in the vectors' own precision; the sums of strips are added in double precision
 VECTORS = 4  # vectors of a mean that one loop reads
 
 # No fast-math: each operation rounds as in torch, whose multiplications and additions are fused where `fma` is called.
@@ -25,7 +25,15 @@ def _typed_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, b, c), generate
 
 
+def _typed_addition(typing_context: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments, flags=("reassoc",))
+
+    return a(a, b), generate
+
+
 fma: Any = intrinsic(_typed_fma)  # a * b + c, rounded once
+add_in_lanes: Any = intrinsic(_typed_addition)  # a + b, in any order: the rounding of a sum depends on the processor
 
 
 @compiled
@@ -121,39 +129,31 @@ def adam_step(parameters, mean, root, copy, numbers):  # type: ignore[no-untyped
             copy[j] = w
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc"})  # a sum in lanes: its rounding depends on the processor
-def _squared_norm(values):  # type: ignore[no-untyped-def]
-    """Return the squared norm of a strip, summed in double precision."""
-    total = 0.0
-    for j in range(len(values)):
-        value = np.float64(values[j])
-        total += value * value
-    return total
-
-
 @compiled
 def squared_distance(now, then):  # type: ignore[no-untyped-def]
-    """Return ||now - then||^2, of vectors [n], summed in double precision."""
-    strip, total = np.empty(STRIP, now.dtype), 0.0
+    """Return ||now - then||^2, of vectors [n]."""
+    total = 0.0
     for start in range(0, len(now), STRIP):
         a, b = now[start : start + STRIP], then[start : start + STRIP]
-        d = strip[: len(a)]
+        part = now.dtype.type(0)
         for j in range(len(a)):
-            d[j] = a[j] - b[j]
-        total += _squared_norm(d)
+            d = a[j] - b[j]
+            part = add_in_lanes(part, d * d)
+        total += part
     return total
 
 
 @compiled
 def squared_length(gradient, now, then, scale):  # type: ignore[no-untyped-def]
-    """Return ||scale g g (now - then)||^2, of vectors [n], summed in double precision."""
-    strip, total = np.empty(STRIP, now.dtype), 0.0
+    """Return ||scale g g (now - then)||^2, of vectors [n]."""
+    total = 0.0
     for start in range(0, len(now), STRIP):
         g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
-        d = strip[: len(a)]
+        part = now.dtype.type(0)
         for j in range(len(a)):
-            d[j] = (a[j] - b[j]) * scale * g[j] * g[j]
-        total += _squared_norm(d)
+            d = (a[j] - b[j]) * scale * g[j] * g[j]
+            part = add_in_lanes(part, d * d)
+        total += part
     return total
 
 
@@ -163,7 +163,42 @@ def correct(gradient, now, then, lambda_):  # type: ignore[no-untyped-def]
     total = 0.0
     for start in range(0, len(now), STRIP):
         g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
+        part = now.dtype.type(0)
         for j in range(len(a)):
-            g[j] = fma(lambda_ * g[j], (a[j] - b[j]) * g[j], g[j])
-        total += _squared_norm(g)
+            g_new = fma(lambda_ * g[j], (a[j] - b[j]) * g[j], g[j])
+            g[j] = g_new
+            part = add_in_lanes(part, g_new * g_new)
+        total += part
+    return total
+
+
+@compiled
+def correct_adaptively(gradient, now, then, mean_square, numbers):  # type: ignore[no-untyped-def]
+    """Adaptive correction of a gradient.
+
+    Args:
+        gradient: [n], changed in place.
+        now: [n], current parameters.
+        then: [n], parameters that the gradient was computed at.
+        mean_square: [n], mean square of the gradients, changed in place.
+        numbers: [4], decay of the mean square, 1 - decay, epsilon, lambda0.
+
+    Returns:
+        ||g||^2 of the corrected gradient.
+    """
+    decay, share, epsilon, lambda0 = numbers[0], numbers[1], numbers[2], numbers[3]
+    one = now.dtype.type(1)
+    total = 0.0
+    for start in range(0, len(now), STRIP):
+        g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
+        squares = mean_square[start : start + STRIP]
+        part = now.dtype.type(0)
+        for j in range(len(a)):
+            square = fma(share * g[j], g[j], squares[j] * decay)
+            squares[j] = square
+            inverse_root = one / np.sqrt(square + epsilon)
+            g_new = fma(lambda0 * ((a[j] - b[j]) * g[j] * g[j]), inverse_root, g[j])
+            g[j] = g_new
+            part = add_in_lanes(part, g_new * g_new)
+        total += part
     return total

@@ -28,19 +28,24 @@ def _compiled_arithmetic(dtypes: Collection[torch.dtype]) -> CompiledArithmetic 
     for compiled, dtype in zip(loops, dtypes, strict=True):
         if compiled is None:
             return None
-        random = torch.Generator().manual_seed(0)
-        g, now, then = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(3))
-        by_loops = g.clone()
-        BlockArithmetic().correct(g, now, then, 0.3)
-        CompiledArithmetic(compiled).correct(by_loops, now, then, 0.3)
-        if not torch.equal(g, by_loops):
+        ours, theirs = (_tried(arithmetic, dtype) for arithmetic in (CompiledArithmetic(compiled), BlockArithmetic()))
+        if not all(map(torch.equal, ours, theirs)):
             LOG.warning("the compiled loops of numba differ from torch for %s in corrections: torch is used", dtype)
             return None
     return CompiledArithmetic(loops[0]) if loops else None
 
 
+def _tried(arithmetic: StaleArithmetic, dtype: torch.dtype) -> list[Tensor]:
+    """Return what two corrections make of vectors that are the same for each call."""
+    random = torch.Generator().manual_seed(0)
+    g, now, then, mean_square = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(4))
+    arithmetic.correct(g, now, then, 0.3)
+    arithmetic.correct_adaptively(g, now, then, mean_square.abs_(), m=0.9, epsilon=1e-7, lambda0=0.3)
+    return [g, mean_square]
+
+
 class CompiledArithmetic:
-    """Arithmetic of delay compensation in compiled loops; sums are in double precision.
+    """Arithmetic of delay compensation in compiled loops.
 
     Args:
         loops: compiled loops.
@@ -62,3 +67,19 @@ class CompiledArithmetic:
         """Add lambda g g D to g in place, and return the new ||g||^2."""
         g, a, b = gradient.numpy(), now.numpy(), then.numpy()
         return float(self._loops.correct(g, a, b, g.dtype.type(lambda_)))
+
+    def correct_adaptively(
+        self,
+        gradient: Tensor,
+        now: Tensor,
+        then: Tensor,
+        mean_square: Tensor,
+        *,
+        m: float,
+        epsilon: float,
+        lambda0: float,
+    ) -> float:
+        """Count g in the mean square, add the adaptive correction to g in place, and return the new ||g||^2."""
+        numbers = torch.tensor([m, 1 - m, epsilon, lambda0], dtype=gradient.dtype)
+        vectors = (gradient, now, then, mean_square, numbers)
+        return float(self._loops.correct_adaptively(*(each.numpy() for each in vectors)))

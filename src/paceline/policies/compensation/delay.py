@@ -10,8 +10,6 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_optional_range, check_range
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from paceline.policies.compensation.base import Memory
 
 MEAN_SQUARE = "mean_square"
@@ -67,14 +65,11 @@ class DCASGD(Compensator):
     def _adapt(self, stale: StaleGradient, memory: Memory, m: float) -> None:
         if MEAN_SQUARE not in memory:
             memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in stale.gradient]
-
-        def adapt(g: Tensor, difference: Tensor, mean_square: Tensor) -> None:
-            mean_square.mul_(m).addcmul_(g, g, value=1 - m)
-            if stale.staleness:
-                root = mean_square.add(self.epsilon).sqrt_()
-                g.addcdiv_(difference.mul_(g).mul_(g), root, value=self.lambda0)
-
-        stale.correct(adapt, memory[MEAN_SQUARE])
+        if stale.staleness:
+            stale.add_adaptive_correction(memory[MEAN_SQUARE], m=m, epsilon=self.epsilon, lambda0=self.lambda0)
+            return
+        for mean_square, gradient in zip(memory[MEAN_SQUARE], stale.gradient, strict=True):
+            mean_square.mul_(m).addcmul_(gradient, gradient, value=1 - m)
 
 
 @checked_dataclass(frozen=True, repr=False)

@@ -24,6 +24,22 @@ class StaleArithmetic(Protocol):
     def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
         """Add lambda g g D to g in place, and return the new ||g||^2."""
 
+    def correct_adaptively(
+        self,
+        gradient: Tensor,
+        now: Tensor,
+        then: Tensor,
+        mean_square: Tensor,
+        *,
+        m: float,
+        epsilon: float,
+        lambda0: float,
+    ) -> float:
+        """Count g in the mean square, add the adaptive correction to g in place, and return the new ||g||^2.
+
+        mean_square = m mean_square + (1 - m) g g, and the correction is lambda0 / sqrt(mean_square + epsilon) g g D.
+        """
+
 
 class BlockArithmetic:
     """Arithmetic in operations of the vectors, block by block."""
@@ -41,6 +57,26 @@ class BlockArithmetic:
         return sum(
             squared_norm(g.addcmul_(g, a.sub(b).mul_(g), value=lambda_)) for g, a, b in blocks(gradient, now, then)
         )
+
+    def correct_adaptively(
+        self,
+        gradient: Tensor,
+        now: Tensor,
+        then: Tensor,
+        mean_square: Tensor,
+        *,
+        m: float,
+        epsilon: float,
+        lambda0: float,
+    ) -> float:
+        """Count g in the mean square, add the adaptive correction to g in place, and return the new ||g||^2."""
+        total = 0.0
+        for g, a, b, square in blocks(gradient, now, then, mean_square):
+            square.mul_(m).addcmul_(g, g, value=1 - m)
+            # `rsqrt` rounds both its root and its quotient to nearest; `sqrt` of torch does not.
+            inverse_root = square.add(epsilon).rsqrt_()
+            total += squared_norm(g.addcmul_(a.sub(b).mul_(g).mul_(g), inverse_root, value=lambda0))
+        return total
 
 
 def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
