@@ -1,6 +1,7 @@
 """Server's time for an update, against adding its gradients, from the same shared memory.
 
-- `update`: all gradients have arrived; the seconds until the new version can be read. SGD with momentum.
+- `update`: all gradients have arrived; the seconds until the new version can be read. SGD with momentum. A worker still
+  reads the version before, so the new one is written to other memory.
 - `last`: the seconds from the arrival of the last gradient, when the others are accumulated already.
 - `adamw`: as `update`, against the fused AdamW of torch plus the additions, which make no version.
 """
@@ -89,7 +90,7 @@ class Server:
         for gradient in self.gradients:
             gradient.flat_parameters[0].normal_()
         self._versions = VersionStore(partial(next, self._storage(memory, layout, slots)))
-        self._version = 0
+        self._server.publish(self._versions.publish(0))
 
     @staticmethod
     def _storage(memory: SharedMemory, layout: FlatLayout, slots: int) -> Iterator[FlatBuffers]:
@@ -102,13 +103,16 @@ class Server:
             self._server.enqueue(gradient, samples=1)
             self._server.accumulate()
         accepted = tuple(Accept(worker, 1, 0, 1) for worker in range(len(self.gradients)))
-        update = Apply(self._version, accepted, 1.0, "")
+        read = self._versions.newest
+        self._versions.acquire(read)
+        update = Apply(read + 1, accepted, 1.0, "")
         begun = perf_counter()
         for gradient in self.gradients[accumulated:]:
             self._server.enqueue(gradient, samples=1)
-        self._server.apply(update, self._versions.publish(self._version))
-        self._version += 1
-        return perf_counter() - begun
+        self._server.apply(update, self._versions.publish(read + 1))
+        seconds = perf_counter() - begun
+        self._versions.release(read)
+        return seconds
 
 
 class FusedAdamW:

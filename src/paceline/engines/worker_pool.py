@@ -100,9 +100,6 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         """Publish what the server holds as a version, in storage that no worker reads."""
         self._server.publish(self._versions.publish(version))
 
-    def _prepare_update(self) -> None:
-        """Do work ahead, while there is nothing else to do, that the next update would have to wait for."""
-
     def _use_idle_cores(self) -> None:
         """Let the server compute on cores that no worker uses, if they are known."""
 
@@ -175,7 +172,6 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         if not ready and not is_due:
             self._use_idle_cores()
             self._server.accumulate()  # while there is nothing else to do
-            self._prepare_update()
             ready = self._selector.select(max(0.0, self._timers[0] - self._elapsed_s()) if self._timers else None)
         for key, _ in ready:
             if key.fileobj == self.signals.reader:

@@ -20,9 +20,10 @@ from paceline.server.optimizer_rules import AdamRule, NoRule, Rule, SGDRule, Ste
 class BlockOptimizer:
     """Steps of torch's SGD, Adam or AdamW on blocks of flat vectors, with the same bits as its own steps.
 
-    While a block is in the cache, its mean gradient is computed, the parameters are stepped, and their new version is
-    written. The first step of a process is left to the optimizer itself, which makes its state; later the state is in
-    views of flat vectors. Other optimizers, and options with other operations, are always left to themselves.
+    While a block is in the cache, its mean gradient is computed and the parameters are stepped, in place or into the
+    memory of a new version. The first step of a process is left to the optimizer itself, which makes its state; later
+    the state is in views of flat vectors. Other optimizers, and options with other operations, are always left to
+    themselves.
 
     Args:
         optimizer: optimizer of the parameters.
@@ -39,13 +40,13 @@ class BlockOptimizer:
         for each in self._ranges if type(optimizer) in _KINDS else ():  # before training, whose times are measured
             loops_of(_KINDS[type(optimizer)], each.parameters[0], each.elements.stop - each.elements.start)
 
-    def step(self, mean: MeanGradient, state: FlatBuffers, version: FlatBuffers | None, factor: float) -> bool:
+    def step(self, mean: MeanGradient, state: FlatBuffers, new: FlatBuffers, factor: float) -> bool:
         """Step the parameters with the mean gradient, unless the optimizer has to do that itself.
 
         Args:
             mean: mean gradient.
             state: current parameters.
-            version: storage for a copy of the new parameters; None for no copy.
+            new: storage of the new parameters, which may be that of the current ones.
             factor: factor on the gradient, > 0.
 
         Returns:
@@ -56,9 +57,9 @@ class BlockOptimizer:
         if rules is None:
             return False
         for each, rule in zip(self._ranges, rules, strict=True):
-            copy = None if version is None else version.flat_parameters[each.number][each.elements]
             parameters = state.flat_parameters[each.number][each.elements]
-            step(rule, StepVectors(mean.part(each.number, each.elements, factor), parameters, each.state, copy))
+            target = parameters if new is state else new.flat_parameters[each.number][each.elements]
+            step(rule, StepVectors(mean.part(each.number, each.elements, factor), parameters, target, each.state))
         return True
 
     def _next_rules(self) -> list[Rule] | None:

@@ -58,20 +58,20 @@ def _mean(vectors, weights, factor, j):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def sgd(vectors, weights, factor, parameters, velocity, copy, numbers):  # type: ignore[no-untyped-def]
+def sgd(vectors, weights, factor, parameters, new, velocity, numbers):  # type: ignore[no-untyped-def]
     """Step of SGD.
 
     Args:
         vectors: 1 to 4 vectors [n], whose running mean is the gradient.
         weights: [4], weight of each vector in the mean up to it, > 0.
         factor: factor on the gradient.
-        parameters: [n], changed in place.
+        parameters: [n].
+        new: [n], gets the new parameters; [0] if the parameters are changed in place.
         velocity: [n], changed in place; [0] for no momentum.
-        copy: [n], gets the new parameters; [0] for no copy.
         numbers: [5], -lr, momentum, 1 - dampening, weight decay, and 1 for Nesterov's momentum or 0.
     """
     rate, momentum, share, decay = numbers[0], numbers[1], numbers[2], numbers[3]
-    has_momentum, has_copy, is_nesterov = len(velocity) > 0, len(copy) > 0, numbers[4] != 0
+    has_momentum, in_place, is_nesterov = len(velocity) > 0, len(new) == 0, numbers[4] != 0
     for j in range(len(parameters)):
         g = _mean(vectors, weights, factor, j)
         if decay != 0:
@@ -81,9 +81,10 @@ def sgd(vectors, weights, factor, parameters, velocity, copy, numbers):  # type:
             velocity[j] = v
             g = fma(v, momentum, g) if is_nesterov else v
         w = fma(g, rate, parameters[j])
-        parameters[j] = w
-        if has_copy:
-            copy[j] = w
+        if in_place:
+            parameters[j] = w
+        else:
+            new[j] = w
 
 
 @compiled
@@ -109,24 +110,25 @@ def adam_moments(vectors, weights, factor, parameters, mean, square, numbers):  
 
 
 @compiled
-def adam_step(parameters, mean, root, copy, numbers):  # type: ignore[no-untyped-def]
+def adam_step(parameters, new, mean, root, numbers):  # type: ignore[no-untyped-def]
     """Step of Adam or AdamW.
 
     Args:
-        parameters: [n], changed in place.
+        parameters: [n].
+        new: [n], gets the new parameters; [0] if the parameters are changed in place.
         mean: [n], mean gradient.
         root: [n], square root of the mean square of the gradient.
-        copy: [n], gets the new parameters; [0] for no copy.
         numbers: [4], minus the step size, the root of the second bias correction, epsilon, and the factor on the
             parameters.
     """
     size, correction, epsilon, decay = numbers[0], numbers[1], numbers[2], numbers[3]
-    has_copy = len(copy) > 0
+    in_place = len(new) == 0
     for j in range(len(parameters)):
         w = parameters[j] * decay + size * mean[j] / (root[j] / correction + epsilon)
-        parameters[j] = w
-        if has_copy:
-            copy[j] = w
+        if in_place:
+            parameters[j] = w
+        else:
+            new[j] = w
 
 
 @compiled

@@ -107,9 +107,8 @@ def _tried(dtype: torch.dtype, rule: Rule) -> StepVectors:
     first, second, third, parameters, one, other = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(6))
     gradient = RunningMean([first, second, third], [1.0, 0.7, 0.2], 0.3)
     state = [one, other.abs_()] if isinstance(rule, AdamRule) else [one] if getattr(rule, "momentum", 0.0) else []
-    return StepVectors(gradient, parameters, state, copy=torch.empty_like(parameters))
+    return StepVectors(gradient, parameters, torch.empty_like(parameters), state)
 
 
 def _changed(vectors: StepVectors) -> list[Tensor]:
-    assert vectors.copy is not None
-    return [vectors.parameters, *vectors.state, vectors.copy]
+    return [vectors.new, *vectors.state]

@@ -22,37 +22,44 @@ class StepVectors(NamedTuple):
 
     Attributes:
         gradient: gradient [n].
-        parameters: parameters [n], changed in place.
+        parameters: parameters [n].
+        new: vector [n] that gets the new parameters; that of the parameters for a step in place.
         state: vectors of the state of the optimizer, each [n], changed in place.
-        copy: vector [n] that gets the new parameters; None for no copy.
     """
 
     gradient: RunningMean
     parameters: Tensor
+    new: Tensor
     state: Sequence[Tensor]
-    copy: Tensor | None
 
     def parts(self, length: int) -> Iterator[StepVectors]:
         """Yield parts of this length; the last one may be shorter."""
         for start in range(0, len(self.parameters), length):
             part = slice(start, start + length)
             gradient = self.gradient._replace(vectors=[each[part] for each in self.gradient.vectors])
-            copy = None if self.copy is None else self.copy[part]
-            yield StepVectors(gradient, self.parameters[part], [each[part] for each in self.state], copy)
+            parameters = self.parameters[part]
+            new = parameters if self.is_in_place else self.new[part]
+            yield StepVectors(gradient, parameters, new, [each[part] for each in self.state])
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the parameters themselves are changed."""
+        return self.new is self.parameters
 
     def arrays(self, most: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the vectors, the weights and the factor of the gradient; and parameters, copy and state, as arrays.
+        """Yield the vectors, the weights and the factor of the gradient; and parameters, new ones and state, as arrays.
 
-        If the gradient has more vectors, the mean of the first ones is computed in blocks. Without a copy, it is [0].
+        If the gradient has more vectors, the mean of the first ones is computed in blocks. For a step in place, the
+        array of the new parameters is [0]: the loops are slow if two of their arrays are the same.
         """
         few = len(self.gradient.vectors) <= most
         for part in [self] if few else self.parts(block_length()):
             vectors, weights, factor = part.gradient.of_vectors(most)
             parameters = part.parameters.numpy()
-            copy = parameters[:0] if part.copy is None else part.copy.numpy()
+            new = np.empty(0, parameters.dtype) if part.is_in_place else part.new.numpy()
             filled = np.array([*weights, *[0.0] * (most - len(weights))], parameters.dtype)
             gradient = (tuple(each.numpy() for each in vectors), filled, parameters.dtype.type(factor))
-            yield (gradient, parameters, copy, *(each.numpy() for each in part.state))
+            yield (gradient, parameters, new, *(each.numpy() for each in part.state))
 
 
 class Rule(ABC):
@@ -60,18 +67,15 @@ class Rule(ABC):
 
     def step(self, vectors: StepVectors) -> None:
         """Step with the operations of torch, block by block, so that a block stays in the cache for all of them."""
-        gradient, parameters, state, copy = vectors
+        gradient, parameters, new, state = vectors
         scratch = block_like(parameters)
-        copies = parameters if copy is None else copy
-        blocks = in_blocks(parameters, copies, *state)
-        for mean, (block, copied, *states) in zip(gradient.blocks(), blocks, strict=True):
-            self.step_block(block, mean, states, scratch[: len(block)])
-            if copy is not None:
-                copied.copy_(block)
+        blocks = in_blocks(parameters, new, *state)
+        for mean, (old_block, new_block, *states) in zip(gradient.blocks(), blocks, strict=True):
+            self.step_block(old_block, new_block, mean, states, scratch[: len(old_block)])
 
     @abstractmethod
-    def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Step a block in place; `scratch` has its size, and any content."""
+    def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+        """Step a block; `new` may be `old`, and `scratch` has its size, and any content."""
 
     @abstractmethod
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
@@ -93,21 +97,21 @@ class SGDRule(Rule):
         """Return the rule of a parameter group."""
         return cls(*(group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")))
 
-    def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+    def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""
         if self.weight_decay:
-            gradient = torch.add(gradient, parameters, alpha=self.weight_decay, out=scratch)
+            gradient = torch.add(gradient, old, alpha=self.weight_decay, out=scratch)
         for velocity in state:
             velocity.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
             gradient = torch.add(gradient, velocity, alpha=self.momentum, out=scratch) if self.nesterov else velocity
-        parameters.add_(gradient, alpha=-self.lr)
+        torch.add(old, gradient, alpha=-self.lr, out=new)
 
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
         """Step with the compiled loops."""
         numbers = [-self.lr, self.momentum, 1 - self.dampening, self.weight_decay, self.nesterov]
-        for gradient, parameters, copy, *state in vectors.arrays(loops.VECTORS):
-            velocity = state[0] if state else parameters[:0]
-            loops.sgd(*gradient, parameters, velocity, copy, np.array(numbers, parameters.dtype))
+        for gradient, parameters, new, *state in vectors.arrays(loops.VECTORS):
+            velocity = state[0] if state else np.empty(0, parameters.dtype)
+            loops.sgd(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
 
 
 @dataclass(frozen=True)
@@ -129,17 +133,17 @@ class AdamRule(Rule):
         is_decoupled = group["decoupled_weight_decay"]
         return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], is_decoupled, count)
 
-    def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+    def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""
         mean, square = state
         if self.weight_decay and self.is_decoupled:
-            parameters.mul_(1 - self.lr * self.weight_decay)
+            old = torch.mul(old, 1 - self.lr * self.weight_decay, out=new)
         elif self.weight_decay:
-            gradient = torch.add(gradient, parameters, alpha=self.weight_decay, out=scratch)
+            gradient = torch.add(gradient, old, alpha=self.weight_decay, out=scratch)
         mean.lerp_(gradient, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         root = torch.sqrt(square, out=scratch).div_(self._root_of_correction).add_(self.eps)
-        parameters.addcdiv_(mean, root, value=-self._step_size)
+        torch.addcdiv(old, mean, root, value=-self._step_size, out=new)
 
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
         """Step with the compiled loops, but for the square root, which torch does not round as a processor does."""
@@ -151,11 +155,11 @@ class AdamRule(Rule):
             dtype = whole[0].dtype
             for start in range(0, len(whole[0]), ROOTS):
                 part = slice(start, start + ROOTS)
-                parameters, copy, mean, square = (each[part] for each in whole)
+                parameters, new, mean, square = (each[part] for each in whole)
                 gradient = (tuple(each[part] for each in means), weights, factor)
                 loops.adam_moments(*gradient, parameters, mean, square, np.array(moments, dtype))
                 torch.sqrt(torch.from_numpy(square), out=root[: len(square)])
-                loops.adam_step(parameters, mean, root.numpy(), copy, np.array(step, dtype))
+                loops.adam_step(parameters, new, mean, root.numpy(), np.array(step, dtype))
 
     @property
     def _step_size(self) -> float:
@@ -169,10 +173,11 @@ class AdamRule(Rule):
 class NoRule(Rule):
     """Rule of parameters that the optimizer does not hold: they stay as they are."""
 
-    def step_block(self, parameters: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Do nothing."""
+    def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
+        """Copy, unless the step is in place."""
+        if new is not old:
+            new.copy_(old)
 
     def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
-        """Copy."""
-        if vectors.copy is not None:
-            vectors.copy.copy_(vectors.parameters)
+        """Copy, unless the step is in place."""
+        self.step_block(vectors.parameters, vectors.new, vectors.parameters, (), vectors.parameters)

@@ -1,4 +1,4 @@
-"""Step of the job's optimizer with a mean gradient: clipping, measurement and the copy of the new version."""
+"""Step of the job's optimizer with a mean gradient: clipping, measurement and the storage of the new version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.events import Step
 from paceline.core.sharding import FullVector
 from paceline.server.accumulator import MeanGradient
 from paceline.server.block_optimizer import BlockOptimizer
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
 from paceline.server.step_stats import StepMeter, squared_norm_of
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -45,14 +45,16 @@ class OptimizerStep:
         self._meter = StepMeter(optimizer, vector)
 
     def make(
-        self, mean: MeanGradient, state: FlatBuffers, version: FlatBuffers | None, *, factor: float, measure: bool
+        self, mean: MeanGradient, state: FlatBuffers, new: FlatBuffers, *, factor: float, measure: bool
     ) -> Step | None:
         """Step the parameters, and return the measured step, None if `measure` is false.
+
+        The parameters of the model are views of the new storage afterwards.
 
         Args:
             mean: mean gradient.
             state: current parameters, which the parameters of the model are bound to.
-            version: storage for a copy of the new parameters; None for no copy.
+            new: storage of the new parameters, which may be that of the current ones.
             factor: factor on the gradient, > 0.
             measure: whether the step is measured.
         """
@@ -66,12 +68,17 @@ class OptimizerStep:
             scale(mean.whole, factor)
             factor = 1.0
             self._meter.before(state.flat_parameters)
-        if not self._by_blocks.step(mean, state, version, factor):
+        is_stepped = self._by_blocks.step(mean, state, new, factor)
+        if new is not state:
+            bind(self._parameters, new.parameters)
+        if not is_stepped:
+            if new is not state:
+                new.copy_(state)
             scale(mean.whole, factor)
             self._step_whole(mean)
-            if version is not None:
-                version.copy_(state)
-        return self._meter.after(mean.whole.flat_parameters, squared_norm, learning_rate) if measure else None
+        if not measure:
+            return None
+        return self._meter.after(new.flat_parameters, mean.whole.flat_parameters, squared_norm, learning_rate)
 
     def _step_whole(self, mean: MeanGradient) -> None:
         flats = mean.whole.flat_parameters

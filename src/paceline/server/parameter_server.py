@@ -43,7 +43,7 @@ class ParameterServer:
         workers: workers at the start of the run, >= 1; the unit of schedule_unit="update".
 
     Attributes:
-        state: current parameters and buffers; the next update changes them in place.
+        state: storage of the current parameters and buffers: that of the newest version, if there are versions.
         scheduler: schedule of the learning rate.
         on_mean: callback with the mean gradient of each update before its step.
     """
@@ -179,14 +179,15 @@ class ParameterServer:
 
         Args:
             update: update to make.
-            version: storage of the new version, which may be that of the state; None for no version.
+            version: storage of the new version, which the server continues with; None for an update in place.
         """
-        step = self.step(update, None if version is self.state else version)
+        step = self.step(update, version)
         self.scheduler.advance(update.workload)
         return step and step._replace(next_learning_rate=max_learning_rate(self.optimizer))
 
     def step(self, update: Apply, version: FlatBuffers | None = None) -> Step | None:
         """Step the optimizer as `apply` does, without advancing the schedule."""
+        new = self.state if version is None else version
         mean = self._accumulator.finish()
         if self.on_mean is not None:
             self.on_mean(mean.whole, update)
@@ -201,21 +202,22 @@ class ParameterServer:
         failure = f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"
         changed = (update.momentum_limit, update.weight_decay_scale, update.momentum_power)
         with at_place(failure), stepping(self.optimizer, lr_scale, *changed):
-            step = self._optimizer_step.make(mean, self.state, version, factor=factor, measure=update.measure)
-        for buffers, change in zip(self.state.flat_buffers, mean.flat_buffers, strict=True):
-            if buffers.dtype == torch.bool:
-                buffers.copy_(change)
+            step = self._optimizer_step.make(mean, self.state, new, factor=factor, measure=update.measure)
+        for old, change, moved in zip(self.state.flat_buffers, mean.flat_buffers, new.flat_buffers, strict=True):
+            if old.dtype == torch.bool:
+                moved.copy_(change)
             else:
-                buffers.add_(change)
-        if version is not None:
-            for copy, buffers in zip(version.flat_buffers, self.state.flat_buffers, strict=True):
-                copy.copy_(buffers)
+                torch.add(old, change, out=moved)
+        if new is not self.state:
+            self.state = new
+            bind(self._buffers, new.buffers)
         return step
 
     def publish(self, version: FlatBuffers) -> None:
-        """Copy the parameters and buffers into the storage of a version, which may be that of the state."""
+        """Copy the parameters and buffers into the storage of a version, and continue with that storage."""
         if version is not self.state:
             version.copy_(self.state)
+            self.rebind_storage(version)
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, buffers, optimizer, schedule and the accumulated gradients of all shards.

@@ -25,27 +25,28 @@ class StepMeter:
     def __init__(self, optimizer: torch.optim.Optimizer, vector: FullVector) -> None:
         self._optimizer = optimizer
         self._vector = vector
-        self._parameters: Sequence[Tensor] = ()
         self._before: list[Tensor] = []
 
     def before(self, parameters: Sequence[Tensor]) -> None:
         """Copy the flat vectors that the next step moves, unless the step can be computed."""
-        self._parameters = parameters
         if not self._is_plain_sgd():
             self._before = self._before or [torch.empty_like(flat) for flat in parameters]
             for copy, flat in zip(self._before, parameters, strict=True):
                 copy.copy_(flat)
 
-    def after(self, gradient: Sequence[Tensor], squared_norm: float, learning_rate: float) -> Step:
+    def after(
+        self, parameters: Sequence[Tensor], gradient: Sequence[Tensor], squared_norm: float, learning_rate: float
+    ) -> Step:
         """Return the step; its next learning rate is filled in after the schedule has advanced.
 
         Args:
+            parameters: flat vectors of the new parameters.
             gradient: mean gradient, after clipping.
             squared_norm: squared norm of the full gradient before clipping, >= 0.
             learning_rate: learning rate of the step, >= 0.
         """
         is_plain = self._is_plain_sgd()
-        shares = [squared_norm_of(gradient), *([] if is_plain else self._moved_along(gradient))]
+        shares = [squared_norm_of(gradient), *([] if is_plain else self._moved_along(parameters, gradient))]
         clipped_norm, *moved = self._vector.summed(shares)
         shrunk = (clipped_norm / squared_norm) ** 0.5 if squared_norm else 1.0
         if is_plain:
@@ -56,9 +57,9 @@ class StepMeter:
             progress = along / shrunk if shrunk else 0.0
         return Step(squared_norm, progress, squared_step, learning_rate, learning_rate)
 
-    def _moved_along(self, gradient: Sequence[Tensor]) -> tuple[float, float]:
+    def _moved_along(self, parameters: Sequence[Tensor], gradient: Sequence[Tensor]) -> tuple[float, float]:
         """Return g.s and ||s||^2."""
-        steps = [copy.sub_(flat) for copy, flat in zip(self._before, self._parameters, strict=True)]
+        steps = [copy.sub_(flat) for copy, flat in zip(self._before, parameters, strict=True)]
         along = sum(_dot(piece, step) for piece, step in zip(gradient, steps, strict=True))
         return along, squared_norm_of(steps)
 

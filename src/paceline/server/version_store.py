@@ -12,8 +12,9 @@ from paceline.server.flat_buffers import FlatBuffers, copy_checked
 class VersionStore:
     """Versions by reference count; storage without references is reused.
 
-    Storage is written only after `publish` has returned it, and `publish` returns only storage without references: no
-    reader can see a version change.
+    Storage is written only after `publish` has returned it, and `publish` returns only storage without readers: no
+    reader can see a version change. A version that has no reader is updated in place, as under a protocol that waits
+    for all workers.
 
     Args:
         allocate: function that returns storage for one more version.
@@ -40,14 +41,15 @@ class VersionStore:
 
     def publish(self, version: int) -> FlatBuffers:
         """Return storage for the new version, and release the version before it."""
-        return self.add(version, self.free_storage())
+        is_in_place = self._newest is not None and not self.is_newest_read
+        return self.add(version, self[self.newest] if is_in_place else self.free_storage())
 
     def free_storage(self) -> FlatBuffers:
         """Return storage without references."""
         return self._free.pop() if self._free else self._allocate()
 
     def add(self, version: int, storage: FlatBuffers) -> FlatBuffers:
-        """Register the content of a storage as the newest version, and release the version before it."""
+        """Register a storage as that of the newest version, and release the version before it."""
         self._stored[version] = storage
         self.acquire(version)
         if self._newest is not None:
@@ -60,9 +62,10 @@ class VersionStore:
         self._references[version] += 1
         return self._stored[version]
 
-    def is_in_use(self, version: int) -> bool:
-        """Return whether a version has references besides that of being the newest."""
-        return self._references[version] > (version == self._newest)
+    @property
+    def is_newest_read(self) -> bool:
+        """Whether the newest version has references besides that of being the newest."""
+        return self._references[self.newest] > 1
 
     def release(self, version: int) -> None:
         """Remove one reference; storage without references becomes free."""
@@ -79,11 +82,10 @@ class VersionStore:
         return {"stored": stored, "holders": Counter(self._references), "newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all stored versions by those of such a state."""
-        self._free += self._stored.values()
+        """Replace all stored versions by those of such a state, in new storage: a server may have the present one."""
         self._stored = {}
         for version, memory in state["stored"].items():
-            self._stored[version] = self.free_storage()
+            self._stored[version] = self._allocate()
             copy_checked(self._stored[version].memory, memory)
         self._references = Counter(state["holders"])
         self._newest = state["newest"]

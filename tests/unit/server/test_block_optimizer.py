@@ -84,15 +84,24 @@ def gradients_of(layout, seed, k):
 
 
 def updated(server, number, k=3, accumulated=0, scale=1.0, **more):
-    """Make an update of random gradients, of which some are accumulated as they arrive; return its version."""
-    layout = FlatLayout(server.model)
+    """Make an update of random gradients, of which some are accumulated as they arrive; return its step.
+
+    Updates with an even number write a new version, and the others are in place.
+    """
+    layout, before = FlatLayout(server.model), server.state
+    old = before.memory.clone()
     for i, gradient in enumerate(gradients_of(layout, number, k)):
         server.enqueue(gradient, samples=8 + i, step_scale=scale)
         if i < accumulated:
             server.accumulate()
-    version = layout.allocate()
+    version = layout.allocate() if number % 2 == 0 else None
     step = server.apply(update_of(number, k, step_scale=scale, **more), version)
-    assert torch.equal(version.memory, server.state.memory)
+    assert server.state is (version or before)
+    assert torch.equal(before.memory, old) is (version is not None)
+    for ours, view in zip(server.model.parameters(), server.state.parameters, strict=True):
+        assert ours.data_ptr() == view.data_ptr()
+    for ours, view in zip(server.model.buffers(), server.state.buffers, strict=True):
+        assert ours.data_ptr() == view.data_ptr()
     return step
 
 
@@ -236,5 +245,5 @@ def test_parameters_without_an_optimizer_are_in_the_version():
     server = server_of(BY_BLOCKS["some parameters"])
     before = server.state.parameters[0].clone()
     for number in range(3):
-        updated(server, number)  # compares the whole version
+        updated(server, number)
     assert torch.equal(server.state.parameters[0], before)

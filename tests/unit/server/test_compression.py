@@ -108,9 +108,9 @@ def test_differences_bring_the_receiver_to_the_version_and_both_ends_agree(text)
     layout = FlatLayout(model)
     job = tiny_job()
     server = ParameterServer(job, model, layout, None)
-    published = PublishedVersions(server, layout, make_format(text, layout))
+    published = PublishedVersions(layout, make_format(text, layout))
     receiver = WireBuffer(make_format(text, layout), layout.allocate())
-    published.publish(0)
+    server.publish(published.publish(0))
     distances = []
     for _ in range(200):
         buckets, is_difference = published.message(7, 0, is_new=True)

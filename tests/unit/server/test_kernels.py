@@ -35,7 +35,7 @@ def _compiled_before():
             assert kernels.exact_loops(kind, dtype) is compiled
 
 
-def vectors_of(rule, length, k, factor, dtype, has_copy=True, offset=0):
+def vectors_of(rule, length, k, factor, dtype, in_place=False, offset=0):
     """Return views of vectors that are the same for each call."""
     random = torch.Generator().manual_seed(length + k)
     made = [torch.randn(length + offset, generator=random, dtype=dtype)[offset:] for _ in range(k + 3)]
@@ -43,12 +43,12 @@ def vectors_of(rule, length, k, factor, dtype, has_copy=True, offset=0):
     state[1].abs_()
     states = 2 if isinstance(rule, AdamRule) else 1 if rule.momentum else 0
     weights = [1.0, *(float(each) for each in torch.rand(k - 1, generator=random))]
-    copy = torch.empty_like(parameters) if has_copy else None
-    return StepVectors(RunningMean(made[:k], weights, factor), parameters, state[:states], copy)
+    new = parameters if in_place else torch.empty_like(parameters)
+    return StepVectors(RunningMean(made[:k], weights, factor), parameters, new, state[:states])
 
 
 def changed(vectors):
-    return [vectors.parameters, *vectors.state, *([] if vectors.copy is None else [vectors.copy])]
+    return [vectors.parameters, vectors.new, *vectors.state]
 
 
 def assert_same_bits(ours, theirs):
@@ -64,11 +64,11 @@ def assert_same_bits(ours, theirs):
     length=st.sampled_from([0, 1, 15, 2047, 2048, 2049, 5000, 70_001]),
     k=st.integers(1, 5),
     factor=st.sampled_from([1.0, 0.3]),
-    has_copy=st.booleans(),
+    in_place=st.booleans(),
     offset=st.integers(0, 3),
 )
-def test_the_loops_have_the_bits_of_torch(rule, dtype, length, k, factor, has_copy, offset):
-    ours, theirs = (vectors_of(rule, length, k, factor, dtype, has_copy, offset) for _ in range(2))
+def test_the_loops_have_the_bits_of_torch(rule, dtype, length, k, factor, in_place, offset):
+    ours, theirs = (vectors_of(rule, length, k, factor, dtype, in_place, offset) for _ in range(2))
     rule.step_compiled(ours, compiled)
     rule.step(theirs)
     assert_same_bits(ours, theirs)

@@ -285,6 +285,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
                 peer.process.join()
             peer.connection.close()
         self._selector.close()
+        self._server.publish(self._layout.allocate())  # the shared memory ends with the run
         self._memory.close()
         if self._spec is not None:
             self._spec.close()

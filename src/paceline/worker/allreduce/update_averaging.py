@@ -195,11 +195,14 @@ class UpdateAveraging(AllReduceAlgorithm):
 
     def _step(self, update: Apply) -> None:
         average = self.average
-        if self._overlaps:
-            self._set_weights()
-        self.server.rebind_storage(self._weights)
+        if self._overlaps and self._own is None:  # the step is from the average
+            self._counts = _integers(average)
+        else:
+            if self._overlaps:
+                self._set_weights()
+            self.server.rebind_storage(self._weights)
         self.server.enqueue(self.gradient, samples=1)
-        self.server.step(update)
+        self.server.step(update, self._weights)
         self.server.rebind_storage(average)
 
     def _write_payload(self, share: float) -> None:

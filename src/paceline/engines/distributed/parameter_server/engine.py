@@ -83,7 +83,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._rank = rank
         self._needs_evaluator = rank.job.eval_data is not None
         self._wire = make_format(cluster.wire, layout)
-        self._published = PublishedVersions(server, layout, self._wire, self._on_version_released)
+        self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
         self.signals, self.network = Signals(cluster.notice), rank.transport.counters
@@ -177,12 +177,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     # --- commands -----------------------------------------------------------------------------------------
 
     def apply(self, command: Apply) -> None:
-        """Make the update, in other storage if the previous version is still read, and publish it."""
-        self._shards.apply(command, self._published.reserve())
+        """Make the update on all shards, in other storage if the previous version is still read, and publish it."""
+        self._shards.apply(command, is_read=self._published.is_newest_read)
         super().apply(command)
-
-    def _prepare_update(self) -> None:
-        self._published.prepare_copy()
 
     def accept(self, command: Accept) -> None:
         """Add all parts of a gradient to the pending update."""

@@ -100,16 +100,16 @@ class ShardClients(ShardPeers):
         for connection in self._connections.values():
             connection.send(message)
 
-    def apply(self, update: Apply, rebinds: bool) -> None:
+    def apply(self, update: Apply, is_read: bool) -> None:
         """Send an update to all servers when they have made the previous one.
 
         Args:
             update: update to make.
-            rebinds: whether the previous version is still read.
+            is_read: whether the previous version is still read.
         """
         for number in list(self._busy):
             self.on_message(number, self._await(number, lambda message: isinstance(message, task_messages.UpdateDone)))
-        command = task_messages.ApplyUpdate(update, rebinds)
+        command = task_messages.ApplyUpdate(update, is_read)
         for number, connection in self._connections.items():
             connection.send(command)
             self._busy.add(number)

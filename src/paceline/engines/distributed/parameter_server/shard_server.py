@@ -79,7 +79,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         session.listen(peers.on_message, peers.on_error)
         session.connection.send(messages.ShardListens(acceptor.address[1]))
         try:
-            published = PublishedVersions(server, layout, wire)
+            published = PublishedVersions(layout, wire)
             gradients = [buffer.vectors for buffer in buffers]
             named = {repr(each): each for phase in rank.plan.phases for each in phase.compensators}
             return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
@@ -143,7 +143,6 @@ class _ShardServer:
         while True:
             if events.is_empty:
                 self._server.accumulate()  # while there is nothing else to do
-                self._published.prepare_copy()
             match events.get():
                 case PeerMessage(peer_id, messages.End() as end) if peer_id == RANK_0:
                     return end
@@ -202,20 +201,19 @@ class _ShardServer:
             case messages.InitShard(state, version, tensors=tensors):
                 if state:
                     self._server.load_state_dict(decode(json.loads(state), tensors))
-                self._publish(version)
+                self._server.publish(self._add(version, self._published.free_storage()))
             case _:
                 LOG.error("unknown message from rank 0: %r", message)
 
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
-        if command.rebinds:
-            self._published.rebind()
-        version = command.update.version
-        self._server.apply(command.update, self._publish(version))
+        published, version = self._published, command.update.version
+        storage = published.free_storage() if command.is_read else published[published.newest]
+        self._server.apply(command.update, self._add(version, storage))
         self._rank_0.send(task_messages.UpdateDone(version))
 
-    def _publish(self, version: int) -> FlatBuffers:
+    def _add(self, version: int, storage: FlatBuffers) -> FlatBuffers:
         """Return the storage of a new version, which is kept until rank 0 releases it."""
-        self._published.publish(version)
+        self._published.add(version, storage)
         return self._published.acquire(version)
 
     def _send(

@@ -126,11 +126,11 @@ class ApplyUpdate(MessageStruct, frozen=True):
 
     Attributes:
         update: update to make.
-        rebinds: whether the previous version is still read, so that the next one needs other memory.
+        is_read: whether the previous version is still read, so that the next one needs other memory.
     """
 
     update: Apply
-    rebinds: bool
+    is_read: bool
 
 
 class UpdateDone(MessageStruct, frozen=True):

@@ -40,8 +40,8 @@ def test_measurements_are_decoded_unchanged(numbers, samples, finite):
 def test_a_shard_server_receives_all_numbers_of_an_update():
     fields = {field: number for number, field in enumerate(Apply._fields, start=2)}
     update = Apply(**{**fields, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
-    again = sent(ApplyUpdate(update, rebinds=True))
-    assert again.rebinds
+    again = sent(ApplyUpdate(update, is_read=True))
+    assert again.is_read
     assert again.update == update
 
 

@@ -10,7 +10,7 @@ import paceline as pl
 from paceline.core.wire import WIRES
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.transport.wire_format import DTYPES, WireBuffer, WireFormat
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, sgd, small_net, tiny_job, update_of
@@ -99,12 +99,12 @@ def served(optimizer, measure):
     layout = FlatLayout(model)
     server = ParameterServer(job, model, layout, None)
 
-    def update():
+    def update(number, version=None):
         gradient = layout.allocate()
         for ours, state in zip(gradient.flat_parameters, server.state.flat_parameters, strict=True):
             ours.copy_(state).sin_()
         server.enqueue(gradient, 8)
-        return server.apply(update_of(1, measure=measure))
+        return server.apply(update_of(number, measure=measure), version)
 
     return server, layout, update
 
@@ -113,24 +113,21 @@ def served(optimizer, measure):
 def test_a_server_that_moves_goes_on_as_one_that_stays(optimizer):
     mover, layout, move_on = served(optimizer, measure=True)
     stayer, _, stay_on = served(optimizer, measure=True)
-    for _ in range(4):
+    for number in range(1, 5):
         left = mover.state
         before = left.memory.clone()
-        place = layout.allocate()
-        place.copy_(mover.state)
-        mover.rebind_storage(place)
-        assert move_on() == stay_on()
+        assert move_on(number, layout.allocate()) == stay_on(number)
         assert torch.equal(left.memory, before)
         assert torch.equal(mover.state.memory, stayer.state.memory)
         assert all(torch.equal(*pair) for pair in zip(mover.model.parameters(), stayer.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("wire", ["float32", "bf16"])
-def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
+def test_a_version_stays_while_it_is_held_and_else_is_updated_in_place(wire):
     server, layout, update = served(sgd(), measure=False)
-    published = PublishedVersions(server, layout, WireFormat(wire, layout))
-    published.publish(0)
-    places, held = [], []
+    published = PublishedVersions(layout, WireFormat(wire, layout))
+    server.publish(published.publish(0))
+    places, held = [server.state], []
     for version in range(1, 7):
         is_held = version in {2, 3}
         if is_held:
@@ -138,38 +135,13 @@ def test_a_version_stays_while_it_is_held_and_only_then_is_it_copied(wire):
             travelling = published.packed(version - 1)
             held.append((travelling, travelling.clone()))
         assert sum(torch.equal(published.packed(version - 1), before) for _, before in held) == is_held
-        published.reserve()
-        update()
-        published.publish(version)
+        assert published.is_newest_read is is_held
+        update(version, published.publish(version))
         places.append(server.state)
+        assert server.state is published[version]
         assert all(torch.equal(*pair) for pair in held)
-    assert [places[i] is not places[i - 1] for i in range(1, 6)] == [True, True, False, False, False]
+    assert [places[i] is not places[i - 1] for i in range(1, 7)] == [False, True, True, False, False, False]
     for version in (1, 2):
         published.release(version)
     assert len(published) == 1
     assert published.free_storage() is not server.state
-
-
-def test_a_copy_is_made_ahead_where_the_last_update_needed_one_and_never_used_late(monkeypatch):
-    server, layout, update = served(sgd(momentum=0.9), measure=False)
-    stayer, _, update_stayer = served(sgd(momentum=0.9), measure=False)
-    published = PublishedVersions(server, layout, WireFormat("float32", layout))
-    published.publish(0)
-    copies = []
-    copy = FlatBuffers.copy_
-    monkeypatch.setattr(FlatBuffers, "copy_", lambda self, other: copies.append(other) or copy(self, other))
-    ahead, late = [], []
-    for version, is_read in enumerate([False, True, True, False, False, True], 1):
-        copies.clear()
-        published.prepare_copy()
-        published.prepare_copy()  # once is enough
-        ahead.append(len(copies))
-        if is_read:
-            published.acquire(version - 1)
-        published.reserve()
-        late.append(len(copies) - ahead[-1])
-        update()
-        update_stayer()
-        published.publish(version)
-        assert torch.equal(server.state.memory, stayer.state.memory)
-    assert (ahead, late) == ([0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1])
