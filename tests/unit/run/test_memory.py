@@ -59,7 +59,7 @@ def held_vectors(protocol, n, elements):
 
 @pytest.mark.parametrize(
     "protocol",
-    ["bsp", "bsp + local_steps(H=2)", "local_sgd(H=4)", "local_sgd(H=4, lag=4)", "dc_s3gd(lag=3)", "all_reduce"],
+    ["asp", "bsp + local_steps(H=2)", "local_sgd(H=4)", "local_sgd(H=4, lag=4)", "dc_s3gd(lag=3)", "all_reduce"],
 )
 def test_a_simulated_run_holds_at_most_these_vectors(protocol):
     n, elements = 4, 60_000
