@@ -13,7 +13,8 @@ from paceline.core.sharding import FullVector
 from paceline.server.accumulator import MeanGradient
 from paceline.server.block_optimizer import BlockOptimizer
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
-from paceline.server.step_stats import StepMeter, squared_norm_of
+from paceline.server.squared_norms import squared_norm_of
+from paceline.server.step_stats import StepMeter
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.core.events import Step
 from paceline.core.sharding import FullVector
+from paceline.server.squared_norms import squared_norm_of
 
 
 class StepMeter:
@@ -75,12 +76,6 @@ class StepMeter:
             and moves_all
             and not any(group[option] for group in groups for option in ("momentum", "weight_decay", "maximize"))
         )
-
-
-def squared_norm_of(flats: Sequence[Tensor]) -> float:
-    """Return ||v||^2 of a vector in several parts, computed in double precision."""
-    norms = [float(torch.linalg.vector_norm(flat, dtype=torch.float64)) for flat in flats]
-    return sum(norm * norm for norm in norms)
 
 
 def _dot(one: Tensor, other: Tensor) -> float:

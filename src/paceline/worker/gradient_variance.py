@@ -8,6 +8,8 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
+from paceline.server.squared_norms import squared_norm
+
 
 class MicrobatchVariance:
     """Squared norms of the gradients of microbatches, measured by hooks before autograd adds them up.
@@ -41,7 +43,7 @@ class MicrobatchVariance:
         self.parts += 1
 
     def _measure(self, gradient: Tensor) -> None:
-        self._squares.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64) ** 2)
+        self._squares.append(squared_norm(gradient.detach()))
 
 
 def variance(mean_square: float, squared_norm: float, parts: int) -> float:

@@ -15,8 +15,9 @@ from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
+from paceline.server.squared_norms import squared_norm_of
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import GradientStats, Replica, squared_norm_of
+from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.torch_utils import build_model
 
 STEP = Apply(version=0, gradients=(Accept(worker=0, draw=0, staleness=0, samples=1),), lr_scale=1.0, reason="")

@@ -18,6 +18,7 @@ from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
+from paceline.server.squared_norms import squared_norm_of
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
 from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
@@ -329,16 +330,6 @@ def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, 
     ends = [size * i // count for i in range(count + 1)]
     for start, end in pairwise(ends):
         yield part_of(batch, start, end), (end - start) / max(size, 1)
-
-
-def squared_norm_of(flats: Iterable[Tensor]) -> float:
-    """Return the squared norm of vectors, summed in at least single precision."""
-    return sum(_norm(flat) ** 2 for flat in flats)
-
-
-def _norm(flat: Tensor) -> float:
-    is_half = flat.dtype in {torch.float16, torch.bfloat16}
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float32 if is_half else None))
 
 
 def check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:

@@ -1,0 +1,40 @@
+"""Squared norm of vectors: dot products of pieces, added in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+import torch
+from torch import Tensor
+
+PIECE = 2**14  # elements of a dot product: its rounding errors add up over longer ones
+TINY = 1e-30  # below it, squares may underflow in single precision
+
+
+def squared_norm_of(vectors: Iterable[Tensor]) -> float:
+    """Return ||v||^2 of a vector in several parts, to at least 1e-5 in single precision."""
+    parts = [squared_norm(vector) for vector in vectors]
+    return float(torch.stack(parts).sum()) if parts else 0.0
+
+
+def squared_norm(tensor: Tensor) -> Tensor:
+    """Return ||v||^2 of one tensor as a tensor [] of float64 on its device, without waiting for a GPU.
+
+    On a processor, `vector_norm` of torch is 20 times slower in double precision, and 0.1 % wrong in single precision
+    for ten million elements.
+    """
+    if tensor.device.type != "cpu":
+        return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    total = sum(_squared_norm_of_piece(piece) for piece in real.reshape(-1).split(PIECE))
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def _squared_norm_of_piece(piece: Tensor) -> float:
+    wide = piece.float() if piece.element_size() < 4 else piece
+    total = float(wide.dot(wide))
+    if TINY < total < inf:
+        return total
+    exact = piece.double()
+    return float(exact.dot(exact))
