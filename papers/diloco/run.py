@@ -1,6 +1,7 @@
 """Train a small language model with local steps, against `bsp`; saved runs are not repeated.
 
 python -m papers.diloco.run --figure outer                    # search of the outer optimizer
+python -m papers.diloco.run --figure rates                    # search of the learning rates
 python -m papers.diloco.run --figure losses --processes 2     # losses after equal samples
 """
 
@@ -17,12 +18,23 @@ import torch
 import paceline as pl
 from paceline.core.records import VersionEvaluated
 from papers.command import Paper
-from papers.diloco.settings import CASES, EVALUATE_EVERY, GRADIENTS, LR, OUTERS, RESULTS, SEEDS, TUNING_SEED, H
+from papers.diloco.settings import (
+    CASES,
+    EVALUATE_EVERY,
+    GRADIENTS,
+    LR,
+    OUTERS,
+    RATES,
+    RESULTS,
+    SEEDS,
+    TUNING_SEED,
+    H,
+)
 from papers.gpt import gpt
 from papers.store import Line, figure_store
 from papers.tasks import Task, Where, unbroken
 
-FIGURES = ("outer", "losses")
+FIGURES = ("outer", "rates", "losses")
 
 
 @dataclass(frozen=True)
@@ -33,21 +45,23 @@ class Run:
         case: name of the case.
         protocol: protocol.
         seed: seed.
+        lr: learning rate of AdamW.
     """
 
     case: str
     protocol: str
     seed: int
+    lr: float = LR
 
     def asked(self) -> Line:
         """Return all settings that the result depends on."""
         cluster = str(CASES[self.case].cluster)
-        more = {"gradients": GRADIENTS, "evaluate_every": EVALUATE_EVERY, "lr": LR}
+        more = {"gradients": GRADIENTS, "evaluate_every": EVALUATE_EVERY, "lr": self.lr}
         return {"case": self.case, "series": self.protocol, "seed": self.seed, "cluster": cluster, **more}
 
     def carry_out(self, where: Where) -> Line:
         """Train, and return the validation loss with workload, time and bytes at each evaluation."""
-        job = replace(gpt(where.folder), optimizer=partial(torch.optim.AdamW, lr=LR))
+        job = replace(gpt(where.folder), optimizer=partial(torch.optim.AdamW, lr=self.lr))
         result = unbroken(
             pl.train(
                 job,
@@ -71,24 +85,33 @@ class Run:
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
-    """Return the tasks of a figure; the losses need the outer optimizer that the search has found."""
-    found = {"outer": outer, "losses": losses}[figure](seeds or SEEDS)
+    """Return the tasks of a figure; each needs what the searches before it have found."""
+    found = {"outer": outer, "rates": rates, "losses": losses}[figure](seeds or SEEDS)
     return [task for task in found if re.search(only, f"{task.case}/{task.protocol}")]
 
 
 def outer(seeds: int) -> Iterator[Run]:
-    """Yield the runs of the search."""
+    """Yield the runs of the search of the outer optimizer."""
     yield from (Run("equal", f"bsp + local_steps(H={H}, outer='{each}')", TUNING_SEED) for each in OUTERS)
+
+
+def rates(seeds: int) -> Iterator[Run]:
+    """Yield the runs of the search of the learning rates."""
+    best = best_outer(figure_store("outer", RESULTS).lines())
+    protocols = ("bsp", f"bsp + local_steps(H={H}, outer='{best}')")
+    yield from (Run("equal", protocol, TUNING_SEED, lr) for lr in RATES for protocol in protocols)
 
 
 def losses(seeds: int) -> Iterator[Run]:
     """Yield the runs of the comparison, seed by seed."""
     best = best_outer(figure_store("outer", RESULTS).lines())
+    tried = figure_store("rates", RESULTS).lines()
     for seed in range(seeds):
         for name, case in CASES.items():
             for series in case.series:
                 if best or "OUTER" not in series:
-                    yield Run(name, series.replace("OUTER", f"'{best}'"), seed)
+                    lr = best_rate(tried, has_local_steps="local_steps" in series)
+                    yield Run(name, series.replace("OUTER", f"'{best}'"), seed, lr)
 
 
 def best_outer(lines: Sequence[Line]) -> str:
@@ -97,6 +120,12 @@ def best_outer(lines: Sequence[Line]) -> str:
         return ""
     best = min(lines, key=lambda line: line["loss"][-1])
     return re.search(r"outer='(.*)'", best["asked"]["series"])[1]  # type: ignore[index]  # every line has one
+
+
+def best_rate(lines: Sequence[Line], *, has_local_steps: bool) -> float:
+    """Return the learning rate with the least loss after all samples; that of the setting if none was tried."""
+    ours = [line for line in lines if ("local_steps" in line["asked"]["series"]) == has_local_steps]
+    return float(min(ours, key=lambda line: line["loss"][-1])["asked"]["lr"]) if ours else LR
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

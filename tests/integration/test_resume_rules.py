@@ -12,6 +12,7 @@ from paceline.checkpoint.store import TENSORS
 from paceline.core.records import RunResumed
 from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, RUN, versions
+from paceline.server.compiled_arithmetic import CompiledArithmetic
 from paceline.utils.files import replace_file
 from tiny_jobs import dataset, parameters_of, tiny_job
 
@@ -170,6 +171,14 @@ def test_other_library_versions_cause_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.run.resume.versions", lambda: {**versions(), "torch": "1.0"})
     with pytest.warns(PacelineWarning, match=r"torch .*, now 1.0: the resumed run is not bit-identical"):
         train(tmp_path / "run", resume=True)
+
+
+def test_sums_of_another_library_cause_a_warning(tmp_path, monkeypatch):
+    protocol = pl.asp() + pl.staleness_lr(C=0.1)
+    train(tmp_path / "run", protocol, stop="updates=3")
+    monkeypatch.setattr("paceline.run.session.stale_arithmetic", lambda vectors: CompiledArithmetic(None))
+    with pytest.warns(PacelineWarning, match=r"compensation torch, now numba: the resumed run is not bit-identical"):
+        train(tmp_path / "run", protocol, resume=True)
 
 
 class Crashed(BaseException):

@@ -33,6 +33,7 @@ from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.memory import check_memory, memory_note
 from paceline.run.plan_json import plan_as_json
+from paceline.server.compiled_arithmetic import stale_arithmetic
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
 from paceline.server.outer_optimizer import server_job
@@ -108,6 +109,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "identity": identity(job, self.server),
             "step_scale": self._step_scale,
+            "compensation": self._compensated_by(),
         }
 
     @property
@@ -121,6 +123,14 @@ class Session:
         compensators = [each for phase in self.config.plan.phases for each in phase.compensators]
         scales = any(compensator.kind == "scale" for compensator in compensators)
         return f"multiplies the {self.server.scaled_part}" if scales else ""
+
+    def _compensated_by(self) -> str:
+        """Return the library that computes the sums of compensators; empty if there are none."""
+        plan = self.config.plan
+        corrects = plan.allreduce is not None and plan.allreduce.correction is not None
+        if not corrects and not any(phase.compensators for phase in plan.phases):
+            return ""
+        return stale_arithmetic(self.server.state.flat_parameters).name
 
     def recorder(self, callbacks: Sequence[Callback]) -> Recorder:
         """Return the recorder of this run."""

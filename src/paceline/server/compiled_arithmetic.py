@@ -51,6 +51,8 @@ class CompiledArithmetic:
         loops: compiled loops.
     """
 
+    name = "numba"
+
     def __init__(self, loops: Any) -> None:
         self._loops = loops
 

@@ -25,7 +25,8 @@ def squared_norm(tensor: Tensor) -> Tensor:
     for ten million elements.
     """
     if tensor.device.type != "cpu":
-        return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+        norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+        return norm.square()
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     total = sum(_squared_norm_of_piece(piece) for piece in real.reshape(-1).split(PIECE))
     return torch.tensor(total, dtype=torch.float64)

@@ -13,7 +13,13 @@ BLOCK = 2**16  # elements; a few blocks fit into the cache of a core, so that in
 
 
 class StaleArithmetic(Protocol):
-    """Operations on vectors of one length and dtype. D is w_now - w_then, and products are element by element."""
+    """Operations on vectors of one length and dtype. D is w_now - w_then, and products are element by element.
+
+    Attributes:
+        name: name of the library that computes, in `run.json`: the rounding of sums depends on it.
+    """
+
+    name: str
 
     def squared_distance(self, now: Tensor, then: Tensor) -> float:
         """Return ||D||^2."""
@@ -43,6 +49,8 @@ class StaleArithmetic(Protocol):
 
 class BlockArithmetic:
     """Arithmetic in operations of the vectors, block by block."""
+
+    name = "torch"
 
     def squared_distance(self, now: Tensor, then: Tensor) -> float:
         """Return ||D||^2."""
