@@ -8,7 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-PIECE = 2**14  # elements of a dot product: its rounding errors add up over longer ones
+PIECE = 2**16  # elements of a dot product: its rounding errors add up over longer ones
 TINY = 1e-30  # below it, squares may underflow in single precision
 
 
