@@ -34,7 +34,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 from papers.ddp.real import Sleeping, Snapshots
 from papers.gpt import gpt
 
-LR = 1e-3  # of AdamW, tuned for `bsp` with 8 workers in papers/auto
 BATCH = 8  # samples
 COMPUTING_S = 0.05  # processor time of a gradient: 40 ms alone, more on busy cores
 WARM_UP = 2
@@ -51,8 +50,8 @@ def main() -> None:
     print(ANSWER + json.dumps(CONTENDERS[contender](settings)), flush=True)
 
 
-def make_job() -> pl.Job:
-    return replace(gpt(Path()), optimizer=partial(torch.optim.AdamW, lr=LR), batch_size=BATCH)
+def make_job(settings: Settings) -> pl.Job:
+    return replace(gpt(Path()), optimizer=partial(torch.optim.AdamW, lr=settings["lr"]), batch_size=BATCH)
 
 
 def sleeping(settings: Settings) -> Sleeping:
@@ -64,7 +63,7 @@ def sleeping(settings: Settings) -> Sleeping:
 def measure_parts(settings: Settings) -> dict[str, float]:
     """Return the seconds of a step without communication, and of a sum of all parameters alone."""
     dist.init_process_group("gloo")
-    job, n = make_job(), dist.get_world_size()
+    job, n = make_job(settings), dist.get_world_size()
     loader, sleeps = MinibatchLoader(job, settings["seed"], n), sleeping(settings).round_trips(settings["seed"])
     model = build_model(job, settings["seed"])
     optimizer = job.optimizer(model.parameters())
@@ -96,8 +95,9 @@ def mean_s(part: Callable[[int], object], repeats: int) -> float:
 def train_ddp(settings: Settings) -> dict[str, Any]:
     """Train with DDP."""
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(build_model(make_job(), settings["seed"]))
-    answer = train_loop(settings, model, make_job().optimizer(model.parameters()), dist.get_rank())
+    job = make_job(settings)
+    model = DistributedDataParallel(build_model(job, settings["seed"]))
+    answer = train_loop(settings, model, job.optimizer(model.parameters()), dist.get_rank())
     dist.destroy_process_group()
     return answer
 
@@ -110,8 +110,9 @@ def train_torchft(settings: Settings) -> dict[str, Any]:
 
     rank, n, master, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=int(n)) if rank == "0" else None
-    model = build_model(make_job(), settings["seed"])
-    optimizer = make_job().optimizer(model.parameters())
+    job = make_job(settings)
+    model = build_model(job, settings["seed"])
+    optimizer = job.optimizer(model.parameters())
     outer = torch.optim.SGD(model.parameters(), **settings["outer"])
 
     def load(state: dict[str, dict[str, object]]) -> None:
@@ -157,7 +158,7 @@ def own_address(master: str) -> str:
 
 def train_loop(settings: Settings, net: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, Any]:
     """Train with an optimizer that exchanges by itself; rank 0 evaluates after the run, so that no step waits."""
-    job, n = make_job(), int(os.environ["WORLD_SIZE"])
+    job, n = make_job(settings), int(os.environ["WORLD_SIZE"])
     loader, sleeps = MinibatchLoader(job, settings["seed"], n), sleeping(settings).round_trips(settings["seed"])
     snapshots = Snapshots(settings["evaluate_every"])
     begun_s, ends_s = time.monotonic(), []
@@ -178,7 +179,7 @@ def train_ours(settings: Settings) -> dict[str, Any]:
     address = os.environ["MASTER_ADDR"]
     cluster = pl.Torchrun(address=address, worker_at_server=True, slowness=sleeping(settings), threads=1)
     result = pl.train(
-        make_job(),
+        make_job(settings),
         protocol=settings["protocol"],
         cluster=cluster,
         stop=pl.Stop(gradients=settings["minibatches"], eval_loss=settings["loss"]),

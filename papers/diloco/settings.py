@@ -14,7 +14,7 @@ TUNING_SEED = 100  # no seed of the comparison
 GRADIENTS = 3_200  # of every run
 EVALUATE_EVERY = 160
 LR = 1e-3  # of AdamW, tuned for `bsp` with 8 workers in papers/auto
-RATES = (1e-3, 2e-3, 4e-3)  # of AdamW, tried for `bsp` and for local steps with 4 workers
+RATES = (5e-4, 1e-3, 2e-3)  # of AdamW, tried for `bsp` and for local steps with 4 workers
 H = 16
 NETWORK = pl.Network(latency_s=0.025, up_bytes_per_s=12.5e6, down_bytes_per_s=12.5e6)  # 100 Mbit/s, 25 ms each way
 OUTERS = (
