@@ -20,8 +20,7 @@ from paceline.core.records import VersionEvaluated
 from papers.command import Paper
 from papers.diloco.settings import (
     CASES,
-    EVALUATE_EVERY,
-    GRADIENTS,
+    EVALUATIONS,
     LR,
     OUTERS,
     RATES,
@@ -55,20 +54,21 @@ class Run:
 
     def asked(self) -> Line:
         """Return all settings that the result depends on."""
-        cluster = str(CASES[self.case].cluster)
-        more = {"gradients": GRADIENTS, "evaluate_every": EVALUATE_EVERY, "lr": self.lr}
-        return {"case": self.case, "series": self.protocol, "seed": self.seed, "cluster": cluster, **more}
+        case = CASES[self.case]
+        more = {"gradients": case.gradients, "evaluate_every": case.gradients // EVALUATIONS, "lr": self.lr}
+        return {"case": self.case, "series": self.protocol, "seed": self.seed, "cluster": str(case.cluster), **more}
 
     def carry_out(self, where: Where) -> Line:
-        """Train, and return the validation loss with workload, time and bytes at each evaluation."""
+        """Train, and return the validation loss and the time of each evaluation, and the number of messages."""
+        case = CASES[self.case]
         job = replace(gpt(where.folder), optimizer=partial(torch.optim.AdamW, lr=self.lr))
         result = unbroken(
             pl.train(
                 job,
                 protocol=self.protocol,
-                cluster=replace(CASES[self.case].cluster, device=where.device),
-                stop=pl.Stop(gradients=GRADIENTS, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", EVALUATE_EVERY),
+                cluster=replace(case.cluster, device=where.device),
+                stop=pl.Stop(gradients=case.gradients, updates=where.updates),
+                evaluate_every=pl.Duration("gradients", case.gradients // EVALUATIONS),
                 seed=self.seed,
             )
         )
@@ -105,13 +105,11 @@ def rates(seeds: int) -> Iterator[Run]:
 def losses(seeds: int) -> Iterator[Run]:
     """Yield the runs of the comparison, seed by seed."""
     best = best_outer(figure_store("outer", RESULTS).lines())
-    tried = figure_store("rates", RESULTS).lines()
     for seed in range(seeds):
         for name, case in CASES.items():
             for series in case.series:
                 if best or "OUTER" not in series:
-                    lr = best_rate(tried, has_local_steps="local_steps" in series)
-                    yield Run(name, series.replace("OUTER", f"'{best}'"), seed, lr)
+                    yield Run(name, series.replace("OUTER", f"'{best}'"), seed)
 
 
 def best_outer(lines: Sequence[Line]) -> str:
@@ -120,12 +118,6 @@ def best_outer(lines: Sequence[Line]) -> str:
         return ""
     best = min(lines, key=lambda line: line["loss"][-1])
     return re.search(r"outer='(.*)'", best["asked"]["series"])[1]  # type: ignore[index]  # every line has one
-
-
-def best_rate(lines: Sequence[Line], *, has_local_steps: bool) -> float:
-    """Return the learning rate with the least loss after all samples; that of the setting if none was tried."""
-    ours = [line for line in lines if ("local_steps" in line["asked"]["series"]) == has_local_steps]
-    return float(min(ours, key=lambda line: line["loss"][-1])["asked"]["lr"]) if ours else LR
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

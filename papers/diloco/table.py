@@ -1,4 +1,4 @@
-"""Write results/tables.md: validation loss after equal samples, time and bytes, against `bsp` with the same seed."""
+"""Write results/tables.md: validation loss after equal samples, time and messages, against `bsp` with the same seed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ def main(folder: Path = RESULTS) -> None:
 
 
 def tables(folder: Path) -> Iterator[str]:
-    """Yield the lines of a page: the search of the outer optimizer, and one table per case."""
-    yield from [f"## Outer optimizer: one seed, validation loss after {GRADIENTS:,} gradients", ""]
-    yield from ["| protocol | loss |", "| --- | --- |"]
-    searched = [(line["asked"]["series"], line["loss"][-1]) for line in figure_store("outer", folder).lines()]
-    yield from [*(f"| `{series}` | {loss:.3f} |" for series, loss in searched), ""]
-    for case in CASES:
-        lines = [line for line in figure_store("losses", folder).lines() if line["asked"]["case"] == case]
+    """Yield the lines of a page: the searches, and one table per case."""
+    yield from [f"## Searches: one seed, validation loss after {GRADIENTS:,} gradients", ""]
+    yield from ["| protocol | rate of AdamW | loss |", "| --- | --- | --- |"]
+    for figure in ("outer", "rates"):
+        for line in figure_store(figure, folder).lines():
+            yield f"| `{line['asked']['series']}` | {line['asked']['lr']:g} | {line['loss'][-1]:.3f} |"
+    yield ""
+    for name, case in CASES.items():
+        lines = [line for line in figure_store("losses", folder).lines() if line["asked"]["case"] == name]
         if lines:
-            yield from [f"## {case}", "", f"{SPREAD}. Differences and ratios are those of paired seeds.", ""]
+            head = f"After {case.gradients:,} gradients: {SPREAD}. Differences are those of paired seeds."
+            yield from [f"## {name}", "", head, ""]
             yield from [*_table(series_of(lines)), ""]
 
 
@@ -41,7 +44,7 @@ def _table(runs: dict[str, dict[int, Line]]) -> Iterator[str]:
         half = f" +- {interval.high - interval.estimate:.3f}" if interval is not None else ""
         difference = "-" if series == first else f"{sum(differences) / len(differences):+.3f}{half}"
         times = [line["time_s"] for line in of_seed.values()]
-        messages = [line["pushes"] / GRADIENTS for line in of_seed.values()]
+        messages = [line["pushes"] / line["asked"]["gradients"] for line in of_seed.values()]
         columns = (spread(losses, 3), difference, spread(times, 0), f"{sum(messages) / len(messages):.3f}")
         yield f"| `{series}` | {' | '.join(columns)} |"
 
