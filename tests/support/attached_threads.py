@@ -15,7 +15,7 @@ from paceline.user_loop.local_steps_run import LocalStepsRun
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_local_steps import LocalStepsHost
 from paceline.user_loop.loop_replica import Exchange, LoopHost
-from paceline.user_loop.optimizer_state import SharedOptimizer, load_named_state, named_state
+from paceline.user_loop.optimizer_state import load_named_state, named_state, state_reader
 from paceline.user_loop.run_options import RunOptions
 from rank_threads import LIMIT_S, TOKEN
 
@@ -179,8 +179,7 @@ class AttachedThreads:
             def serve(server):
                 session, folder, resumption, policy = options.open_session(config_of(stop, 0, Server(self._network)))
                 load_named_state(session.server.optimizer, session.model, first)
-                shared = SharedOptimizer(session.server.optimizer, session.model)
-                server.read_state = dict if self._steps_here else shared.state
+                server.read_state = dict if self._steps_here else state_reader(session.server)
                 return run_session(session, folder, resumption, [], policy)
 
             self.server = ServerThread(serve)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class ParameterServer:
         state: storage of the current parameters and buffers: that of the newest version, if there are versions.
         scheduler: schedule of the learning rate.
         on_mean: callback with the mean gradient of each update before its step.
+        optimizer_lock: context of each step, in which no other thread may read the state of the optimizer.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ParameterServer:
         self._accumulator = GradientAccumulator(layout, self.device)
         self._monitor: ZeroGradientMonitor | None = None
         self.on_mean: Callable[[FlatBuffers, Apply], None] | None = None
+        self.optimizer_lock: AbstractContextManager[object] = nullcontext()
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
@@ -201,7 +204,7 @@ class ParameterServer:
             factor = update.step_scale
         failure = f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"
         changed = (update.momentum_limit, update.weight_decay_scale, update.momentum_power)
-        with at_place(failure), stepping(self.optimizer, lr_scale, *changed):
+        with at_place(failure), self.optimizer_lock, stepping(self.optimizer, lr_scale, *changed):
             step = self._optimizer_step.make(mean, self.state, new, factor=factor, measure=update.measure)
         for old, change, moved in zip(self.state.flat_buffers, mean.flat_buffers, new.flat_buffers, strict=True):
             if old.dtype == torch.bool:

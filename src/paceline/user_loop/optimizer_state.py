@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import RunError, UsageError
+from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -52,31 +53,15 @@ def load_named_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: 
         optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim else value
 
 
-class SharedOptimizer:
-    """Optimizer that one thread steps while another one reads its state between two steps.
+def state_reader(server: ParameterServer) -> Callable[[], dict[str, Tensor]]:
+    """Return a function that reads the state of a server's optimizer from another thread, between two steps."""
+    server.optimizer_lock = threading.Lock()
 
-    Args:
-        optimizer: optimizer of the server.
-        model: model with its parameters.
-    """
+    def read() -> dict[str, Tensor]:
+        with server.optimizer_lock:
+            return named_state(server.optimizer, server.model)
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        self._optimizer = optimizer
-        self._model = model
-        self._stepping = threading.Lock()
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state as of `named_state`."""
-        with self._stepping:
-            return named_state(self._optimizer, self._model)
-
-    def _before_step(self, *_: object) -> None:
-        self._stepping.acquire()
-
-    def _after_step(self, *_: object) -> None:
-        self._stepping.release()
+    return read
 
 
 class RemoteState:

@@ -28,7 +28,7 @@ from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
 from paceline.user_loop.description import FirstTensors, ServerRun, make_job, recv_run, send_run
 from paceline.user_loop.frames import read_frame, write_frame
-from paceline.user_loop.optimizer_state import SharedOptimizer, load_named_state
+from paceline.user_loop.optimizer_state import load_named_state, state_reader
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -168,7 +168,7 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     try:
         session, folder, resumption, policy = run.options.open_session(config)
         load_named_state(session.server.optimizer, session.model, first.state)
-        state = SharedOptimizer(session.server.optimizer, session.model).state
+        state = state_reader(session.server)
         if config.plan.local_steps is not None:
             state = dict  # the user's optimizer is on each rank
         requests = Requests(stream, replies, state)

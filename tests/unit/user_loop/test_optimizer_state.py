@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,11 @@ import torch
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import adamw, loss_of, make_parts, sgd, step
-from paceline.user_loop.optimizer_state import RemoteState, SharedOptimizer, named_state
+from paceline.server.flat_buffers import FlatLayout
+from paceline.server.parameter_server import ParameterServer
+from paceline.user_loop.optimizer_state import RemoteState, named_state, state_reader
+from paceline.worker.torch_utils import build_model
+from tiny_jobs import tiny_job, update_of
 
 EXACT = 1e-12
 
@@ -105,22 +110,25 @@ def test_a_state_that_is_no_tensor_is_refused(network):
         named_state(optimizer, network)
 
 
-def test_a_reader_waits_for_the_end_of_a_step(network):
-    model = copy.deepcopy(network)
-    optimizer = adamw(model)
-    shared, read = SharedOptimizer(optimizer, model), []
-    reader = threading.Thread(target=lambda: read.append(shared.state()), daemon=True)
+def test_a_reader_waits_for_the_end_of_a_step():
+    job = tiny_job(optimizer=partial(torch.optim.AdamW, lr=0.1))
+    model = build_model(job, 0)
+    layout = FlatLayout(model)
+    server = ParameterServer(job, model, layout, per_epoch=None)
+    state, read, step = state_reader(server), [], server.optimizer.step
+    reader = threading.Thread(target=lambda: read.append(state()), daemon=True)
 
     def within_the_step():
         reader.start()
         reader.join(0.05)
         assert reader.is_alive()
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
+        step()
 
-    optimizer.step(within_the_step)
+    server.optimizer.step = within_the_step
+    server.enqueue(layout.allocate(), 8)
+    server.apply(update_of(1))
     reader.join(10)
-    assert read[0]["step last.bias"] == 1
+    assert {float(value) for name, value in read[0].items() if name.startswith("step ")} == {1.0}
 
 
 def test_the_state_of_a_frozen_parameter_stays_here(network):

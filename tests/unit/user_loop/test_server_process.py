@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from paceline.user_loop import server_process
 from paceline.user_loop.frames import read_frame
-from paceline.user_loop.optimizer_state import SharedOptimizer
+from paceline.user_loop.optimizer_state import named_state
 from paceline.user_loop.server_process import END, INTERRUPT, LAST_STATE, STATE, Requests
 
 LIMIT_S = 10.0
@@ -27,7 +28,7 @@ class Rank0:
         (requests, self.write), (replies, written) = os.pipe(), os.pipe()
         self.replies = os.fdopen(replies, "rb")
         self.of_the_server = os.fdopen(requests, "rb"), os.fdopen(written, "wb")
-        self.requests = Requests(*self.of_the_server, SharedOptimizer(self.optimizer, self.model).state)
+        self.requests = Requests(*self.of_the_server, partial(named_state, self.optimizer, self.model))
         self.requests.start()
 
     def step(self):
