@@ -14,8 +14,8 @@ import orjson
 from paceline.watch.live_view import LiveView
 from paceline.watch.watcher import Watcher
 
-# Shortest time between two versions, in seconds: with a poll and the drawing, a record is in the page within a second.
-CHANGED_S = 0.7
+# Shortest time between two versions, in seconds.
+CHANGED_S = 0.5  # while a long log is read
 UNCHANGED_S = 1.0  # of the state only, which has the age of the last record
 
 # Content of each section of a run with records.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paceline.watch.feed import Feed
 from paceline.watch.watcher import State, Watcher
 
-POLL_S = 0.25
+POLL_S = 0.7  # with the drawing, a record is in the page within a second
 FINAL_S = 5.0  # longest wait for the end of a run whose process is gone, and for its viewers
 
 
