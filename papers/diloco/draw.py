@@ -1,4 +1,4 @@
-"""Draw figures/: validation loss against time, samples and bytes: `python -m papers.diloco.draw`."""
+"""Draw figures/: validation loss against time and bytes: `python -m papers.diloco.draw`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from paceline.jobs.job import trainable
 from paceline.worker.torch_utils import build_model
+from papers.diloco.run import runs_of
 from papers.diloco.settings import CASES, RESULTS, Case
 from papers.gpt import gpt
-from papers.series import Runs, series_of
-from papers.store import figure_store
+from papers.series import Runs
 
 FIGURES = Path(__file__).parent / "figures"
 
@@ -23,10 +23,9 @@ FIGURES = Path(__file__).parent / "figures"
 def main(results: Path = RESULTS, folder: Path = FIGURES) -> None:
     mpl.rcParams["svg.hashsalt"] = "paceline"  # equal pictures give equal files
     folder.mkdir(exist_ok=True)
-    lines = figure_store("losses", results).lines()
     vector_mb = sum(each.nbytes for each in trainable(build_model(gpt(Path()), seed=0))) / 1e6
     for name, case in CASES.items():
-        if runs := series_of([line for line in lines if line["asked"]["case"] == name]):
+        if runs := runs_of(name, results):
             drawing = losses(runs, case, vector_mb)
             drawing.savefig(folder / f"{name.replace(', ', '-').replace(' ', '-')}.svg", metadata={"Date": None})
             plt.close(drawing)

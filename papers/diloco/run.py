@@ -30,6 +30,7 @@ from papers.diloco.settings import (
     H,
 )
 from papers.gpt import gpt
+from papers.series import Runs, series_of
 from papers.store import Line, figure_store
 from papers.tasks import Task, Where, unbroken
 
@@ -97,19 +98,32 @@ def outer(seeds: int) -> Iterator[Run]:
 
 def rates(seeds: int) -> Iterator[Run]:
     """Yield the runs of the search of the learning rates."""
-    best = best_outer(figure_store("outer", RESULTS).lines())
-    protocols = ("bsp", f"bsp + local_steps(H={H}, outer='{best}')")
+    protocols = series_names("equal, twice as long", RESULTS)
     yield from (Run("equal", protocol, TUNING_SEED, lr) for lr in RATES for protocol in protocols)
 
 
 def losses(seeds: int) -> Iterator[Run]:
     """Yield the runs of the comparison, seed by seed."""
-    best = best_outer(figure_store("outer", RESULTS).lines())
     for seed in range(seeds):
-        for name, case in CASES.items():
-            for series in case.series:
-                if best or "OUTER" not in series:
-                    yield Run(name, series.replace("OUTER", f"'{best}'"), seed)
+        for name in CASES:
+            yield from (Run(name, series, seed) for series in series_names(name, RESULTS))
+
+
+def series_names(case: str, folder: Path) -> list[str]:
+    """Return the protocols of a case, with the outer optimizer that the search has found; without it only the others.
+
+    Args:
+        case: name of the case.
+        folder: folder of the results.
+    """
+    best = best_outer(figure_store("outer", folder).lines())
+    return [series.replace("OUTER", f"'{best}'") for series in CASES[case].series if best or "OUTER" not in series]
+
+
+def runs_of(case: str, folder: Path) -> dict[str, Runs]:
+    """Return the runs of each series of a case, in its order."""
+    found = series_of([line for line in figure_store("losses", folder).lines() if line["asked"]["case"] == case])
+    return {name: found[name] for name in series_names(case, folder) if name in found}
 
 
 def best_outer(lines: Sequence[Line]) -> str:

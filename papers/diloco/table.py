@@ -1,14 +1,15 @@
-"""Write results/tables.md: validation loss after equal samples, time and messages, against `bsp` with the same seed."""
+"""Write results/tables.md: loss after equal samples, time and messages, against the first series of each case."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paceline.utils.confidence_intervals import interval_of_mean
+from papers.diloco.run import runs_of
 from papers.diloco.settings import CASES, GRADIENTS, RESULTS
-from papers.series import SPREAD, series_of, spread
-from papers.store import Line, figure_store
+from papers.series import SPREAD, Runs, spread
+from papers.store import figure_store
 
 
 def main(folder: Path = RESULTS) -> None:
@@ -24,14 +25,13 @@ def tables(folder: Path) -> Iterator[str]:
             yield f"| `{line['asked']['series']}` | {line['asked']['lr']:g} | {line['loss'][-1]:.3f} |"
     yield ""
     for name, case in CASES.items():
-        lines = [line for line in figure_store("losses", folder).lines() if line["asked"]["case"] == name]
-        if lines:
+        if runs := runs_of(name, folder):
             head = f"After {case.gradients:,} gradients: {SPREAD}. Differences are those of paired seeds."
             yield from [f"## {name}", "", head, ""]
-            yield from [*_table(series_of(lines)), ""]
+            yield from [*_table(runs), ""]
 
 
-def _table(runs: dict[str, dict[int, Line]]) -> Iterator[str]:
+def _table(runs: Mapping[str, Runs]) -> Iterator[str]:
     first = next(iter(runs))
     yield f"| protocol | loss | difference to {first} | virtual seconds | messages a gradient |"
     yield "| --- | --- | --- | --- | --- |"

@@ -10,7 +10,7 @@ from paceline.core.events import Apply
 from paceline.core.records import UpdateMade
 from paceline.engines.local import LocalEngine
 from paceline.protocols.protocol import as_plan
-from paceline.server.flat_buffers import FlatLayout
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.local_steps import make_replica
@@ -111,6 +111,7 @@ def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):
     local_steps = as_plan(protocol).local_steps
     with LocalEngine(job, pl.LocalCluster(n), seed, local_server, layout, local_steps) as engine:
         engine.run(coordinator, record)
+    assert type(local_server.state) is FlatBuffers  # no longer memory that the processes share
 
     coordinator, server, _ = pieces(job, seed, n, protocol, updates)
     virtual_commands = []

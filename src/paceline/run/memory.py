@@ -45,19 +45,19 @@ def check_memory(layout: FlatLayout, plan: Plan, n: int, *, is_compressed: bool)
 def vectors_of(plan: Plan, n: int, *, is_compressed: bool = False) -> int:
     """Return the largest number of vectors of the model's size.
 
-    With a server: n + 1 versions, the newest with the parameters, n gradients, their mean and the state of the
-    optimizer; a protocol that waits for all workers needs one version. With local steps, each worker has a state of its
-    optimizer before and after its work. Without a server, see `vectors_of_worker`.
+    With a server: n + 1 versions, a vector for the parameters before and after the run, n gradients, their mean and the
+    state of the optimizer; a protocol that waits for all workers needs one version. With local steps, each worker has a
+    state of its optimizer before and after its work. Without a server, see `vectors_of_worker`.
 
     >>> from paceline.catalogue.parser import parse_plan
     >>> [vectors_of(parse_plan(each), n=4) for each in ("bsp", "bsp + local_steps(H=16)", "local_sgd(H=16)")]
-    [12, 28, 36]
+    [13, 29, 36]
     """
     if plan.allreduce is not None:
         each = vectors_of_worker(plan.allreduce) + is_compressed
         return n * each if plan.allreduce.sums == "updates" else each
     states = 2 * OPTIMIZER if plan.local_steps is not None else 0
-    return (n + 1) + n + 1 + OPTIMIZER + n * (states + is_compressed)
+    return (n + 1) + n + 2 + OPTIMIZER + n * (states + is_compressed)
 
 
 def vectors_of_worker(allreduce: AllReduceConfig) -> int:

@@ -105,7 +105,7 @@ class Resumption:
                 f"{self._path}: the data are partitioned among {counted(before['workers'], 'worker')}; "
                 f"{counted(now['workers'], 'worker')} would get other parts"
             )
-        noted = [name for name in ("threads", "compensation") if name in before]  # older runs have noted less
+        noted = ["threads", *(["compensation"] if "compensation" in before else [])]  # older runs have not noted it
         other = changes_between(*({name: each[name] for name in noted} | each["versions"] for each in (before, now)))
         if other:
             _warn(f"{'; '.join(other)}: the resumed run is not bit-identical to an uninterrupted one")

@@ -14,7 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 from paceline.server.accumulator import MeanGradient
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.kernels import loops_of, step
-from paceline.server.optimizer_rules import AdamRule, NoRule, Rule, SGDRule, StepVectors
+from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
 
 
 class BlockOptimizer:
@@ -59,11 +59,17 @@ class BlockOptimizer:
         for each, rule in zip(self._ranges, rules, strict=True):
             parameters = state.flat_parameters[each.number][each.elements]
             target = parameters if new is state else new.flat_parameters[each.number][each.elements]
-            step(rule, StepVectors(mean.part(each.number, each.elements, factor), parameters, target, each.state))
+            if rule is not None:
+                step(rule, StepVectors(mean.part(each.number, each.elements, factor), parameters, target, each.state))
+            elif new is not state:
+                target.copy_(parameters)
         return True
 
-    def _next_rules(self) -> list[Rule] | None:
-        """Return the rule of the next step of each range, and count it; None if the optimizer has to step."""
+    def _next_rules(self) -> list[Rule | None] | None:
+        """Return the rule of the next step of each range, and count it; None if the optimizer has to step.
+
+        There is no rule for parameters that the optimizer does not hold: they stay as they are.
+        """
         optimizer, kind = self._optimizer, _KINDS.get(type(self._optimizer))
         if kind is None or _is_hooked(optimizer):
             return None
@@ -74,7 +80,7 @@ class BlockOptimizer:
             ):
                 return None
         pairs = zip(self._ranges, groups, strict=True)
-        return [NoRule() if group is None else each.next_rule(optimizer, group) for each, group in pairs]
+        return [None if group is None else each.next_rule(optimizer, group) for each, group in pairs]
 
 
 @dataclass

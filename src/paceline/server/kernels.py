@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
-from paceline.server.optimizer_rules import AdamRule, NoRule, Rule, SGDRule, StepVectors
+from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -47,7 +47,7 @@ def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
         parameter: parameter in the vectors.
         length: length of the vectors, >= 0.
     """
-    has_loops = length >= LEAST and parameter.device.type == "cpu" and kind is not NoRule
+    has_loops = length >= LEAST and parameter.device.type == "cpu"
     return exact_loops(kind, parameter.dtype) if has_loops else None
 
 

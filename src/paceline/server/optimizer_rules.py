@@ -168,16 +168,3 @@ class AdamRule(Rule):
     @property
     def _root_of_correction(self) -> float:
         return float((1 - self.beta2**self.count) ** 0.5)
-
-
-class NoRule(Rule):
-    """Rule of parameters that the optimizer does not hold: they stay as they are."""
-
-    def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
-        """Copy, unless the step is in place."""
-        if new is not old:
-            new.copy_(old)
-
-    def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
-        """Copy, unless the step is in place."""
-        self.step_block(vectors.parameters, vectors.new, vectors.parameters, (), vectors.parameters)

@@ -14,9 +14,7 @@ import orjson
 from paceline.watch.live_view import LiveView
 from paceline.watch.watcher import Watcher
 
-# Shortest time between two versions, in seconds.
-CHANGED_S = 0.5  # while a long log is read
-UNCHANGED_S = 1.0  # of the state only, which has the age of the last record
+SHORTEST_S = 0.5  # between two versions, while a long log is read
 
 # Content of each section of a run with records.
 CONTENT: Mapping[str, Callable[[LiveView], Mapping[str, Any]]] = {
@@ -53,8 +51,7 @@ class Feed:
             is_last: whether no other version follows.
         """
         has_changed, now_s = watcher.records != self._records, time.monotonic()
-        wanted_s = CHANGED_S if has_changed else UNCHANGED_S
-        if not self._viewers or (now_s - self._built_s < wanted_s and not is_last):
+        if not self._viewers or (now_s - self._built_s < SHORTEST_S and not is_last):
             return
         self._records, self._built_s = watcher.records, now_s
         built = _sections(watcher, whole=has_changed)

@@ -18,7 +18,7 @@ def follow(watcher: Watcher, feed: Feed, has_ended: Callable[[], bool]) -> None:
     Args:
         watcher: follower of the run.
         feed: sections of the page.
-        has_ended: condition, tested a few times a second.
+        has_ended: condition, tested at each poll.
     """
     while not has_ended():
         _step(watcher, feed)

@@ -40,7 +40,7 @@ def serve_page(
         folder: folder of the run, which need not exist yet.
         address: address of the page; None for the default one, or a free port if that is in use.
         announce: function that is called with the URL of the page.
-        has_ended: condition that ends it, tested a few times a second.
+        has_ended: condition that ends it, tested at each poll.
 
     Raises:
         UsageError: the address cannot be used, or the log holds what no run writes.

@@ -1,9 +1,9 @@
-"""Debug mode: detection of parameters that were changed outside the optimizer."""
+"""Detection of parameters that were changed outside the optimizer; in debug mode also by writes to their data."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -77,10 +77,7 @@ class ParameterGuard:
             UsageError: a tensor has changed.
         """
         now = {name: _mark(tensor) for name, tensor in self._tensors()}
-        changed = [name for name in {**self._marks, **now} if self._marks.get(name) != now.get(name)]
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {REMEDY}")
+        _check_none([name for name in {**self._marks, **now} if self._marks.get(name) != now.get(name)], who, when)
 
     @contextmanager
     def unchanged(self, who: str, when: str) -> Iterator[None]:
@@ -88,6 +85,24 @@ class ParameterGuard:
         self.snapshot()
         yield
         self.check(who, when)
+
+
+@contextmanager
+def unwritten(model: nn.Module, who: str, when: str) -> Iterator[None]:
+    """Check that no operation of torch writes to a parameter inside this context; writes through `.data` go undetected.
+
+    Args:
+        model: model with the parameters.
+        who: owner of the parameters, for the error.
+        when: time of the change, for the error.
+
+    Raises:
+        UsageError: a parameter was written to.
+    """
+    parameters = dict(model.named_parameters())
+    before = {name: parameter._version for name, parameter in parameters.items()}
+    yield
+    _check_none([name for name, parameter in parameters.items() if parameter._version != before[name]], who, when)
 
 
 def check_version(received: Tensor, expected: int | None, who: str, when: str) -> None:
@@ -104,6 +119,12 @@ def check_version(received: Tensor, expected: int | None, who: str, when: str) -
     """
     if expected is not None and checksum(received) != expected:
         raise UsageError(f"the parameters on {who} differ from the server's {when}; {REMEDY}")
+
+
+def _check_none(changed: Sequence[str], who: str, when: str) -> None:
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {REMEDY}")
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

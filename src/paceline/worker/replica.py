@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,7 +26,7 @@ from paceline.worker.evaluation import evaluate
 from paceline.worker.gradient_variance import MicrobatchVariance, variance
 from paceline.worker.gradient_writer import GradientWriter
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.parameter_guard import ParameterGuard
+from paceline.worker.parameter_guard import ParameterGuard, unwritten
 from paceline.worker.seeding import seeded
 from paceline.worker.torch_utils import build_model, to_device
 
@@ -144,6 +144,7 @@ class Replica:
             sets them.
         momenta: momentum of each parameter group, likewise.
         progress: progress of the run, where its engine sends it.
+        is_bound_to_server: whether the versions are memory of the server, which the job must not change.
         is_leaving: whether the worker leaves the run after this gradient, so that local steps end with the current one.
     """
 
@@ -164,6 +165,7 @@ class Replica:
         self.learning_rates: tuple[float, ...] = ()
         self.momenta: tuple[float, ...] = ()
         self.progress = TaskProgress()
+        self.is_bound_to_server = False
         self.is_leaving = False
         self._job = job
         self._seed = seed
@@ -198,9 +200,8 @@ class Replica:
             start_s = perf_counter()
             own = self._local("gradient", gradient)
             base = self._read(version)
-            guard, since = self._guard, f"while job {self._job.name} computed draw {draw}"
-            unchanged = nullcontext() if guard is None else guard.unchanged(f"worker {worker}", since)
-            with at_place(f"job {self._job.name} failed for {place}"), unchanged:
+            since = f"while job {self._job.name} computed draw {draw}"
+            with at_place(f"job {self._job.name} failed for {place}"), self._unchanged(f"worker {worker}", since):
                 part = self._forward_backward(batch, own, notifies=own is gradient)
             for change, buffer, before in zip(own.buffers, self._buffers, base.buffers, strict=True):
                 change.copy_(buffer)
@@ -234,7 +235,14 @@ class Replica:
     def evaluate(self, version: FlatBuffers) -> dict[str, float]:
         """Return the mean loss and the mean of every metric over the evaluation data at a version."""
         self._read(version)
-        return evaluate(self._job, self.model, self._seed)
+        with self._unchanged("the evaluator", f"while job {self._job.name} was evaluated"):
+            return evaluate(self._job, self.model, self._seed)
+
+    def _unchanged(self, who: str, when: str) -> AbstractContextManager[None]:
+        """Return a context in which the job must not change parameters."""
+        if self._guard is not None:
+            return self._guard.unchanged(who, when)
+        return unwritten(self.model, who, when) if self.is_bound_to_server else nullcontext()
 
     def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch | None:
         """Return the samples of this process; None if there are fewer samples than processes."""

@@ -65,3 +65,7 @@ def test_a_simulated_run_holds_at_most_these_vectors(protocol):
     n, elements = 4, 60_000
     expected = vectors_of(parse_plan(protocol), n)
     assert 0.5 * expected < held_vectors(protocol, n, elements) <= expected + 4  # the replica has its own
+
+
+def test_a_protocol_that_waits_for_all_workers_has_one_version():
+    assert held_vectors("asp", 8, 60_000) >= held_vectors("bsp", 8, 60_000) + 4

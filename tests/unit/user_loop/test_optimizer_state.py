@@ -11,6 +11,7 @@ import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import adamw, loss_of, make_parts, sgd, step
 from paceline.server.flat_buffers import FlatLayout
+from paceline.server.optimizer_rules import AdamRule
 from paceline.server.parameter_server import ParameterServer
 from paceline.user_loop.optimizer_state import RemoteState, named_state, state_reader
 from paceline.worker.torch_utils import build_model
@@ -110,25 +111,26 @@ def test_a_state_that_is_no_tensor_is_refused(network):
         named_state(optimizer, network)
 
 
-def test_a_reader_waits_for_the_end_of_a_step():
+def test_a_reader_waits_for_the_end_of_a_step_on_blocks(monkeypatch):
     job = tiny_job(optimizer=partial(torch.optim.AdamW, lr=0.1))
     model = build_model(job, 0)
     layout = FlatLayout(model)
     server = ParameterServer(job, model, layout, per_epoch=None)
-    state, read, step = state_reader(server), [], server.optimizer.step
+    state, read, step = state_reader(server), [], AdamRule.step
     reader = threading.Thread(target=lambda: read.append(state()), daemon=True)
 
-    def within_the_step():
+    def within_the_step(rule, vectors):
         reader.start()
         reader.join(0.05)
         assert reader.is_alive()
-        step()
+        step(rule, vectors)
 
-    server.optimizer.step = within_the_step
-    server.enqueue(layout.allocate(), 8)
-    server.apply(update_of(1))
+    monkeypatch.setattr(AdamRule, "step", within_the_step)
+    for _ in range(2):  # the first step is that of torch
+        server.enqueue(layout.allocate(), 8)
+        server.apply(update_of(1))
     reader.join(10)
-    assert {float(value) for name, value in read[0].items() if name.startswith("step ")} == {1.0}
+    assert {float(value) for name, value in read[0].items() if name.startswith("step ")} == {2.0}
 
 
 def test_the_state_of_a_frozen_parameter_stays_here(network):

@@ -124,6 +124,31 @@ def test_a_job_that_changes_its_parameters_is_detected_only_in_debug_mode():
         watched.gradient(1, 5, None, _halves(version), gradient)
 
 
+class Renormalized(torch.nn.Module):
+    """Model whose forward pass writes to a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(4, 3, max_norm=0.1)
+        self.last = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(x) + self.embedding(x[:, 0].long().abs() % 4)
+
+
+@pytest.mark.parametrize("cluster", [pl.Cluster(2), pl.LocalCluster(2)], ids=["simulated", "local"])
+def test_a_forward_pass_that_would_write_to_the_server_is_an_error(cluster):
+    job = tiny_job(model=Renormalized, data=dataset(dtype=torch.float32))
+    with pytest.raises(pl.UsageError, match=r"embedding.weight changed on worker [01] while job tiny computed draw 1;"):
+        pl.train(job, protocol="asp", cluster=cluster, stop="updates=9")
+
+
+def test_local_steps_may_write_to_their_own_parameters():
+    job = tiny_job(model=Renormalized, data=dataset(dtype=torch.float32))
+    run = pl.train(job, protocol="asp + local_steps(H=2)", cluster=pl.Cluster(2), stop="updates=3")
+    assert run.stopped_by is pl.Outcome.UPDATES
+
+
 def _halves(version):
     version.flat_parameters[0].fill_(0.5)
     return version

@@ -121,6 +121,7 @@ class _Worker:
         device = device_of(cluster.device, self._worker)
         settings: dict[str, Any] = {"device": device, "check": self._check, "debug": cluster.debug}
         self._replica = make_replica(job, seed, cluster.n, local_steps=spec.local_steps, **settings)
+        self._replica.is_bound_to_server = spec.local_steps is None
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
@@ -170,6 +171,7 @@ class _Evaluator:
         self._memory = arguments.memory
         device = device_of(cluster.device, cluster.n)
         self._replica = Replica(spec.job, spec.seed, cluster.n, device=device)
+        self._replica.is_bound_to_server = True
 
     def answer(self, request: messages.ComputeTask | messages.EvaluateTask) -> messages.EvaluationDone:
         assert isinstance(request, messages.EvaluateTask)

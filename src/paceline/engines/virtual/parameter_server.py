@@ -47,6 +47,7 @@ class VirtualEngine(TimingEngine):
         super().__init__(cluster, seed, replica.layout.gradient_nbytes, local_steps)
         device = server.device
         self._replica = replica
+        replica.is_bound_to_server = local_steps is None
         self._optimizers = replica if isinstance(replica, LocalStepsReplica) else None  # of the workers' local steps
         self._transfers = transfers_of(parse_wire(cluster.network.wire), replica.layout)
         self._server = server

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
-from paceline.policies.compensation.stale_arithmetic import BlockArithmetic, StaleArithmetic, blocks, squared_norm
+from paceline.policies.compensation.stale_arithmetic import (
+    BlockArithmetic,
+    StaleArithmetic,
+    blocks,
+    squared_norm_of_block,
+)
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
 
@@ -88,7 +93,7 @@ class StaleGradient:
         """Whether all elements of the gradient are finite; one more pass, unless `correct` has changed it."""
         if self._squared_corrected is None:
             pieces = (block for vector in self.gradient for (block,) in blocks(vector))
-            self._squared_corrected = sum(map(squared_norm, pieces))
+            self._squared_corrected = sum(map(squared_norm_of_block, pieces))
         return isfinite(self.total(self._squared_corrected))
 
     def squared_length(self, scale: float) -> float:
@@ -125,7 +130,7 @@ class StaleGradient:
         self._squared_corrected = 0.0
         for gradient, *others in self.blocks(*beside):
             change(gradient, *others)
-            self._squared_corrected += squared_norm(gradient)
+            self._squared_corrected += squared_norm_of_block(gradient)
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Yield blocks of g, of w_now - w_then and of further vectors, in one pass.

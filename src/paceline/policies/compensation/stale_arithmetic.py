@@ -54,16 +54,19 @@ class BlockArithmetic:
 
     def squared_distance(self, now: Tensor, then: Tensor) -> float:
         """Return ||D||^2."""
-        return sum(squared_norm(one.sub(other)) for one, other in blocks(now, then))
+        return sum(squared_norm_of_block(one.sub(other)) for one, other in blocks(now, then))
 
     def squared_length(self, gradient: Tensor, now: Tensor, then: Tensor, scale: float) -> float:
         """Return ||scale g g D||^2."""
-        return sum(squared_norm(a.sub(b).mul_(scale).mul_(g).mul_(g)) for g, a, b in blocks(gradient, now, then))
+        return sum(
+            squared_norm_of_block(a.sub(b).mul_(scale).mul_(g).mul_(g)) for g, a, b in blocks(gradient, now, then)
+        )
 
     def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
         """Add lambda g g D to g in place, and return the new ||g||^2."""
         return sum(
-            squared_norm(g.addcmul_(g, a.sub(b).mul_(g), value=lambda_)) for g, a, b in blocks(gradient, now, then)
+            squared_norm_of_block(g.addcmul_(g, a.sub(b).mul_(g), value=lambda_))
+            for g, a, b in blocks(gradient, now, then)
         )
 
     def correct_adaptively(
@@ -83,7 +86,7 @@ class BlockArithmetic:
             square.mul_(m).addcmul_(g, g, value=1 - m)
             # `rsqrt` rounds both its root and its quotient to nearest; `sqrt` of torch does not.
             inverse_root = square.add(epsilon).rsqrt_()
-            total += squared_norm(g.addcmul_(a.sub(b).mul_(g).mul_(g), inverse_root, value=lambda0))
+            total += squared_norm_of_block(g.addcmul_(a.sub(b).mul_(g).mul_(g), inverse_root, value=lambda0))
         return total
 
 
@@ -92,7 +95,7 @@ def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(vector.split(BLOCK) for vector in vectors), strict=True)
 
 
-def squared_norm(vector: Tensor) -> float:
-    """Return ||v||^2; half precision is summed in single precision, which does not overflow."""
+def squared_norm_of_block(vector: Tensor) -> float:
+    """Return ||v||^2 of a block; half precision is summed in single precision, which does not overflow."""
     wide = vector.float() if vector.element_size() < 4 else vector
     return float(wide.dot(wide))
