@@ -10,7 +10,7 @@ from time import perf_counter
 from common import options, report, spread
 
 TORCH = "import torch"
-PACELINE = "import torch, paceline; paceline.run.train"  # names load when they are used
+PACELINE = "import torch, paceline; paceline.train"  # names load when they are used
 IMPORT_BAR_S, HELP_BAR_S = 0.2, 0.5
 
 

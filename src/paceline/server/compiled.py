@@ -161,17 +161,20 @@ def squared_length(gradient, now, then, scale):  # type: ignore[no-untyped-def]
 
 @compiled
 def correct(gradient, now, then, lambda_):  # type: ignore[no-untyped-def]
-    """Add lambda g g (now - then) to g [n] in place, as `torch.addcmul` does; return the new ||g||^2."""
-    total = 0.0
+    """Add lambda g g (now - then) to g [n] in place, as `torch.addcmul` does; return ||g||^2 and ||now - then||^2."""
+    norm, distance = 0.0, 0.0
     for start in range(0, len(now), STRIP):
         g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
-        part = now.dtype.type(0)
+        of_g, of_d = now.dtype.type(0), now.dtype.type(0)
         for j in range(len(a)):
-            g_new = fma(lambda_ * g[j], (a[j] - b[j]) * g[j], g[j])
+            d = a[j] - b[j]
+            g_new = fma(lambda_ * g[j], d * g[j], g[j])
             g[j] = g_new
-            part = add_in_lanes(part, g_new * g_new)
-        total += part
-    return total
+            of_g = add_in_lanes(of_g, g_new * g_new)
+            of_d = add_in_lanes(of_d, d * d)
+        norm += of_g
+        distance += of_d
+    return norm, distance
 
 
 @compiled
@@ -186,21 +189,24 @@ def correct_adaptively(gradient, now, then, mean_square, numbers):  # type: igno
         numbers: [4], decay of the mean square, 1 - decay, epsilon, lambda0.
 
     Returns:
-        ||g||^2 of the corrected gradient.
+        ||g||^2 of the corrected gradient, and ||now - then||^2.
     """
     decay, share, epsilon, lambda0 = numbers[0], numbers[1], numbers[2], numbers[3]
     one = now.dtype.type(1)
-    total = 0.0
+    norm, distance = 0.0, 0.0
     for start in range(0, len(now), STRIP):
         g, a, b = gradient[start : start + STRIP], now[start : start + STRIP], then[start : start + STRIP]
         squares = mean_square[start : start + STRIP]
-        part = now.dtype.type(0)
+        of_g, of_d = now.dtype.type(0), now.dtype.type(0)
         for j in range(len(a)):
+            d = a[j] - b[j]
             square = fma(share * g[j], g[j], squares[j] * decay)
             squares[j] = square
             inverse_root = one / np.sqrt(square + epsilon)
-            g_new = fma(lambda0 * ((a[j] - b[j]) * g[j] * g[j]), inverse_root, g[j])
+            g_new = fma(lambda0 * (d * g[j] * g[j]), inverse_root, g[j])
             g[j] = g_new
-            part = add_in_lanes(part, g_new * g_new)
-        total += part
-    return total
+            of_g = add_in_lanes(of_g, g_new * g_new)
+            of_d = add_in_lanes(of_d, d * d)
+        norm += of_g
+        distance += of_d
+    return norm, distance

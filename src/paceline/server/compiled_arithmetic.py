@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.policies.compensation.stale_arithmetic import BlockArithmetic, StaleArithmetic
+from paceline.policies.compensation.stale_arithmetic import BlockArithmetic, Corrected, StaleArithmetic
 from paceline.server.kernels import LEAST, TRIED, loops_for
 from paceline.utils.rank_logger import RankLogger
 
@@ -65,10 +65,10 @@ class CompiledArithmetic:
         g, a, b = gradient.numpy(), now.numpy(), then.numpy()
         return float(self._loops.squared_length(g, a, b, g.dtype.type(scale)))
 
-    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
-        """Add lambda g g D to g in place, and return the new ||g||^2."""
+    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> Corrected:
+        """Add lambda g g D to g in place."""
         g, a, b = gradient.numpy(), now.numpy(), then.numpy()
-        return float(self._loops.correct(g, a, b, g.dtype.type(lambda_)))
+        return Corrected(*self._loops.correct(g, a, b, g.dtype.type(lambda_)))
 
     def correct_adaptively(
         self,
@@ -80,8 +80,8 @@ class CompiledArithmetic:
         m: float,
         epsilon: float,
         lambda0: float,
-    ) -> float:
-        """Count g in the mean square, add the adaptive correction to g in place, and return the new ||g||^2."""
+    ) -> Corrected:
+        """Count g in the mean square, and add the adaptive correction to g in place."""
         numbers = torch.tensor([m, 1 - m, epsilon, lambda0], dtype=gradient.dtype)
         vectors = (gradient, now, then, mean_square, numbers)
-        return float(self._loops.correct_adaptively(*(each.numpy() for each in vectors)))
+        return Corrected(*self._loops.correct_adaptively(*(each.numpy() for each in vectors)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.core.events import Apply, Compensation, Step
 from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
-from paceline.policies.compensation.base import Compensator, StaleGradient
+from paceline.policies.compensation.base import Compensator, StaleGradient, compensated
 from paceline.server.accumulator import GradientAccumulator
 from paceline.server.compiled_arithmetic import stale_arithmetic
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
@@ -21,7 +21,6 @@ from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
 from paceline.server.workload_scheduler import WorkloadScheduler
 from paceline.server.zero_gradients import ZeroGradientMonitor
 from paceline.utils.user_code import at_place
-from paceline.utils.validation import check_range
 
 
 class ParameterServer:
@@ -146,12 +145,8 @@ class ParameterServer:
             self._vector,
             stale_arithmetic(now),
         )
-        done = []
-        for compensator in compensators:
-            factor = compensator.compensate(delayed, self.memory(compensator))
-            if compensator.kind == "scale":
-                check_range("(0, inf)", **{f"the step scale of {compensator.name}": factor})
-            done.append(Compensation(compensator.formula, factor))
+        factors = compensated(compensators, delayed, self.memory)
+        done = [Compensation(by.formula, factor) for by, factor in zip(compensators, factors, strict=True)]
         is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
         return tuple(done), not is_corrected or delayed.is_finite
 

@@ -43,14 +43,15 @@ def test_the_loops_correct_and_sum_as_torch(dtype, tolerance, length, offset):
     assert ours.squared_distance(now, then) == pytest.approx(theirs.squared_distance(now, then), rel=tolerance)
     ours_length, length_ = (each.squared_length(g, now, then, 3.0) for each in (ours, theirs))
     assert ours_length == pytest.approx(length_, rel=tolerance)
-    norm, its = ours.correct(g, now, then, 0.3), theirs.correct(other, now, then, 0.3)
+    sums, its = ours.correct(g, now, then, 0.3), theirs.correct(other, now, then, 0.3)
     assert torch.equal(g, other)
-    assert norm == pytest.approx(its, rel=tolerance)
-    norm = ours.correct_adaptively(g, now, then, square, **KNOBS)
+    assert sums == pytest.approx(its, rel=tolerance)
+    assert sums.squared_distance == pytest.approx(theirs.squared_distance(now, then), rel=tolerance)
+    sums = ours.correct_adaptively(g, now, then, square, **KNOBS)
     its = theirs.correct_adaptively(other, now, then, its_square, **KNOBS)
     assert torch.equal(g, other)
     assert torch.equal(square, its_square)
-    assert norm == pytest.approx(its, rel=tolerance)
+    assert sums == pytest.approx(its, rel=tolerance)
 
 
 def test_the_loops_overflow_as_torch():
@@ -64,8 +65,8 @@ def test_a_value_that_is_not_finite_is_in_the_norm(value):
     g, now, then, square = vectors_of(5000, torch.float32, 0)
     g[4321] = value
     adapted, ours = g.clone(), CompiledArithmetic(compiled)
-    assert not ours.correct(g, now, then, 0.3) < inf
-    assert not ours.correct_adaptively(adapted, now, then, square, **KNOBS) < inf
+    assert not ours.correct(g, now, then, 0.3).squared_norm < inf
+    assert not ours.correct_adaptively(adapted, now, then, square, **KNOBS).squared_norm < inf
 
 
 def test_short_vectors_and_other_dtypes_have_the_arithmetic_of_torch(monkeypatch):

@@ -13,12 +13,14 @@ from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
 from paceline.policies.compensation.stale_arithmetic import (
     BlockArithmetic,
+    Corrected,
     StaleArithmetic,
     blocks,
     squared_norm_of_block,
 )
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
+from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +65,8 @@ class StaleGradient:
         self._then = then
         self._arithmetic = arithmetic or BlockArithmetic()
         self._squared_distance = None if staleness else 0.0
-        self._squared_corrected: float | None = None
+        self._distance_of_shard: float | None = None  # squared, and so is the next one
+        self._norm_of_shard: float | None = None  # of the corrected gradient
         self._whole = whole or FullVector(sum(flat.numel() for flat in gradient), list)
 
     @property
@@ -83,18 +86,20 @@ class StaleGradient:
     def squared_distance(self) -> float:
         """Squared distance ||w_now - w_then||^2; inf if it is not a number, because training has diverged."""
         if self._squared_distance is None:
-            pairs = zip(self._now, self._then, strict=True)
-            total = self.total(sum(self._arithmetic.squared_distance(now, then) for now, then in pairs))
+            if self._distance_of_shard is None:
+                pairs = zip(self._now, self._then, strict=True)
+                self._distance_of_shard = sum(self._arithmetic.squared_distance(now, then) for now, then in pairs)
+            total = self.total(self._distance_of_shard)
             self._squared_distance = total if total < inf else inf
         return self._squared_distance
 
     @property
     def is_finite(self) -> bool:
         """Whether all elements of the gradient are finite; one more pass, unless `correct` has changed it."""
-        if self._squared_corrected is None:
+        if self._norm_of_shard is None:
             pieces = (block for vector in self.gradient for (block,) in blocks(vector))
-            self._squared_corrected = sum(map(squared_norm_of_block, pieces))
-        return isfinite(self.total(self._squared_corrected))
+            self._norm_of_shard = sum(map(squared_norm_of_block, pieces))
+        return isfinite(self.total(self._norm_of_shard))
 
     def squared_length(self, scale: float) -> float:
         """Return ||scale g g (w_now - w_then)||^2 of the full vector, with products element by element."""
@@ -102,7 +107,7 @@ class StaleGradient:
 
     def add_correction(self, lambda_: float) -> None:
         """Add lambda g g (w_now - w_then) to the gradient, with products element by element."""
-        self._squared_corrected = sum(self._arithmetic.correct(*each, lambda_) for each in self._vectors())
+        self._note([self._arithmetic.correct(*each, lambda_) for each in self._vectors()])
 
     def add_adaptive_correction(
         self, mean_square: Sequence[Tensor], *, m: float, epsilon: float, lambda0: float
@@ -114,7 +119,11 @@ class StaleGradient:
         """
         correct = partial(self._arithmetic.correct_adaptively, m=m, epsilon=epsilon, lambda0=lambda0)
         every = zip(self.gradient, self._now, self._then, mean_square, strict=True)
-        self._squared_corrected = sum(correct(*each) for each in every)
+        self._note([correct(*each) for each in every])
+
+    def _note(self, corrected: Sequence[Corrected]) -> None:
+        self._norm_of_shard = sum(each.squared_norm for each in corrected)
+        self._distance_of_shard = sum(each.squared_distance for each in corrected)
 
     def _vectors(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         return zip(self.gradient, self._now, self._then, strict=True)
@@ -127,10 +136,10 @@ class StaleGradient:
                 first one in place, and the others if it likes.
             beside: further vectors, each shaped like those of the gradient.
         """
-        self._squared_corrected = 0.0
+        self._norm_of_shard = 0.0
         for gradient, *others in self.blocks(*beside):
             change(gradient, *others)
-            self._squared_corrected += squared_norm_of_block(gradient)
+            self._norm_of_shard += squared_norm_of_block(gradient)
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Yield blocks of g, of w_now - w_then and of further vectors, in one pass.
@@ -150,10 +159,13 @@ class Compensator(ABC):
     Attributes:
         name: name on the command line.
         kind: "scale" for a factor on the step, or "correction" for a change of the gradient itself.
+        reads_gradient: whether the factor depends on the elements of the gradient; a scale that does not read them is
+            computed after a correction, whose pass measures the distance too.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    reads_gradient: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return short_repr(self, self.name)
@@ -212,3 +224,25 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
             f"{corrections[0]!r} and {corrections[1]!r} would both correct a gradient for the same delay; give one"
         )
     return compensators
+
+
+def compensated(
+    compensators: Sequence[Compensator], stale: StaleGradient, memory: Callable[[Compensator], Memory]
+) -> list[float]:
+    """Apply compensators to a gradient, in as few passes as possible, and return the factor of each.
+
+    Args:
+        compensators: compensators, which may change the gradient.
+        stale: gradient.
+        memory: function that returns the vectors of a compensator.
+
+    Raises:
+        UsageError: a step scale is not in (0, inf).
+    """
+    factors = [0.0] * len(compensators)
+    for i in sorted(range(len(compensators)), key=lambda i: not compensators[i].reads_gradient):
+        compensator = compensators[i]
+        factors[i] = compensator.compensate(stale, memory(compensator))
+        if compensator.kind == "scale":
+            check_range("(0, inf)", **{f"the step scale of {compensator.name}": factors[i]})
+    return factors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 2**16  # elements; a few blocks fit into the cache of a core, so that intermediate results stay in it
+
+
+class Corrected(NamedTuple):
+    """Sums that the pass of a correction computes beside it.
+
+    Attributes:
+        squared_norm: ||g||^2 of the corrected gradient.
+        squared_distance: ||D||^2.
+    """
+
+    squared_norm: float
+    squared_distance: float
 
 
 class StaleArithmetic(Protocol):
@@ -27,8 +39,8 @@ class StaleArithmetic(Protocol):
     def squared_length(self, gradient: Tensor, now: Tensor, then: Tensor, scale: float) -> float:
         """Return ||scale g g D||^2."""
 
-    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
-        """Add lambda g g D to g in place, and return the new ||g||^2."""
+    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> Corrected:
+        """Add lambda g g D to g in place."""
 
     def correct_adaptively(
         self,
@@ -40,8 +52,8 @@ class StaleArithmetic(Protocol):
         m: float,
         epsilon: float,
         lambda0: float,
-    ) -> float:
-        """Count g in the mean square, add the adaptive correction to g in place, and return the new ||g||^2.
+    ) -> Corrected:
+        """Count g in the mean square, and add the adaptive correction to g in place.
 
         mean_square = m mean_square + (1 - m) g g, and the correction is lambda0 / sqrt(mean_square + epsilon) g g D.
         """
@@ -62,12 +74,14 @@ class BlockArithmetic:
             squared_norm_of_block(a.sub(b).mul_(scale).mul_(g).mul_(g)) for g, a, b in blocks(gradient, now, then)
         )
 
-    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> float:
-        """Add lambda g g D to g in place, and return the new ||g||^2."""
-        return sum(
-            squared_norm_of_block(g.addcmul_(g, a.sub(b).mul_(g), value=lambda_))
-            for g, a, b in blocks(gradient, now, then)
-        )
+    def correct(self, gradient: Tensor, now: Tensor, then: Tensor, lambda_: float) -> Corrected:
+        """Add lambda g g D to g in place."""
+        norm = distance = 0.0
+        for g, a, b in blocks(gradient, now, then):
+            d = a.sub(b)
+            distance += squared_norm_of_block(d)
+            norm += squared_norm_of_block(g.addcmul_(g, d.mul_(g), value=lambda_))
+        return Corrected(norm, distance)
 
     def correct_adaptively(
         self,
@@ -79,15 +93,17 @@ class BlockArithmetic:
         m: float,
         epsilon: float,
         lambda0: float,
-    ) -> float:
-        """Count g in the mean square, add the adaptive correction to g in place, and return the new ||g||^2."""
-        total = 0.0
+    ) -> Corrected:
+        """Count g in the mean square, and add the adaptive correction to g in place."""
+        norm = distance = 0.0
         for g, a, b, square in blocks(gradient, now, then, mean_square):
+            d = a.sub(b)
+            distance += squared_norm_of_block(d)
             square.mul_(m).addcmul_(g, g, value=1 - m)
             # `rsqrt` rounds both its root and its quotient to nearest; `sqrt` of torch does not.
             inverse_root = square.add(epsilon).rsqrt_()
-            total += squared_norm_of_block(g.addcmul_(a.sub(b).mul_(g).mul_(g), inverse_root, value=lambda0))
-        return total
+            norm += squared_norm_of_block(g.addcmul_(d.mul_(g).mul_(g), inverse_root, value=lambda0))
+        return Corrected(norm, distance)
 
 
 def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:

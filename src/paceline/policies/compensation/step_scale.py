@@ -40,6 +40,7 @@ class StalenessLR(Compensator):
 
     name: ClassVar[str] = "staleness_lr"
     kind: ClassVar[Kind] = "scale"
+    reads_gradient: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -87,6 +88,7 @@ class StalenessWeight(Compensator):
 
     name: ClassVar[str] = "staleness_weight"
     kind: ClassVar[Kind] = "scale"
+    reads_gradient: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.weighting, str) and self.weighting not in WEIGHTS:

@@ -1,7 +1,9 @@
 """Compensation of stale gradients, against the formulas of the papers."""
 
+from dataclasses import dataclass
 from functools import partial
 from math import inf, sqrt
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import GradientArrived
+from paceline.policies.compensation.base import StaleGradient, compensated
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
+from paceline.policies.compensation.stale_arithmetic import BlockArithmetic
 from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
 from stale_vectors import SIZES, delayed, trained, vectors
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, small_net
@@ -109,6 +113,49 @@ def test_the_correction_of_dc_s3gd_has_lambda0_times_the_norm_of_the_gradient():
     added = joined(stale.gradient) - joined(g)
     assert float(added.norm()) == pytest.approx(0.2 * float(joined(g).norm()), rel=1e-12)
     assert_close(stale.gradient, [a + lambda_ * a * a * (b - c) for a, b, c in zip(g, now, then, strict=True)])
+
+
+class OnePass(BlockArithmetic):
+    """Arithmetic without a pass for the distance alone."""
+
+    def squared_distance(self, now, then):
+        raise AssertionError
+
+
+def test_a_chain_measures_the_distance_in_the_pass_of_the_correction():
+    scale, correction = StalenessLR(C=1e-3), DCASGD(lambda0=0.3)
+    chained = StaleGradient(3, 0.1, 1.0, *map(vectors, (0, 1, 2)), arithmetic=OnePass())
+    factors = compensated(pl.chain(scale, correction), chained, lambda _: {})
+    alone = StaleGradient(3, 0.1, 1.0, *map(vectors, (0, 1, 2)))
+    assert factors == pytest.approx([scale.compensate(alone, {}), 0.3], rel=1e-12)
+    assert_close(chained.gradient, corrected_by(correction))
+
+
+@dataclass(frozen=True, repr=False)
+class Sum(pl.Compensator):
+    """Scale that reads the gradient."""
+
+    name: ClassVar[str] = "sum"
+    kind: ClassVar[str] = "scale"
+    formula: ClassVar[str] = "1 + |sum of g|"
+
+    def compensate(self, stale, memory):
+        return 1 + abs(float(joined(stale.gradient).sum()))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_scale_that_reads_the_gradient_is_computed_in_its_place(is_first):
+    correction, stale = DCASGD(lambda0=0.3), delayed()
+    parts = [Sum(), correction] if is_first else [correction, Sum()]
+    factors = compensated(parts, stale, lambda _: {})
+    read = vectors(0) if is_first else corrected_by(correction)
+    assert factors[parts.index(Sum())] == 1 + abs(float(joined(read).sum()))
+
+
+def corrected_by(correction):
+    stale = delayed()
+    correction.compensate(stale, {})
+    return stale.gradient
 
 
 def test_small_gradients_do_not_underflow_in_dc_s3gd():
