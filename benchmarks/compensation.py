@@ -9,7 +9,7 @@ from torch import Tensor
 
 import paceline as pl
 from common import options, ratios, report, spread, timed
-from paceline.policies.compensation.base import StaleGradient, compensated
+from paceline.policies.compensation.base import StaleGradient, apply_compensators
 from paceline.policies.compensation.delay import DCS3GD
 from paceline.server.compiled_arithmetic import stale_arithmetic
 
@@ -71,7 +71,7 @@ def compensate(
     memory: dict[str, list[Tensor]],
 ) -> None:
     delayed = StaleGradient(3, 0.1, squared_norm, [gradient], [now], [then], None, stale_arithmetic([now]))
-    compensated(compensators, delayed, lambda _: memory)
+    apply_compensators(compensators, delayed, lambda _: memory)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 - `update`: all gradients have arrived; the seconds until the new version can be read. SGD with momentum. A worker still
   reads the version before, so the new one is written to other memory.
+- `in place`: the same under a protocol that waits for all workers: nothing reads the version before.
 - `last`: the seconds from the arrival of the last gradient, when the others are accumulated already.
 - `adamw`: as `update`, against the fused AdamW of torch plus the additions, which make no version.
 """
@@ -44,6 +45,7 @@ def main() -> None:
     gradients = [gradient.flat_parameters[0] for gradient in momentum.gradients]
     cases: dict[str, Callable[[], float]] = {
         "update": partial(momentum.seconds, accumulated=0),
+        "in place": partial(momentum.seconds, accumulated=0, is_read=False),
         "last": partial(momentum.seconds, accumulated=args.k - 1),
         "adamw": partial(adamw.seconds, accumulated=0),
         "fused adamw": partial(timed, partial(fused.update, gradients)),
@@ -58,6 +60,7 @@ def main() -> None:
     additions = [args.k * each for each in seconds["addition"]]
     compared = {
         "update, against its additions": (seconds["update"], additions, UPDATE_BAR),
+        "update in place, against its additions": (seconds["in place"], additions, UPDATE_BAR),
         "last gradient, against one addition": (seconds["last"], seconds["addition"], LAST_BAR),
         "AdamW, against fused AdamW and its additions": (seconds["adamw"], seconds["fused adamw"], ADAMW_BAR),
     }
@@ -97,21 +100,28 @@ class Server:
         for slot in range(slots):
             yield memory.version(layout, slot)
 
-    def seconds(self, accumulated: int) -> float:
-        """Return the seconds of an update of which some gradients are accumulated before."""
+    def seconds(self, accumulated: int, *, is_read: bool = True) -> float:
+        """Return the seconds of an update.
+
+        Args:
+            accumulated: gradients that were accumulated before, >= 0.
+            is_read: whether a worker still reads the version before.
+        """
         for gradient in self.gradients[:accumulated]:
             self._server.enqueue(gradient, samples=1)
             self._server.accumulate()
         accepted = tuple(Accept(worker, 1, 0, 1) for worker in range(len(self.gradients)))
         read = self._versions.newest
-        self._versions.acquire(read)
+        if is_read:
+            self._versions.acquire(read)
         update = Apply(read + 1, accepted, 1.0, "")
         begun = perf_counter()
         for gradient in self.gradients[accumulated:]:
             self._server.enqueue(gradient, samples=1)
         self._server.apply(update, self._versions.publish(read + 1))
         seconds = perf_counter() - begun
-        self._versions.release(read)
+        if is_read:
+            self._versions.release(read)
         return seconds
 
 

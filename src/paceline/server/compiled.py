@@ -57,34 +57,40 @@ def _mean(vectors, weights, factor, j):  # type: ignore[no-untyped-def]
     return mean * factor
 
 
-@compiled
-def sgd(vectors, weights, factor, parameters, new, velocity, numbers):  # type: ignore[no-untyped-def]
-    """Step of SGD.
+def _loop_of_sgd(in_place: bool) -> Any:
+    """Return one of two loops: a condition within a loop that writes in place would keep it from vector registers."""
 
-    Args:
-        vectors: 1 to 4 vectors [n], whose running mean is the gradient.
-        weights: [4], weight of each vector in the mean up to it, > 0.
-        factor: factor on the gradient.
-        parameters: [n].
-        new: [n], gets the new parameters; [0] if the parameters are changed in place.
-        velocity: [n], changed in place; [0] for no momentum.
-        numbers: [5], -lr, momentum, 1 - dampening, weight decay, and 1 for Nesterov's momentum or 0.
-    """
-    rate, momentum, share, decay = numbers[0], numbers[1], numbers[2], numbers[3]
-    has_momentum, in_place, is_nesterov = len(velocity) > 0, len(new) == 0, numbers[4] != 0
-    for j in range(len(parameters)):
-        g = _mean(vectors, weights, factor, j)
-        if decay != 0:
-            g = fma(parameters[j], decay, g)
-        if has_momentum:
-            v = fma(g, share, velocity[j] * momentum)
-            velocity[j] = v
-            g = fma(v, momentum, g) if is_nesterov else v
-        w = fma(g, rate, parameters[j])
-        if in_place:
-            parameters[j] = w
-        else:
-            new[j] = w
+    def sgd(vectors, weights, factor, parameters, new, velocity, numbers):  # type: ignore[no-untyped-def]
+        """Step of SGD.
+
+        Args:
+            vectors: 1 to 4 vectors [n], whose running mean is the gradient.
+            weights: [4], weight of each vector in the mean up to it, > 0.
+            factor: factor on the gradient.
+            parameters: [n].
+            new: [n], gets the new parameters; [0] if the parameters are changed in place.
+            velocity: [n], changed in place; [0] for no momentum.
+            numbers: [5], -lr, momentum, 1 - dampening, weight decay, and 1 for Nesterov's momentum or 0.
+        """
+        rate, momentum, share, decay = numbers[0], numbers[1], numbers[2], numbers[3]
+        has_momentum, is_nesterov = len(velocity) > 0, numbers[4] != 0
+        for j in range(len(parameters)):
+            g = _mean(vectors, weights, factor, j)
+            if decay != 0:
+                g = fma(parameters[j], decay, g)
+            if has_momentum:
+                v = fma(g, share, velocity[j] * momentum)
+                velocity[j] = v
+                g = fma(v, momentum, g) if is_nesterov else v
+            if in_place:
+                parameters[j] = fma(g, rate, parameters[j])
+            else:
+                new[j] = fma(g, rate, parameters[j])
+
+    return compiled(sgd)
+
+
+sgd, sgd_in_place = _loop_of_sgd(in_place=False), _loop_of_sgd(in_place=True)
 
 
 @compiled

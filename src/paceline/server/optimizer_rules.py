@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.server.accumulator import RunningMean
 from paceline.server.blocks import block_length, block_like, in_blocks
 
-ROOTS = 2**16  # elements between two calls of torch for square roots
+ROOTS = 2**18  # elements between two calls of torch for square roots: a call costs more than the last-level cache
 
 
 class StepVectors(NamedTuple):
@@ -111,7 +111,8 @@ class SGDRule(Rule):
         numbers = [-self.lr, self.momentum, 1 - self.dampening, self.weight_decay, self.nesterov]
         for gradient, parameters, new, *state in vectors.arrays(loops.VECTORS):
             velocity = state[0] if state else np.empty(0, parameters.dtype)
-            loops.sgd(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
+            step = loops.sgd_in_place if vectors.is_in_place else loops.sgd
+            step(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.core.events import Apply, Compensation, Step
 from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
-from paceline.policies.compensation.base import Compensator, StaleGradient, compensated
+from paceline.policies.compensation.base import Compensator, StaleGradient, apply_compensators
 from paceline.server.accumulator import GradientAccumulator
 from paceline.server.compiled_arithmetic import stale_arithmetic
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
@@ -145,7 +145,7 @@ class ParameterServer:
             self._vector,
             stale_arithmetic(now),
         )
-        factors = compensated(compensators, delayed, self.memory)
+        factors = apply_compensators(compensators, delayed, self.memory)
         done = [Compensation(by.formula, factor) for by, factor in zip(compensators, factors, strict=True)]
         is_corrected = staleness > 0 and any(by.kind == "correction" for by in compensators)
         return tuple(done), not is_corrected or delayed.is_finite

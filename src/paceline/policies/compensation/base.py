@@ -226,7 +226,7 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
     return compensators
 
 
-def compensated(
+def apply_compensators(
     compensators: Sequence[Compensator], stale: StaleGradient, memory: Callable[[Compensator], Memory]
 ) -> list[float]:
     """Apply compensators to a gradient, in as few passes as possible, and return the factor of each.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import GradientArrived
-from paceline.policies.compensation.base import StaleGradient, compensated
+from paceline.policies.compensation.base import StaleGradient, apply_compensators
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.stale_arithmetic import BlockArithmetic
 from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
@@ -125,7 +125,7 @@ class OnePass(BlockArithmetic):
 def test_a_chain_measures_the_distance_in_the_pass_of_the_correction():
     scale, correction = StalenessLR(C=1e-3), DCASGD(lambda0=0.3)
     chained = StaleGradient(3, 0.1, 1.0, *map(vectors, (0, 1, 2)), arithmetic=OnePass())
-    factors = compensated(pl.chain(scale, correction), chained, lambda _: {})
+    factors = apply_compensators(pl.chain(scale, correction), chained, lambda _: {})
     alone = StaleGradient(3, 0.1, 1.0, *map(vectors, (0, 1, 2)))
     assert factors == pytest.approx([scale.compensate(alone, {}), 0.3], rel=1e-12)
     assert_close(chained.gradient, corrected_by(correction))
@@ -147,7 +147,7 @@ class Sum(pl.Compensator):
 def test_a_scale_that_reads_the_gradient_is_computed_in_its_place(is_first):
     correction, stale = DCASGD(lambda0=0.3), delayed()
     parts = [Sum(), correction] if is_first else [correction, Sum()]
-    factors = compensated(parts, stale, lambda _: {})
+    factors = apply_compensators(parts, stale, lambda _: {})
     read = vectors(0) if is_first else corrected_by(correction)
     assert factors[parts.index(Sum())] == 1 + abs(float(joined(read).sum()))
 
