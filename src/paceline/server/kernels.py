@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -67,8 +68,8 @@ def exact_loops(kind: type[Rule], dtype: torch.dtype) -> Any | None:
         dtype: dtype of the vectors.
     """
     compiled = loops_for(dtype)
-    for rule in _rules(kind) if compiled is not None else ():
-        by_torch, by_loops = _tried(dtype, rule), _tried(dtype, rule)
+    for rule, in_place in product(_rules(kind), (False, True)) if compiled is not None else ():
+        by_torch, by_loops = (_tried(dtype, rule, in_place) for _ in range(2))
         rule.step(by_torch)
         rule.step_compiled(by_loops, compiled)
         if not all(map(torch.equal, _changed(by_torch), _changed(by_loops))):
@@ -101,13 +102,13 @@ def _rules(kind: type[Rule]) -> Iterator[Rule]:
         yield AdamRule(0.01, 0.9, 0.999, 1e-8, weight_decay=0.1, is_decoupled=True, count=1_000)
 
 
-def _tried(dtype: torch.dtype, rule: Rule) -> StepVectors:
+def _tried(dtype: torch.dtype, rule: Rule, in_place: bool) -> StepVectors:
     """Return vectors that are the same for each call."""
     random = torch.Generator().manual_seed(0)
     first, second, third, parameters, one, other = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(6))
     gradient = RunningMean([first, second, third], [1.0, 0.7, 0.2], 0.3)
     state = [one, other.abs_()] if isinstance(rule, AdamRule) else [one] if getattr(rule, "momentum", 0.0) else []
-    return StepVectors(gradient, parameters, torch.empty_like(parameters), state)
+    return StepVectors(gradient, parameters, parameters if in_place else torch.empty_like(parameters), state)
 
 
 def _changed(vectors: StepVectors) -> list[Tensor]:
