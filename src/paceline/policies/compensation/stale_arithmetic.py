@@ -28,7 +28,7 @@ class StaleArithmetic(Protocol):
     """Operations on vectors of one length and dtype. D is w_now - w_then, and products are element by element.
 
     Attributes:
-        name: name of the library that computes, in `run.json`: the rounding of sums depends on it.
+        name: library that computes, on which the rounding of sums depends.
     """
 
     name: str
