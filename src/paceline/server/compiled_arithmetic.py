@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.policies.compensation.stale_arithmetic import BlockArithmetic, Corrected, StaleArithmetic
+from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs, BlockArithmetic, Corrected, StaleArithmetic
 from paceline.server.kernels import LEAST, TRIED, loops_for
 from paceline.utils.rank_logger import RankLogger
 
@@ -40,7 +40,7 @@ def _tried(arithmetic: StaleArithmetic, dtype: torch.dtype) -> list[Tensor]:
     random = torch.Generator().manual_seed(0)
     g, now, then, mean_square = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(4))
     arithmetic.correct(g, now, then, 0.3)
-    arithmetic.correct_adaptively(g, now, then, mean_square.abs_(), m=0.9, epsilon=1e-7, lambda0=0.3)
+    arithmetic.correct_adaptively(g, now, then, mean_square.abs_(), AdaptiveKnobs(m=0.9, epsilon=1e-7, lambda0=0.3))
     return [g, mean_square]
 
 
@@ -71,17 +71,9 @@ class CompiledArithmetic:
         return Corrected(*self._loops.correct(g, a, b, g.dtype.type(lambda_)))
 
     def correct_adaptively(
-        self,
-        gradient: Tensor,
-        now: Tensor,
-        then: Tensor,
-        mean_square: Tensor,
-        *,
-        m: float,
-        epsilon: float,
-        lambda0: float,
+        self, gradient: Tensor, now: Tensor, then: Tensor, mean_square: Tensor, knobs: AdaptiveKnobs
     ) -> Corrected:
         """Count g in the mean square, and add the adaptive correction to g in place."""
-        numbers = torch.tensor([m, 1 - m, epsilon, lambda0], dtype=gradient.dtype)
+        numbers = torch.tensor([knobs.m, 1 - knobs.m, knobs.epsilon, knobs.lambda0], dtype=gradient.dtype)
         vectors = (gradient, now, then, mean_square, numbers)
         return Corrected(*self._loops.correct_adaptively(*(each.numpy() for each in vectors)))

@@ -89,7 +89,9 @@ class ParameterGuard:
 
 @contextmanager
 def unwritten(model: nn.Module, who: str, when: str) -> Iterator[None]:
-    """Check that no operation of torch writes to a parameter inside this context; writes through `.data` go undetected.
+    """Check that no operation of torch writes to a trainable parameter inside this context.
+
+    Writes through `.data` go undetected. Frozen parameters may change: each replica has its own, as of a teacher.
 
     Args:
         model: model with the parameters.
@@ -99,7 +101,7 @@ def unwritten(model: nn.Module, who: str, when: str) -> Iterator[None]:
     Raises:
         UsageError: a parameter was written to.
     """
-    parameters = dict(model.named_parameters())
+    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     before = {name: parameter._version for name, parameter in parameters.items()}
     yield
     _check_none([name for name, parameter in parameters.items() if parameter._version != before[name]], who, when)

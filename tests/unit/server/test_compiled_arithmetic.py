@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policies.compensation.stale_arithmetic import BlockArithmetic
+from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs, BlockArithmetic
 from paceline.server import compiled_arithmetic
 from paceline.server.compiled_arithmetic import CompiledArithmetic, stale_arithmetic
 
 compiled = pytest.importorskip("paceline.server.compiled")
 LENGTHS = st.sampled_from([0, 1, 31, 33, 2048, 2049, 70_001])
-KNOBS = {"m": 0.9, "epsilon": 1e-7, "lambda0": 2.0}
+KNOBS = AdaptiveKnobs(m=0.9, epsilon=1e-7, lambda0=2.0)
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 
 
@@ -25,7 +25,7 @@ def _compiled_before():
         CompiledArithmetic(compiled).squared_distance(vector, vector)
         CompiledArithmetic(compiled).squared_length(vector, vector, vector, 1.0)
         CompiledArithmetic(compiled).correct(vector, vector, vector, 1.0)
-        CompiledArithmetic(compiled).correct_adaptively(vector, vector, vector, vector, **KNOBS)
+        CompiledArithmetic(compiled).correct_adaptively(vector, vector, vector, vector, KNOBS)
 
 
 def vectors_of(length, dtype, offset):
@@ -47,8 +47,8 @@ def test_the_loops_correct_and_sum_as_torch(dtype, tolerance, length, offset):
     assert torch.equal(g, other)
     assert sums == pytest.approx(its, rel=tolerance)
     assert sums.squared_distance == pytest.approx(theirs.squared_distance(now, then), rel=tolerance)
-    sums = ours.correct_adaptively(g, now, then, square, **KNOBS)
-    its = theirs.correct_adaptively(other, now, then, its_square, **KNOBS)
+    sums = ours.correct_adaptively(g, now, then, square, KNOBS)
+    its = theirs.correct_adaptively(other, now, then, its_square, KNOBS)
     assert torch.equal(g, other)
     assert torch.equal(square, its_square)
     assert sums == pytest.approx(its, rel=tolerance)
@@ -66,7 +66,7 @@ def test_a_value_that_is_not_finite_is_in_the_norm(value):
     g[4321] = value
     adapted, ours = g.clone(), CompiledArithmetic(compiled)
     assert not ours.correct(g, now, then, 0.3).squared_norm < inf
-    assert not ours.correct_adaptively(adapted, now, then, square, **KNOBS).squared_norm < inf
+    assert not ours.correct_adaptively(adapted, now, then, square, KNOBS).squared_norm < inf
 
 
 def test_short_vectors_and_other_dtypes_have_the_arithmetic_of_torch(monkeypatch):

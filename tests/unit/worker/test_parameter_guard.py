@@ -143,6 +143,26 @@ def test_a_forward_pass_that_would_write_to_the_server_is_an_error(cluster):
         pl.train(job, protocol="asp", cluster=cluster, stop="updates=9")
 
 
+class Taught(torch.nn.Module):
+    """Model with a frozen teacher, which follows it in the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.teacher = (torch.nn.Linear(5, 3) for _ in range(2))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.last.weight, 0.1)
+        return self.last(x) - 0.1 * self.teacher(x)
+
+
+def test_a_frozen_teacher_may_change_in_the_forward_pass():
+    job = tiny_job(model=Taught, data=dataset(dtype=torch.float32))
+    run = pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=3")
+    assert run.stopped_by is pl.Outcome.UPDATES
+
+
 def test_local_steps_may_write_to_their_own_parameters():
     job = tiny_job(model=Renormalized, data=dataset(dtype=torch.float32))
     run = pl.train(job, protocol="asp + local_steps(H=2)", cluster=pl.Cluster(2), stop="updates=3")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
-from functools import partial
 from math import inf, isfinite
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
 from paceline.policies.compensation.stale_arithmetic import (
+    AdaptiveKnobs,
     BlockArithmetic,
     Corrected,
     StaleArithmetic,
@@ -109,17 +109,14 @@ class StaleGradient:
         """Add lambda g g (w_now - w_then) to the gradient, with products element by element."""
         self._note([self._arithmetic.correct(*each, lambda_) for each in self._vectors()])
 
-    def add_adaptive_correction(
-        self, mean_square: Sequence[Tensor], *, m: float, epsilon: float, lambda0: float
-    ) -> None:
+    def add_adaptive_correction(self, mean_square: Sequence[Tensor], knobs: AdaptiveKnobs) -> None:
         """Count the gradient in the mean square of all gradients, and add lambda g g (w_now - w_then) to it.
 
         The mean square becomes m * mean_square + (1 - m) g g. Then lambda is lambda0 / sqrt(mean_square + epsilon),
         element by element.
         """
-        correct = partial(self._arithmetic.correct_adaptively, m=m, epsilon=epsilon, lambda0=lambda0)
         every = zip(self.gradient, self._now, self._then, mean_square, strict=True)
-        self._note([correct(*each) for each in every])
+        self._note([self._arithmetic.correct_adaptively(*each, knobs) for each in every])
 
     def _note(self, corrected: Sequence[Corrected]) -> None:
         self._norm_of_shard = sum(each.squared_norm for each in corrected)

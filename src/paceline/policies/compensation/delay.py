@@ -6,6 +6,7 @@ from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
+from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_optional_range, check_range
 
@@ -66,7 +67,7 @@ class DCASGD(Compensator):
         if MEAN_SQUARE not in memory:
             memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in stale.gradient]
         if stale.staleness:
-            stale.add_adaptive_correction(memory[MEAN_SQUARE], m=m, epsilon=self.epsilon, lambda0=self.lambda0)
+            stale.add_adaptive_correction(memory[MEAN_SQUARE], AdaptiveKnobs(m, self.epsilon, self.lambda0))
             return
         for mean_square, gradient in zip(memory[MEAN_SQUARE], stale.gradient, strict=True):
             mean_square.mul_(m).addcmul_(gradient, gradient, value=1 - m)

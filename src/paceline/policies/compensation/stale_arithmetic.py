@@ -24,6 +24,20 @@ class Corrected(NamedTuple):
     squared_distance: float
 
 
+class AdaptiveKnobs(NamedTuple):
+    """Knobs of the adaptive correction.
+
+    Attributes:
+        m: decay of the mean square of the gradients, in [0, 1).
+        epsilon: term against division by 0, > 0.
+        lambda0: strength of the correction, >= 0.
+    """
+
+    m: float
+    epsilon: float
+    lambda0: float
+
+
 class StaleArithmetic(Protocol):
     """Operations on vectors of one length and dtype. D is w_now - w_then, and products are element by element.
 
@@ -43,15 +57,7 @@ class StaleArithmetic(Protocol):
         """Add lambda g g D to g in place."""
 
     def correct_adaptively(
-        self,
-        gradient: Tensor,
-        now: Tensor,
-        then: Tensor,
-        mean_square: Tensor,
-        *,
-        m: float,
-        epsilon: float,
-        lambda0: float,
+        self, gradient: Tensor, now: Tensor, then: Tensor, mean_square: Tensor, knobs: AdaptiveKnobs
     ) -> Corrected:
         """Count g in the mean square, and add the adaptive correction to g in place.
 
@@ -84,25 +90,17 @@ class BlockArithmetic:
         return Corrected(norm, distance)
 
     def correct_adaptively(
-        self,
-        gradient: Tensor,
-        now: Tensor,
-        then: Tensor,
-        mean_square: Tensor,
-        *,
-        m: float,
-        epsilon: float,
-        lambda0: float,
+        self, gradient: Tensor, now: Tensor, then: Tensor, mean_square: Tensor, knobs: AdaptiveKnobs
     ) -> Corrected:
         """Count g in the mean square, and add the adaptive correction to g in place."""
         norm = distance = 0.0
         for g, a, b, square in blocks(gradient, now, then, mean_square):
             d = a.sub(b)
             distance += squared_norm_of_block(d)
-            square.mul_(m).addcmul_(g, g, value=1 - m)
+            square.mul_(knobs.m).addcmul_(g, g, value=1 - knobs.m)
             # `rsqrt` rounds both its root and its quotient to nearest; `sqrt` of torch does not.
-            inverse_root = square.add(epsilon).rsqrt_()
-            norm += squared_norm_of_block(g.addcmul_(d.mul_(g).mul_(g), inverse_root, value=lambda0))
+            inverse_root = square.add(knobs.epsilon).rsqrt_()
+            norm += squared_norm_of_block(g.addcmul_(d.mul_(g).mul_(g), inverse_root, value=knobs.lambda0))
         return Corrected(norm, distance)
 
 
