@@ -291,6 +291,7 @@ class Job:
             given.get("worker_timeout_s"),
             given.get("measure_steps", False),
             process,
+            given.get("resume") or given.get("out"),
         )
         if cluster.is_standby:
             policy = CheckpointPolicy(Duration("updates", 10**9), 1)

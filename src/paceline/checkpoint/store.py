@@ -40,19 +40,21 @@ class Checkpoints:
     Args:
         path: folder of the checkpoints, which need not exist.
         keep: number of checkpoints to keep, >= 1.
+        counted: what the version of a checkpoint counts, in the singular; part of its name.
     """
 
-    def __init__(self, path: Path, keep: int = 1) -> None:
+    def __init__(self, path: Path, keep: int = 1, counted: str = "update") -> None:
         if keep < 1:
             raise UsageError(f"keep {keep} checkpoints, expected at least 1")
         self._path = path
         self._keep = keep
+        self._counted = counted
 
     def save(self, version: int, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint.
 
         Args:
-            version: number of updates made, which is part of the name.
+            version: number of updates made, or of what else is counted; part of the name.
             state: plain data and tensors.
 
         Raises:
@@ -61,7 +63,7 @@ class Checkpoints:
         tensors: Tensors = {}
         content = {"schema": SCHEMA, "state": encode(state, tensors)}
         number = max((_number(path) for path in self._all()), default=0) + 1
-        path = self._path / f"{number:06d}-update-{version}"
+        path = self._path / f"{number:06d}-{self._counted}-{version}"
         with writing(f"the checkpoint {path}", KEPT, (OSError, SafetensorError)):
             unfinished = self._path / UNFINISHED
             refuse_link(self._path)
@@ -104,9 +106,20 @@ class Checkpoints:
         if candidates and not is_any_whole:
             raise RunError(f"every checkpoint in {self._path} is damaged; start the run again from its beginning")
 
+    def clear(self) -> None:
+        """Remove all checkpoints.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        for path in self._all():
+            _clear(path)
+
     def _all(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
-        return sorted((path for path in self._path.glob("*-update-*") if _number(path)), key=_number, reverse=True)
+        return sorted(
+            (path for path in self._path.glob(f"*-{self._counted}-*") if _number(path)), key=_number, reverse=True
+        )
 
     def _newest_first(self) -> list[Path]:
         found = self._all()

@@ -113,6 +113,11 @@ class Coordinator:
         return frozenset(self._update.joining)
 
     @property
+    def accepted_draws(self) -> dict[int, int]:
+        """Newest accepted draw of each worker; 0 for none."""
+        return {worker: state.accepted for worker, state in self._workers.items()}
+
+    @property
     def worker_timeout_s(self) -> float:
         """Silence after which a worker may be declared lost, in seconds; inf for never, or while it is unknown."""
         return self._membership.detector.timeout_s

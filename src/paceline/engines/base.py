@@ -66,6 +66,14 @@ class Engine(ABC):
         if step is not None:
             self._applied = events.UpdateApplied(self.now, command.version, step)
 
+    def prepare_checkpoint(self) -> bool:
+        """Let the workers save the state that only they have.
+
+        Returns:
+            Whether the run may be saved now; if not, the workers save after one of the next updates.
+        """
+        return True
+
     @abstractmethod
     def resume_at(self, version: int, now: float) -> None:
         """Start from what the server holds as this version, at this time; call it before `__enter__`."""

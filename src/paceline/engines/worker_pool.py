@@ -13,7 +13,7 @@ from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.worker.parameter_guard import ParameterGuard
-from paceline.worker.replica import GradientStats
+from paceline.worker.replica import GradientStats, TaskProgress
 
 
 class PoolWorker:
@@ -60,6 +60,7 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         self._read_by: dict[tuple[int, int], int] = {}  # version of a complete gradient, by worker and draw
         self._selector = selectors.DefaultSelector()
         self._first_version = 0
+        self._saved_draws: dict[int, int] = {}  # newest accepted draw of each worker in the newest checkpoint
 
     def __enter__(self) -> Self:
         """Publish the first version and wait until all workers are ready, or until a signal is caught."""
@@ -77,6 +78,11 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         """Start at this time from what the server holds as this version."""
         super().resume_at(version, now)
         self._first_version = version
+
+    def prepare_checkpoint(self) -> bool:
+        """Let each worker save, before its next task, the state after its newest accepted draw of now."""
+        self._saved_draws = self._coordinator.accepted_draws
+        return True
 
     # --- implemented for each kind of worker process ------------------------------------------------------
 
@@ -200,6 +206,9 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         waiting, worker.working, worker.waiting = worker.waiting, None, None
         if waiting is not None:
             self._assign(worker, waiting)
+
+    def _progress(self, command: Compute, last: str = "", staleness: int = 0) -> TaskProgress:
+        return TaskProgress.of(command, last, staleness, self._saved_draws.get(command.worker, 0))
 
     def _assign(self, worker: P, command: Compute) -> None:
         worker.working = command

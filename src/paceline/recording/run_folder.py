@@ -34,6 +34,7 @@ EVENTS = "events.jsonl"
 ERROR = "error.txt"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
+WORKERS = "workers"  # states that only one worker has; each worker removes its own
 REPORT = "report.html"
 TIMELINE = "timeline.json"
 TENSORBOARD = "tensorboard"
@@ -86,7 +87,7 @@ class RunFolder(Callback):
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder; give another name")
         names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(files.UNFINISHED)}
-        if names and RUN not in names:
+        if names - {WORKERS} and RUN not in names:
             raise UsageError(f"{self.path} contains other files than a run; give another folder")
 
     @property

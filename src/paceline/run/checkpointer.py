@@ -59,6 +59,7 @@ class Checkpointer:
         is_new = session.coordinator.version == 0
         self._saved_at = -inf if is_new else self._position()
         self._version = -1 if is_new else session.coordinator.version
+        self._is_due = False  # whether a checkpoint will be saved as soon as the engine is prepared
         self._is_saved = False  # whether the current state is saved
 
     def after(self) -> None:
@@ -75,7 +76,9 @@ class Checkpointer:
             is_due = self._position() - self._saved_at >= self._every.amount
             if is_due:
                 self._saved_at = self._position()
-            if is_due or is_first:  # the first update creates the optimizer's state
+            self._is_due |= is_due or is_first  # the first update creates the optimizer's state
+            if self._is_due and self._engine.prepare_checkpoint():
+                self._is_due = False
                 self.save()
 
     def at_end(self) -> None:

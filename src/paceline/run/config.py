@@ -6,6 +6,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.fingerprint import model_in_short
@@ -37,6 +38,7 @@ class RunConfig:
             real workers, and for no timeout in a simulation.
         measure_steps: whether to record how far each update moves the parameters.
         process: process in which this rank of a distributed run runs.
+        folder: folder of the run, as this process was given it; None for a run without one.
     """
 
     job: Job
@@ -48,6 +50,7 @@ class RunConfig:
     worker_timeout_s: float | None = None
     measure_steps: bool = False
     process: HostProcess = THIS_PROCESS
+    folder: str | Path | None = None
 
     @cached_property
     def per_epoch(self) -> int | None:

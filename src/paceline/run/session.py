@@ -142,7 +142,8 @@ class Session:
         """Return the engine for the cluster."""
         job, cluster, seed = self.config.job, self.config.cluster, self.config.seed
         if isinstance(cluster, LocalCluster):
-            return LocalEngine(job, cluster, seed, self.server, self.layout, self.config.plan.local_steps)
+            local_steps, folder = self.config.plan.local_steps, self.config.folder
+            return LocalEngine(job, cluster, seed, self.server, self.layout, local_steps, folder)
         if isinstance(cluster, Torchrun):
             rank, stop = rank_of(self.config, cluster), str(self.config.stop)
             return distributed.make_engine(rank, self.server, self.layout, self.shards, stop)
@@ -221,7 +222,14 @@ def rank_of(config: RunConfig, cluster: Torchrun) -> distributed.Rank:
     """Return the settings of a process of a distributed run."""
     make_job_spec = partial(job_spec, config)
     return distributed.Rank(
-        config.job, cluster, config.seed, config.checked_plan, config.per_epoch, make_job_spec, config.process
+        config.job,
+        cluster,
+        config.seed,
+        config.checked_plan,
+        config.per_epoch,
+        make_job_spec,
+        config.process,
+        config.folder,
     )
 
 

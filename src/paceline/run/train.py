@@ -119,7 +119,9 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     evaluations = None if evaluate_every is None else _duration(evaluate_every)
-    config = RunConfig(job, plan, _fitted(cluster, plan), stop, seed, evaluations, worker_timeout_s, measure_steps)
+    limits = (evaluations, worker_timeout_s, measure_steps)
+    path = out if resume is None else resume
+    config = RunConfig(job, plan, _fitted(cluster, plan), stop, seed, *limits, folder=path)
     if isinstance(cluster, Ray):
         return _train_on_ray(cluster, config, given)
     cluster = config.cluster

@@ -83,7 +83,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the configuration of one rank."""
         limits = (self.worker_timeout_s, self.measure_steps)
         job = replace(job, lr_rule=self.lr_rule, lr_of=self.lr_of)
-        return RunConfig(job, plan, cluster, stop, self.seed, None, *limits, process)
+        folder = self.out if self.resume is None else self.resume
+        return RunConfig(job, plan, cluster, stop, self.seed, None, *limits, process, folder)
 
     def open_session(self, config: RunConfig) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:
         """Return the session of a run, its folder, the run to resume, and when checkpoints are saved.

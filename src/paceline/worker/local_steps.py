@@ -30,11 +30,13 @@ class _States(NamedTuple):
         draw: draw of the worker's newest work.
         before: state before that work.
         after: state after it; None if the work was not completed.
+        accepted: draw after which the optimizer had the state before; 0 for none.
     """
 
     draw: int
     before: Mapping[str, Any]
     after: Mapping[str, Any] | None
+    accepted: int = 0
 
 
 class LocalStepsReplica(Replica):
@@ -90,7 +92,7 @@ class LocalStepsReplica(Replica):
             self._optimizer.watch_gradients()
             self._is_watched = True
         before = self._accepted_state(worker)
-        self._states[worker] = _States(draw, before, after=None)
+        states = self._states[worker] = _States(draw, before, after=None, accepted=self.progress.accepted)
         self._load_optimizer_state(before)
         self._optimizer.state.copy_(version)
         most = self._local_steps.most if minibatch is None else minibatch.length
@@ -103,7 +105,7 @@ class LocalStepsReplica(Replica):
             is_finite = step.finite
             steps += 1
         self._write_change(version, gradient)
-        self._states[worker] = _States(draw, before, self._optimizer_state())
+        self._states[worker] = states._replace(after=self._optimizer_state())
         squared_norm = squared_norm_of(gradient.flat_parameters)
         return GradientStats(
             losses / max(samples, 1),
@@ -121,6 +123,17 @@ class LocalStepsReplica(Replica):
     def forget(self, worker: int) -> None:
         """Discard the optimizer state of a worker that was lost."""
         self._states.pop(worker, None)
+
+    def state_after(self, worker: int, draw: int) -> Mapping[str, Any] | None:
+        """Return the optimizer state of a worker after a draw, the newest one or the one accepted before; else None."""
+        states = self._states.get(worker)
+        if states is None or draw not in (states.draw, states.accepted):
+            return None
+        return states.after if draw == states.draw else states.before
+
+    def begin_after(self, worker: int, draw: int, state: Mapping[str, Any]) -> None:
+        """Let a worker begin with the optimizer state after a draw."""
+        self._states[worker] = _States(draw, before=state, after=state, accepted=draw)
 
     def state_dict(self) -> dict[int, Any]:
         """Return the optimizer states of all workers."""

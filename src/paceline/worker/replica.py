@@ -105,6 +105,7 @@ class TaskProgress(NamedTuple):
             loop skipped the step, or "not finite"; empty for the first task.
         staleness: staleness of that gradient in versions; 0 if it was not used.
         accepted: newest accepted draw of this worker; 0 for none.
+        saved: newest accepted draw of this worker in the newest checkpoint of the run; 0 for none.
     """
 
     update: int = 0
@@ -112,11 +113,12 @@ class TaskProgress(NamedTuple):
     last: str = ""
     staleness: int = 0
     accepted: int = 0
+    saved: int = 0
 
     @classmethod
-    def of(cls, command: Compute, last: str = "", staleness: int = 0) -> TaskProgress:
+    def of(cls, command: Compute, last: str = "", staleness: int = 0, saved: int = 0) -> TaskProgress:
         """Return the progress at the start of this task."""
-        return cls(command.version, command.workload, last, staleness, command.accepted)
+        return cls(command.version, command.workload, last, staleness, command.accepted, saved)
 
 
 class Replica:

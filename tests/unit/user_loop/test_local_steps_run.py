@@ -1,5 +1,6 @@
 """Attached loops with local steps, as threads: equal to `pl.train` with the same arrivals; state, refusals."""
 
+import shutil
 from functools import partial
 
 import pytest
@@ -129,6 +130,24 @@ def test_each_rank_has_its_own_state_and_the_loop_keeps_its_groups(network, data
         assert all(ours is theirs for ours, theirs in zip(optimizer.param_groups, held, strict=True))
     for model, _, _ in ranks.parts:
         assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in model.parameters())
+
+
+def test_a_resumed_run_continues_with_the_state_of_the_optimizer_of_a_rank(network, data, tmp_path):
+    def begun(epochs, folder):
+        def loop_of(run, model, optimizer):
+            for _ in run.epochs(epochs):
+                for batch in run.loader:
+                    step(model, optimizer, [batch])
+
+        ranks = AttachedThreads(1, make_parts(network, data), "bsp + local_steps(H=3)", **{folder: tmp_path / "run"})
+        assert ranks.run(loop_of) == [None]
+        model, optimizer, _ = ranks.parts[0]
+        return [*values(model), optimizer.state_dict()["state"][0]["momentum_buffer"]]
+
+    whole = begun(2 * EPOCHS, "out")
+    shutil.rmtree(tmp_path / "run")
+    begun(EPOCHS, "out")
+    check_equal(begun(2 * EPOCHS, "resume"), whole)
 
 
 def test_a_state_cannot_be_loaded_during_the_run(network, data):

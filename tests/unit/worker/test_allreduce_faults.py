@@ -105,8 +105,8 @@ def test_a_worker_restored_from_another_average_keeps_its_own_momentum(protocol,
         worker.apply_sum(worker.payload, 1.0, update_of(1), fragment=0)
         workers.append(worker)
     first, survivor, newcomer = workers
-    survivor.restore_from(first.server.state_dict(), keeps_state=True)
-    newcomer.restore_from(first.server.state_dict(), keeps_state=False)
+    survivor.restore_from(first.server.state_dict(), survivor.own_state())
+    newcomer.restore_from(first.server.state_dict())
     assert (momentum_of(first), momentum_of(survivor)) == (1.0, 2.0 if keeps else 1.0)
     assert momentum_of(newcomer) == 1.0
     for worker in (survivor, newcomer):

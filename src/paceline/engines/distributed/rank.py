@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,6 +77,7 @@ class Rank:
         per_epoch: gradients per epoch; None for data without a length.
         make_job_spec: returns, given the model, the settings that must be equal on all processes.
         process: process in which the rank runs.
+        folder: folder of the run, as this process was given it; None for a run without one.
     """
 
     job: Job
@@ -85,6 +87,7 @@ class Rank:
     per_epoch: float | None
     make_job_spec: Callable[[nn.Module], dict[str, Any]]
     process: HostProcess = THIS_PROCESS
+    folder: str | Path | None = None
 
     @cached_property
     def security(self) -> JobSecurity:

@@ -8,6 +8,7 @@ import time
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
 import torch
 
@@ -29,7 +30,6 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.server.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import RemoteTracebackError
-from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 
@@ -62,6 +62,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         server: owner of the parameters.
         layout: layout of the model.
         local_steps: local steps of each worker's work; None for one gradient.
+        folder: folder of the run; None for a run without one.
 
     Raises:
         RunError: the evaluation failed, a process did not start, or the user's code failed in every worker.
@@ -75,6 +76,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         server: ParameterServer,
         layout: FlatLayout,
         local_steps: LocalSteps | None = None,
+        folder: str | Path | None = None,
     ) -> None:
         n = cluster.n
         # Each worker may reference three versions: that of its task, that of a cancelled task that it has not answered,
@@ -88,6 +90,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         self._seed = seed
         self._layout = layout
         self._local_steps = local_steps
+        self._folder = folder
         self._launcher = Launcher([processes.__name__])
         self._evaluator: _Peer | None = None
         self._respawns = [0] * n
@@ -138,7 +141,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
     def _send(self, peer: _Peer, command: events.Compute) -> None:
         version = self._versions[command.version]
         assert isinstance(version, SharedBuffers)
-        progress = TaskProgress.of(command)
+        progress = self._progress(command)
         task = (command.draw, command.version, version.slot, command.minibatch, progress)
         peer.send(messages.ComputeTask(*task, self._elapsed_s(), time.monotonic()))
 
@@ -228,7 +231,9 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
 
     def _pack(self) -> SharedPickle:
         job, cluster = self._job, self._cluster
-        spec = processes.WorkerSpec(job, cluster, self._seed, ProcessSettings.capture(), self._local_steps)
+        spec = processes.WorkerSpec(
+            job, cluster, self._seed, ProcessSettings.capture(), self._local_steps, self._folder
+        )
         return pickled(spec, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
 
     def _start_process(self, worker: int) -> _Peer:

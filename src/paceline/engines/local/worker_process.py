@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.clusters.local import LocalCluster
 from paceline.engines.local import messages
+from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.jobs.job import Job
 from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
@@ -35,6 +37,7 @@ class WorkerSpec:
     seed: int
     settings: ProcessSettings
     local_steps: LocalSteps | None = None
+    folder: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def _serve(
             while (request := connection.recv()) is not None:
                 if not isinstance(request, messages.WakeUp):  # else its task has ended already
                     connection.send(server.answer(request))
+            server.on_end()
         except (EOFError, ConnectionError):
             return  # the engine has ended
         except Exception as error:
@@ -122,6 +126,7 @@ class _Worker:
         settings: dict[str, Any] = {"device": device, "check": self._check, "debug": cluster.debug}
         self._replica = make_replica(job, seed, cluster.n, local_steps=spec.local_steps, **settings)
         self._replica.is_bound_to_server = spec.local_steps is None
+        self._checkpoints = WorkerCheckpoints(spec.folder, self._worker, self._replica)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)
         self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
@@ -142,6 +147,7 @@ class _Worker:
             version = self._memory.version(self._replica.layout, request.slot)
             self._versions[request.slot] = version
         self._replica.progress = request.progress
+        self._checkpoints.before_task(request.draw)
         try:
             with at_place(f"after update {request.version}"):
                 measured = self._task_runner.gradient(
@@ -150,6 +156,10 @@ class _Worker:
         except Interrupted:
             return messages.TaskCancelled(request.draw)
         return messages.TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
+
+    def on_end(self) -> None:
+        """Save the state that only this worker has."""
+        self._checkpoints.at_end()
 
     def close(self) -> None:
         """End the child processes of the replica."""
@@ -177,6 +187,9 @@ class _Evaluator:
         assert isinstance(request, messages.EvaluateTask)
         version = self._memory.version(self._replica.layout, request.slot)
         return messages.EvaluationDone(request.version, self._replica.evaluate(version))
+
+    def on_end(self) -> None:
+        """Do nothing: an evaluator has no state of its own."""
 
     def close(self) -> None:
         """Do nothing: there are no child processes."""

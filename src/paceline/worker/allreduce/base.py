@@ -111,12 +111,16 @@ class AllReduceAlgorithm(Stateful, ABC):
     def reset_to_average(self) -> None:
         """Set the weights of this worker to the average."""
 
-    def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
+    def own_state(self) -> Mapping[Any, Any] | None:
+        """Return the state of the optimizer, if each worker has one of its own; else None."""
+        return None
+
+    def restore_from(self, state: Mapping[str, Any], own: Mapping[Any, Any] | None = None) -> None:
         """Continue from the average of another worker.
 
         Args:
             state: state of that worker's server.
-            keeps_state: whether this worker has contributed before, and keeps the optimizer state that is its own.
+            own: state of this worker's own optimizer; None to continue with that of the other worker.
         """
         self.server.load_state_dict(state)
         self.reset_to_average()

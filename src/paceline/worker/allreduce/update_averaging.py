@@ -151,17 +151,18 @@ class UpdateAveraging(AllReduceAlgorithm):
             self._own.forget()
         self._set_weights()
 
-    def restore_from(self, state: Mapping[str, Any], *, keeps_state: bool) -> None:
-        """Continue from another worker's average, with the own momentum if this worker has contributed before.
+    def own_state(self) -> Mapping[Any, Any]:
+        """Return the state of this worker's optimizer: the momentum of one worker is not the mean over workers."""
+        state: Mapping[Any, Any] = self.server.optimizer.state_dict()["state"]
+        return state
 
-        The momentum of one worker is not the mean over workers, which is less noisy. No sum is under way any more.
-        """
-        if keeps_state:
-            own = self.server.optimizer.state_dict()["state"]
+    def restore_from(self, state: Mapping[str, Any], own: Mapping[Any, Any] | None = None) -> None:
+        """Continue from another worker's average; no sum is under way any more."""
+        if own is not None:
             state = {**state, "optimizer": {**state["optimizer"], "state": own}}
         if self._own is not None:
             self._own.clear()
-        super().restore_from(state, keeps_state=keeps_state)
+        super().restore_from(state, own)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the weights of this worker."""

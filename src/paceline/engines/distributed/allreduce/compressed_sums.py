@@ -22,17 +22,20 @@ class CompressedSum:
     Args:
         code: code of the parameters; buffers are sent unchanged.
         layout: layout of the fragment.
+
+    Attributes:
+        left_out: what the messages so far have left out.
     """
 
     def __init__(self, code: Code, layout: FlatLayout) -> None:
         self._format = CompressedFormat(code, layout)
-        self._left_out = layout.allocate()
+        self.left_out = layout.allocate()
         self._decoded = layout.allocate()
 
     def begin(self, payload: FlatBuffers, membership: GroupMembership) -> tuple[torch.Tensor, list[PendingCollective]]:
         """Begin to exchange messages; return their memory, uint8 [ranks, nbytes], and the operations to wait for."""
         message = self._format.allocate(payload)
-        self._format.compress(payload, self._left_out, message)
+        self._format.compress(payload, self.left_out, message)
         return membership.begin_gather(message)
 
     def finish(self, messages: torch.Tensor, total: FlatBuffers) -> None:

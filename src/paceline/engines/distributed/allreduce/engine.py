@@ -29,9 +29,11 @@ from paceline.core.wire import parse_wire
 from paceline.engines.base import Observer
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import MembershipChanged
+from paceline.engines.distributed.allreduce.interruption import Interruption
 from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTimes, arrivals_of
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.allreduce.rank_checkpoints import RankCheckpoints
 from paceline.engines.distributed.allreduce.sum_queue import SumQueue
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
@@ -77,6 +79,7 @@ class AllReduceEngine(WallClockEngine):
         self._algorithm = algorithm
         self._number = cluster.worker
         self._local_step = LocalStep(rank, replica, algorithm)
+        self._interruption = Interruption(rank, self.signals)
         self._is_rank_0 = cluster.is_server
         self._membership: GroupMembership = (
             MembershipServer(rank, job_spec, self._elapsed_s) if self._is_rank_0 else MembershipClient(rank, job_spec)
@@ -86,6 +89,7 @@ class AllReduceEngine(WallClockEngine):
         self._iteration = 0
         self._sums = SumQueue(allreduce, algorithm, replica.layout, parse_wire(cluster.wire))
         self._not_summed: Apply | None = None  # newest update, if the average does not contain it
+        self._checkpoints = RankCheckpoints(rank, algorithm, self._sums)
         self._has_taken_part = False
         self._is_to_reform = False
         self._times = StepTimes(allreduce, now=0.0)
@@ -114,15 +118,22 @@ class AllReduceEngine(WallClockEngine):
                 last = super().run(coordinator, observe, first)
                 self._finish()
                 if self._membership.is_over():
+                    self._checkpoints.at_end(coordinator.version)
                     break
                 first = self._first(self._membership.form(self._state, self._timeout_s))
         except RunFinished as finished:
             self.end = finished.end
             if not self._has_taken_part:
                 raise
+            if not self.end.has_failed:
+                self._checkpoints.at_end(coordinator.version)
             return EndRun(Outcome(self.end.outcome), self.end.reason)
         self.end = successful_end(last, self.now, coordinator)
         return last
+
+    def prepare_checkpoint(self) -> bool:
+        """Let all ranks save the state that only they have, after the next settled update."""
+        return self._checkpoints.prepare(self._coordinator.version)
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -149,6 +160,8 @@ class AllReduceEngine(WallClockEngine):
         self._sums.on_update(self._iteration, command)
         for done, update in self._sums.end(self._iteration):
             self._apply_sum(done.total, update, done.fragment)
+        if self.is_settled:
+            self._checkpoints.after_update(command.version)
         if self._is_rank_0:
             self.now = max(self.now, self._elapsed_s())
 
@@ -181,21 +194,26 @@ class AllReduceEngine(WallClockEngine):
         return applied if applied is not None else self.next_event()
 
     def _iterate(self) -> None:
-        if self._leaves_alone and isinstance(self._membership, MembershipClient):
-            self._membership.leave(self._caught)
+        if self._interruption.leaves_alone and isinstance(self._membership, MembershipClient):
+            self._membership.leave(self._interruption.reason)
             raise SystemExit(self._cluster.leaving_status)
         task = self._tasks.get(self._number)
         report = self._local_step.contribute(task, self.now, self._coordinator.expected_update())
         times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
-        about = {"generation": self._membership.generation, "interruption": self._interruption}
+        about = {
+            "generation": self._membership.generation,
+            "interruption": self._interruption.ends_run,
+            "saves": self._checkpoints.is_asked,
+        }
         self._membership.report(replace(report, **about, **times))
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
         summary = self._membership.summary(self._timeout_s)
         self._sums.on_reports(iteration, summary.now)
+        self._checkpoints.on_reports(summary.reports)
         awaited = self._sums.awaited(iteration)
         self._membership.wait([each for done in awaited for each in done.pending], self._timeout_s)
         self._sums.on_wait(iteration)
@@ -204,23 +222,6 @@ class AllReduceEngine(WallClockEngine):
             self._times.on_sum(awaited[-1].completion, begun_s=self._begun_s, reports_s=awaited[-1].reports_s)
         self._iteration = iteration
         self._add_events(summary)
-
-    @property
-    def _caught(self) -> str:
-        """Signal that this process has caught, or another reason why it leaves; empty if it stays."""
-        return self.signals.caught or self._process.interruption
-
-    @property
-    def _leaves_alone(self) -> bool:
-        """Whether this process ends alone, as after the notice of a spot instance, and the others continue."""
-        return self._cluster.is_elastic and not self._is_rank_0 and self._caught not in ("", "Ctrl-C")
-
-    @property
-    def _interruption(self) -> str:
-        """Why this rank ends the run of all ranks; empty if it does not."""
-        caught = self._caught  # read first, because a notice comes in another thread
-        ends = bool(caught) and not self._leaves_alone
-        return f"interrupted by {caught}{'' if self._is_rank_0 else f' at worker {self._number}'}" if ends else ""
 
     def _add_events(self, summary: StepSummary) -> None:
         """Turn the reports of all ranks into events."""
@@ -316,7 +317,8 @@ class AllReduceEngine(WallClockEngine):
         """Continue from the state of rank 0; return the events that follow."""
         if state["coordinator"] is not None:
             self._coordinator.load_state_dict(state["coordinator"])
-        self._algorithm.restore_from(state["server"], keeps_state=self._has_taken_part)
+        own = self._algorithm.own_state() if self._has_taken_part else self._checkpoints.load(self._coordinator.version)
+        self._algorithm.restore_from(state["server"], own)
         self._has_taken_part = True
         self._local_step.snapshot(f"began at {state['now']:.3g} s")
         self._tasks = dict(state["work"])

@@ -66,6 +66,11 @@ class SumQueue:
         self._unused: list[list[FlatBuffers]] = [[] for _ in self._layouts]
         self._compressed = [CompressedSum(code, each) for each in self._layouts] if code is not None else []
 
+    @property
+    def left_out(self) -> list[FlatBuffers]:
+        """What the compressed messages of each fragment have left out so far; empty without compression."""
+        return [each.left_out for each in self._compressed]
+
     def __iter__(self) -> Iterator[BegunSum]:
         return iter(self._sums)
 

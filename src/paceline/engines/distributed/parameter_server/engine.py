@@ -61,7 +61,7 @@ from paceline.server.optimizer import set_momenta
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
-from paceline.worker.replica import GradientStats, TaskProgress
+from paceline.worker.replica import GradientStats
 
 LOG = RankLogger(__name__)
 POLL_S = 0.2
@@ -206,7 +206,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             self._elapsed_s(),
             command.minibatch,
             upcoming=command.upcoming,
-            progress=TaskProgress.of(command, *worker.last),
+            progress=self._progress(command, *worker.last),
             is_difference=is_difference,
             checksum=checksum(self._published.held_by(worker.peer_id, command.version)) if debug else None,
         )

@@ -57,6 +57,11 @@ class ShardChannel:
         self._version.pack()
         return self._version.memory
 
+    @property
+    def left_out(self) -> FlatBuffers | None:
+        """What the compressed gradients so far have left out; None without compression."""
+        return self._gradient.left_out if isinstance(self._format, CompressedWire) else None
+
     def begin(self, draw: int) -> None:
         """Start a new gradient."""
         self._draw = draw

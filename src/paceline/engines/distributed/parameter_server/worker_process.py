@@ -32,6 +32,7 @@ from paceline.engines.distributed.transport import messages, standby_messages, t
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.notice_watch import NoticeWatch
+from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place
@@ -145,6 +146,8 @@ class WorkerProcess:
         self._gradient = self._replica.layout.allocate()
         wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
         self._channels = shard_channels(self._replica, wire, self._version, self._gradient)
+        left_out = [channel.left_out for channel in self._channels if channel.left_out is not None]
+        self._checkpoints = WorkerCheckpoints(rank.folder, self._worker, self._replica, left_out)
         self._channel_of = [channel for channel in self._channels for _ in channel.parameters]  # by parameter
         if cluster.device == "cuda":
             pin(self._version)
@@ -178,6 +181,7 @@ class WorkerProcess:
             while True:
                 request = self._requests.get()
                 if isinstance(request, FinalState):
+                    self._checkpoints.at_end()
                     return request
                 if isinstance(request, Exception) and not isinstance(request, NodeGroupLost):
                     raise request
@@ -204,6 +208,7 @@ class WorkerProcess:
                 self._session.connection.send(messages.EvaluationResult(version, metrics))
             case messages.Leave(reason):
                 LOG.warning("worker %d leaves the run: %s", self._worker, reason)
+                self._checkpoints.at_end()
                 self.leader.shut_down(messages.Shutdown(self._leaving_status))
                 self._session.finish(request)
                 raise SystemExit(self._leaving_status)
@@ -219,6 +224,7 @@ class WorkerProcess:
         self._check_version(task, "before")
         self._replica.prefetch(following(self._worker, task.draw, task.upcoming))
         self._replica.progress = task.progress
+        self._checkpoints.before_task(task.draw)
         try:
             stats = self._task_runner.gradient(task.draw, task.minibatch, task.run_s, self._version, self._gradient)
         except Interrupted:

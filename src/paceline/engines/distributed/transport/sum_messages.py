@@ -102,6 +102,7 @@ class StepReport(MessageStruct, frozen=True):
         interruption: why the worker ends the run; empty if it does not.
         learning_rates: learning rate of each parameter group, where the loop of a user sets them; else empty.
         skipped: whether the loop of the worker skipped the step.
+        saves: whether the worker, which is rank 0, saves the run after the next update that is settled.
     """
 
     generation: int = 0
@@ -117,6 +118,7 @@ class StepReport(MessageStruct, frozen=True):
     interruption: str = ""
     learning_rates: tuple[float, ...] = ()
     skipped: bool = False
+    saves: bool = False
 
 
 class StepSummary(MessageStruct, frozen=True):

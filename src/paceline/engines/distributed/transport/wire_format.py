@@ -154,7 +154,7 @@ class WireBuffer:
     def pack(self, number: int | None = None) -> None:
         """Convert the vectors, or one bucket of them, before they are sent; a codec keeps the rest for next time."""
         if isinstance(self._wire, CompressedWire):
-            self._wire.compress(self.vectors, self._left_out, self.memory)
+            self._wire.compress(self.vectors, self.left_out, self.memory)
         else:
             self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.buckets[number])
 
@@ -170,7 +170,7 @@ class WireBuffer:
         return isinstance(self._wire, WireFormat) and self._wire.overflows(self.memory, squared_norm)
 
     @cached_property
-    def _left_out(self) -> FlatBuffers:
-        """Rest of the messages so far, which no message had."""
+    def left_out(self) -> FlatBuffers:
+        """What the messages of a codec have left out so far."""
         assert isinstance(self._wire, CompressedWire)
         return self._wire.layout.allocate()

@@ -1,0 +1,85 @@
+"""Checkpoints of one worker of a server: which state it saves, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.worker_states import WorkerStates
+from paceline.server.flat_buffers import FlatBuffers, copy_checked
+from paceline.utils.rank_logger import RankLogger
+from paceline.worker.local_steps import LocalStepsReplica
+from paceline.worker.replica import Replica
+
+LOG = RankLogger(__name__)
+
+
+class WorkerCheckpoints:
+    """Checkpoints of the state that only one worker of a server has.
+
+    Args:
+        folder: folder of the run, as this process was given it; None for a run without one.
+        worker: number of the worker, >= 0.
+        replica: replica of the worker, whose optimizer makes local steps if there are any.
+        left_out: what compressed gradients have left out so far; empty without compression.
+    """
+
+    def __init__(
+        self, folder: str | Path | None, worker: int, replica: Replica, left_out: Sequence[FlatBuffers] = ()
+    ) -> None:
+        self._states = WorkerStates(folder, worker, "gradient")
+        self._worker = worker
+        self._replica = replica
+        self._stepping = replica if isinstance(replica, LocalStepsReplica) else None
+        self._left_out = left_out
+        self._has_state = folder is not None and (self._stepping is not None or bool(left_out))
+        self._has_begun = False
+        self._saved = 0
+        self._draw = 0
+
+    def before_task(self, draw: int) -> None:
+        """Restore the state before the first task, or save that which belongs to the newest checkpoint of the run.
+
+        The run is saved while the worker computes, and then accepts the state of its optimizer before that task.
+        """
+        progress, self._draw = self._replica.progress, draw
+        if not self._has_begun:
+            self._has_begun = True
+            self._saved = progress.saved
+            self._restore(progress.accepted)
+        elif progress.saved > self._saved and self._has_state:
+            self._saved = progress.saved
+            self._save(progress.saved)
+
+    def at_end(self) -> None:
+        """Save the states of which the last checkpoint of the run may need one: its newest draw may not be accepted."""
+        if self._has_begun and self._has_state:
+            for draw in sorted({self._replica.progress.accepted, self._draw} - {0}):
+                self._save(draw)
+
+    def _save(self, draw: int) -> None:
+        parts: dict[str, Any] = {"left_out": [each.memory for each in self._left_out]}
+        if self._stepping is not None:
+            parts["optimizer"] = self._stepping.state_after(self._worker, draw)
+            if parts["optimizer"] is None:
+                return
+        self._states.save(draw, parts)
+
+    def _restore(self, accepted: int) -> None:
+        saved = self._states.load(accepted)
+        if saved is None:
+            if accepted and self._has_state:
+                LOG.warning("worker %d has no saved state of its own, which begins anew", self._worker)
+            return
+        if saved.position < accepted:
+            LOG.warning(
+                "worker %d continues from its state after gradient %d, but gradient %d was its last accepted one",
+                self._worker,
+                saved.position,
+                accepted,
+            )
+        for ours, theirs in zip(self._left_out, saved.parts["left_out"], strict=True):
+            copy_checked(ours.memory, theirs)
+        if self._stepping is not None:
+            self._stepping.begin_after(self._worker, saved.position, saved.parts["optimizer"])
