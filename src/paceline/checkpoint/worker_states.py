@@ -34,12 +34,15 @@ class WorkerStates:
         folder: folder of the run, as this process was given it; None for a run without one.
         worker: number of the worker, >= 0.
         counted: what positions count, in the singular.
+
+    Attributes:
+        path: folder of the checkpoints; None for a run without one.
     """
 
     def __init__(self, folder: str | Path | None, worker: int, counted: str) -> None:
         self._worker = worker
-        self._counted = counted
-        self._store = None if folder is None else Checkpoints(Path(folder) / WORKERS / str(worker), KEEP, counted)
+        self.path = None if folder is None else Path(folder) / WORKERS / str(worker)
+        self._store = None if self.path is None else Checkpoints(self.path, KEEP, counted)
 
     def save(self, position: int, parts: Mapping[str, Any]) -> None:
         """Save the state at a position, >= 1."""
@@ -58,7 +61,7 @@ class WorkerStates:
         if self._store is None:
             return None
         try:
-            with believed(f"a saved state of worker {self._worker}", RunError):
+            with believed(self.path, RunError):
                 return self._newest(position)
         except (OSError, RunError, UsageError) as error:
             LOG.warning("worker %d cannot read its saved states: %s", self._worker, error)

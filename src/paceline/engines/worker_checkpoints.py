@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.worker_states import WorkerStates
+from paceline.errors import RunError
+from paceline.recording.validation import believed
 from paceline.server.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.local_steps import LocalStepsReplica
@@ -79,7 +81,8 @@ class WorkerCheckpoints:
                 saved.position,
                 accepted,
             )
-        for ours, theirs in zip(self._left_out, saved.parts["left_out"], strict=True):
-            copy_checked(ours.memory, theirs)
-        if self._stepping is not None:
-            self._stepping.begin_after(self._worker, saved.position, saved.parts["optimizer"])
+        with believed(self._states.path, RunError):
+            for ours, theirs in zip(self._left_out, saved.parts["left_out"], strict=True):
+                copy_checked(ours.memory, theirs)
+            if self._stepping is not None:
+                self._stepping.begin_after(self._worker, saved.position, saved.parts["optimizer"])

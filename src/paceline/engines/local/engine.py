@@ -35,6 +35,7 @@ LOG = RankLogger(__name__)
 
 RESPAWNS_WITHOUT_A_GRADIENT = 3
 GRACE_S = 2.0
+SAVING_GRACE_S = 60.0  # for workers that save their state
 
 
 class _Peer(PoolWorker):
@@ -282,7 +283,8 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
             peer.send(None)
         if self._evaluator is not None:
             self._evaluator.process.kill()
-        deadline_s = time.monotonic() + GRACE_S
+        saves = self._folder is not None and self._local_steps is not None
+        deadline_s = time.monotonic() + (SAVING_GRACE_S if saves else GRACE_S)
         for peer in self._peers():
             peer.process.join(max(0.0, deadline_s - time.monotonic()))
             if peer.process.is_alive():

@@ -9,6 +9,8 @@ from paceline.checkpoint.worker_states import WorkerStates
 from paceline.engines.distributed.allreduce.sum_queue import SumQueue
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.sum_messages import StepReport
+from paceline.errors import RunError
+from paceline.recording.validation import believed
 from paceline.server.flat_buffers import copy_checked
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.allreduce.base import AllReduceAlgorithm
@@ -74,9 +76,10 @@ class RankCheckpoints:
                     "worker %d has no saved state of update %d: it begins with that of rank 0", self._worker, version
                 )
             return None
-        for ours, theirs in zip(self._left_out, saved.parts["left_out"], strict=True):
-            copy_checked(ours.memory, theirs)
-        own: Mapping[Any, Any] | None = saved.parts["optimizer"]
+        with believed(self._states.path, RunError):
+            for ours, theirs in zip(self._left_out, saved.parts["left_out"], strict=True):
+                copy_checked(ours.memory, theirs)
+            own: Mapping[Any, Any] | None = saved.parts["optimizer"]
         return own
 
     def _save(self, version: int) -> None:
