@@ -14,7 +14,11 @@ TINY = 1e-30  # below it, squares may underflow in single precision
 
 def squared_norm_of(vectors: Iterable[Tensor]) -> float:
     """Return ||v||^2 of a vector in several parts, to about 1e-5 in single precision."""
-    parts = [squared_norm(vector) for vector in vectors]
+    return sum_of_norms([squared_norm(vector) for vector in vectors])
+
+
+def sum_of_norms(parts: list[Tensor]) -> float:
+    """Return the sum of squared norms of the parts of a vector."""
     return float(torch.stack(parts).sum()) if parts else 0.0
 
 
@@ -28,8 +32,23 @@ def squared_norm(tensor: Tensor) -> Tensor:
     if real.device.type != "cpu":
         norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
         return norm.square()
-    total = sum(_squared_norm_of_piece(piece) for piece in real.reshape(-1).split(PIECE))
-    return torch.tensor(total, dtype=torch.float64)
+    return _summed(real.reshape(-1).split(PIECE))
+
+
+def copy_with_squared_norm(source: Tensor, target: Tensor) -> Tensor:
+    """Copy a tensor into a contiguous one of its shape, and return `squared_norm(target)` with the same bits.
+
+    On a processor a piece is measured while it is in the cache. One piece stays there anyway.
+    """
+    is_one_piece = target.numel() <= PIECE or target.device.type != "cpu"
+    if is_one_piece or target.is_complex() or not source.is_contiguous():
+        return squared_norm(target.copy_(source))
+    pieces = zip(source.view(-1).split(PIECE), target.view(-1).split(PIECE), strict=True)
+    return _summed(copy.copy_(piece) for piece, copy in pieces)
+
+
+def _summed(pieces: Iterable[Tensor]) -> Tensor:
+    return torch.tensor(sum(map(_squared_norm_of_piece, pieces)), dtype=torch.float64)
 
 
 def _squared_norm_of_piece(piece: Tensor) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.server.flat_buffers import FlatBuffers
+from paceline.server.squared_norms import copy_with_squared_norm
 
 
 class GradientWriter:
@@ -27,18 +28,27 @@ class GradientWriter:
         self.on_ready: Callable[[int], None] | None = None
         self._job = job
         self._parameters = parameters
+        self._measures = False
+        self._squared_norms: dict[int, Tensor] = {}
         for i, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), i))
 
     @contextmanager
-    def writing(self, gradient: FlatBuffers) -> Iterator[None]:
-        """Write all gradients of this context into `gradient`; parameters without a gradient get zeros."""
+    def writing(self, gradient: FlatBuffers, *, measures: bool) -> Iterator[Mapping[int, Tensor]]:
+        """Write all gradients of this context into `gradient`; parameters without a gradient get zeros.
+
+        The value of the context is the squared norm of each parameter whose gradient is as it was copied, by index.
+
+        Args:
+            gradient: memory of the gradient.
+            measures: whether to measure gradients as they are copied, which pays unless most of them change later.
+        """
         stale, gradient.written = gradient.written, set()
-        self._gradient = gradient
+        self._gradient, self._measures, self._squared_norms = gradient, measures, {}
         for parameter in self._parameters:
             parameter.grad = None
         try:
-            yield
+            yield self._squared_norms
         finally:
             for i in stale - gradient.written:  # no cost for parameters that are never used
                 gradient.parameters[i].zero_()
@@ -58,11 +68,16 @@ class GradientWriter:
 
     def _write(self, i: int) -> None:
         parameter, view, written = self._parameters[i], self._gradient.parameters[i], self._gradient.written
-        if parameter.grad is not view:
+        if parameter.grad is view:  # autograd has added to the copy
+            self._squared_norms.pop(i, None)
+        else:
             assert parameter.grad is not None
             self._check(parameter.grad, is_first=i not in written)
-            view.copy_(parameter.grad)  # cheaper than zeros to which autograd adds
-            parameter.grad = view
+            if self._measures:
+                self._squared_norms[i] = copy_with_squared_norm(parameter.grad, view)
+            else:
+                view.copy_(parameter.grad)
+            parameter.grad = view  # to copy is cheaper than to let autograd add to zeros
             written.add(i)
         if self.on_ready is not None:
             self.on_ready(i)

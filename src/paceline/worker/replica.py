@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
-from paceline.server.squared_norms import squared_norm_of
+from paceline.server.squared_norms import squared_norm, sum_of_norms
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
 from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
@@ -42,12 +43,14 @@ class PartialGradient(NamedTuple):
         samples: number of samples, >= 0.
         mean_square: mean over the samples of the squared norm of their microbatch's gradient, >= 0.
         microbatches: number of microbatches; 0 if their gradients are not measured.
+        squared_norms: squared norm of each parameter's gradient that is known, by index.
     """
 
     loss: float
     samples: int
     mean_square: float
     microbatches: int
+    squared_norms: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class GradientGroup(Protocol):
@@ -211,13 +214,13 @@ class Replica:
                     change.sub_(before)
             if self._group is not None:
                 part = self._group.all_reduce(own, part)
-            squared_norm = squared_norm_of(own.parameters[i] for i in own.written)
+            norm = _squared_norm(own, part.squared_norms)
             if own is not gradient:
                 gradient.copy_(own)
                 torch.cuda.synchronize(self._device)
-        spread = variance(part.mean_square, squared_norm, part.microbatches)
-        finite = bool(np.isfinite(part.loss) and np.isfinite(squared_norm))
-        return GradientStats(part.loss, part.samples, squared_norm, spread, finite, perf_counter() - start_s)
+        spread = variance(part.mean_square, norm, part.microbatches)
+        finite = bool(np.isfinite(part.loss) and np.isfinite(norm))
+        return GradientStats(part.loss, part.samples, norm, spread, finite, perf_counter() - start_s)
 
     @property
     def prefetches(self) -> bool:
@@ -264,7 +267,8 @@ class Replica:
             self._variance.begin()
         size = 0 if batch is None else batch_len(batch)
         parts = list(_parts(batch, size, self._job.microbatches))
-        with self._writer.writing(gradient):
+        is_final = self._group is None and len(parts) == 1 and self._device.type == "cpu"
+        with self._writer.writing(gradient, measures=is_final) as squared_norms:
             for number, (part, share) in enumerate(parts, 1):
                 if self._check is not None:
                     self._check()
@@ -280,7 +284,7 @@ class Replica:
             if batch is not None:
                 self._writer.check_written()
         if self._variance is None:
-            return PartialGradient(loss_sum, size, mean_square=0.0, microbatches=0)
+            return PartialGradient(loss_sum, size, 0.0, 0, squared_norms)
         return PartialGradient(loss_sum, size, self._variance.mean_square, self._variance.parts)
 
     def _check_loss(self, loss: Tensor) -> None:
@@ -307,6 +311,12 @@ class Replica:
         if use not in self._own:
             self._own[use] = self.layout.allocate(self._device)
         return self._own[use]
+
+
+def _squared_norm(gradient: FlatBuffers, known: Mapping[int, Tensor]) -> float:
+    """Return the squared norm of a gradient, whose memory is read but for the parameters with a known one."""
+    views = gradient.parameters
+    return sum_of_norms([known[i] if i in known else squared_norm(views[i]) for i in gradient.written])
 
 
 def _loader(job: Job, seed: int, n: int) -> MinibatchLoader | BackgroundLoader:

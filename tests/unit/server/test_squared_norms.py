@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.squared_norms import PIECE, squared_norm, squared_norm_of
+from paceline.server.squared_norms import PIECE, copy_with_squared_norm, squared_norm, squared_norm_of
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
 
@@ -30,6 +30,23 @@ def test_rounding_errors_do_not_add_up_over_ten_million_elements():
     assert squared_norm_of([vector]) == pytest.approx(
         1e7 * float(vector[0]) ** 2, rel=3e-5
     )  # the worst case: all roundings go one way
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(
+    rows=st.sampled_from([0, 1, 3, PIECE // 8, PIECE // 8 + 3, PIECE // 2 + 1]),
+    offset=st.integers(0, 3),
+    scale=st.sampled_from([1e-30, 1.0, 1e25]),
+    is_strided=st.booleans(),
+)
+def test_a_copy_is_measured_with_the_bits_of_its_own_norm(dtype, rows, offset, scale, is_strided):
+    random = torch.Generator().manual_seed(rows)
+    values = (torch.randn(8, rows, generator=random) * scale).to(dtype)
+    source = values.T if is_strided else values.T.contiguous()
+    target = torch.empty(8 * rows + offset, dtype=dtype)[offset:].view(rows, 8)
+    norm = copy_with_squared_norm(source, target)
+    assert torch.equal(target, source)
+    assert float(norm) == float(squared_norm(target))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

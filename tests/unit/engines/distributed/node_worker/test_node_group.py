@@ -161,7 +161,9 @@ def test_the_sum_weighs_by_samples(samples, microbatches):
     for mine, part in done:
         assert same(mine.flat_parameters[0], expected[: len(mine.flat_parameters[0])])
         assert len(mine.written) == len(mine.parameters)
-        assert part == pytest.approx((2 * mean_place, total, 3 * mean_place, microbatches * len(samples)), rel=EXACT)
+        assert part[:4] == pytest.approx(
+            (2 * mean_place, total, 3 * mean_place, microbatches * len(samples)), rel=EXACT
+        )
     first = done[0][0]
     [counted] = [each for each in first.flat_buffers if not each.is_floating_point()]
     [averaged] = [each for each in first.flat_buffers if each.is_floating_point()]
