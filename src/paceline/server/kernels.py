@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ LOG = RankLogger(__name__)
 LEAST = 2**18  # elements; fewer are stepped before the loops are loaded
 TRIED = 5_003  # elements of the vectors on which the loops are compared with torch
 
+Part = TypeVar("Part")
+
 
 def step(rule: Rule, vectors: StepVectors) -> None:
     """Step by a rule, in the fastest way that has the bits of torch.
@@ -30,14 +32,11 @@ def step(rule: Rule, vectors: StepVectors) -> None:
     """
     parameters = vectors.parameters
     loops = loops_of(type(rule), parameters, len(parameters))
-    threads = torch.get_num_threads()
     if loops is None:
         rule.step(vectors)
-    elif threads == 1:
-        rule.step_compiled(vectors, loops)
     else:
-        parts = vectors.parts(-(-len(parameters) // threads))
-        deque(_pool(threads).map(partial(rule.step_compiled, loops=loops), parts), maxlen=0)
+        length = -(-len(parameters) // torch.get_num_threads())
+        in_threads(partial(rule.step_compiled, loops=loops), vectors.parts(length))
 
 
 def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
@@ -50,6 +49,12 @@ def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
     """
     has_loops = length >= LEAST and parameter.device.type == "cpu"
     return exact_loops(kind, parameter.dtype) if has_loops else None
+
+
+def in_threads(act: Callable[[Part], None], parts: Iterable[Part]) -> None:
+    """Call a function that runs compiled loops for each part, in as many threads as torch uses."""
+    threads = torch.get_num_threads()
+    deque(_pool(threads).map(act, parts) if threads > 1 else map(act, parts), maxlen=0)
 
 
 @cache

@@ -23,7 +23,7 @@ class CompressedTransfers:
 
     def __init__(self, code: Code, layout: FlatLayout) -> None:
         self._layout = layout
-        self._formats = [CompressedFormat(code, each) for each in layout.shard_layouts]
+        self._formats = [CompressedFormat(code, each, loads_numba=True) for each in layout.shard_layouts]
         self._received: dict[int, tuple[int, FlatBuffers]] = {}  # version and vectors of each worker
         self._left_out: dict[int, FlatBuffers] = {}  # of each worker's messages
 

@@ -28,7 +28,7 @@ class CompressedSum:
     """
 
     def __init__(self, code: Code, layout: FlatLayout) -> None:
-        self._format = CompressedFormat(code, layout)
+        self._format = CompressedFormat(code, layout, loads_numba=True)
         self.left_out = layout.allocate()
         self._decoded = layout.allocate()
 

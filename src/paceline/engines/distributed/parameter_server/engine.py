@@ -82,7 +82,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._cluster = cluster = rank.cluster
         self._rank = rank
         self._needs_evaluator = rank.job.eval_data is not None
-        self._wire = make_format(cluster.wire, layout)
+        self._wire = make_format(cluster.wire, layout, loads_numba=True)
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)

@@ -71,7 +71,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         server = ParameterServer(job, model, layout, rank.per_epoch, peers, cluster.n)
         if rank.plan.local_steps is None:
             server.watch_gradients()
-        wire = make_format(cluster.wire, layout)
+        wire = make_format(cluster.wire, layout, loads_numba=True)
         buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
         host = session.connection.local_host
         acceptor = Acceptor(rank.transport, host, 0, job_spec, [*buffers, None], QueueHandler(events))

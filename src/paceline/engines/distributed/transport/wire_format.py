@@ -112,13 +112,18 @@ def _aligned(sizes: list[int]) -> list[Bucket]:
 class CompressedWire(CompressedFormat):
     """Compressed vectors in one bucket, because a code needs whole blocks.
 
+    Args:
+        code: code of the parameters; this and the next arguments are those of `CompressedFormat`.
+        layout: layout of the vectors.
+        loads_numba: whether this process loads numba.
+
     Attributes:
         buckets: that bucket.
         parameters: range of each parameter on the wire: that bucket.
     """
 
-    def __init__(self, code: Code, layout: FlatLayout) -> None:
-        super().__init__(code, layout)
+    def __init__(self, code: Code, layout: FlatLayout, *, loads_numba: bool = False) -> None:
+        super().__init__(code, layout, loads_numba=loads_numba)
         self.buckets = [Bucket(0, self.nbytes)]
         self.parameters = self.buckets * len(layout.parameters)
 
@@ -126,10 +131,16 @@ class CompressedWire(CompressedFormat):
 AnyFormat = WireFormat | CompressedWire
 
 
-def make_format(wire: str, layout: FlatLayout) -> AnyFormat:
-    """Return a format on the wire: of a dtype, or of a code such as "int8"."""
+def make_format(wire: str, layout: FlatLayout, *, loads_numba: bool = False) -> AnyFormat:
+    """Return a format on the wire.
+
+    Args:
+        wire: a dtype, or a code such as "int8".
+        layout: layout of the vectors.
+        loads_numba: whether this process loads numba for a code, as in `CompressedFormat`.
+    """
     code = parse_wire(wire)
-    return WireFormat(wire, layout) if code is None else CompressedWire(code, layout)
+    return WireFormat(wire, layout) if code is None else CompressedWire(code, layout, loads_numba=loads_numba)
 
 
 class WireBuffer:
