@@ -1,11 +1,16 @@
 """Ranks that send compressed vectors, as threads: both ends agree, and training reaches the same loss."""
 
+from functools import partialmethod
+
 import pytest
 import torch
 
 import paceline as pl
 from end_when import FOREVER, EndWhen
 from paceline.core.records import GradientArrived, WorkerJoined
+from paceline.core.wire import IntegerCode
+from paceline.server import compiled_codec
+from paceline.server.compiled_codec import CompiledIntegerCodec
 from rank_threads import ranks, run
 from ranks import flat, lost
 from rounding import single_job
@@ -60,3 +65,28 @@ def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
     [end, *_] = run(3, single_job(), {"wire": "int8", "faults": faults}, protocol="bsp", stop=STOP)
     assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
     assert torch.isfinite(flat(end.parameters)).all()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "used"), [("bsp", {"compress_difference", "decompress"}), ("all_reduce", {"compress", "decompress"})]
+)
+def test_servers_and_ranks_without_one_use_compiled_loops_which_change_no_bit(protocol, used, monkeypatch):
+    """A worker compresses its gradient, and adds the difference of a version, without them."""
+    pytest.importorskip("numba")
+    settings = {"protocol": protocol, "stop": "updates=8"}
+    plain, *_ = run(2, single_job(), {"wire": "int8"}, **settings)
+    calls = set()
+
+    def recorded(codec, chunks, name, inner):
+        calls.add(name)
+        inner(codec, chunks)
+
+    for name in ("compress", "compress_difference", "decompress", "add_difference"):
+        inner = getattr(CompiledIntegerCodec, name)
+        monkeypatch.setattr(CompiledIntegerCodec, name, partialmethod(recorded, name=name, inner=inner))
+    compiled_codec._compiled_codec(IntegerCode(127))  # is compared with torch
+    calls.clear()
+    monkeypatch.setattr(compiled_codec, "LEAST", 1)
+    ours, *_ = run(2, single_job(), {"wire": "int8"}, **settings)
+    assert calls == used
+    assert torch.equal(flat(ours.parameters), flat(plain.parameters))
