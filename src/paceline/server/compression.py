@@ -21,7 +21,7 @@ class CompressedFormat:
     Args:
         code: code of the parameters.
         layout: layout of the vectors.
-        loads_numba: whether this process loads numba if that is installed, which takes 0.5 s and 130 MiB. A process that
+        loads_numba: whether this process loads numba, if it is installed. That takes 0.5 s and 130 MiB. A process that
             steps an optimizer does so anyway; a worker of a server does not need it. Messages have the same bytes.
 
     Attributes:
