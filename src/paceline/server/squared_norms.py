@@ -40,7 +40,7 @@ def copy_with_squared_norm(source: Tensor, target: Tensor) -> Tensor:
 
     On a processor a piece is measured while it is in the cache. One piece stays there anyway.
     """
-    is_one_piece = target.numel() <= PIECE or target.device.type != "cpu"
+    is_one_piece = target.numel() <= PIECE or source.device.type != "cpu" or target.device.type != "cpu"
     if is_one_piece or target.is_complex() or not source.is_contiguous():
         return squared_norm(target.copy_(source))
     pieces = zip(source.view(-1).split(PIECE), target.view(-1).split(PIECE), strict=True)

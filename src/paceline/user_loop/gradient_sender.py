@@ -70,8 +70,7 @@ class GradientSender:
         if self._changes is not None:
             self._changes.on_step(self._parameters)
         loss = self._take_loss(is_needed=not task.is_interrupted)
-        hand_in(task, self._parameters, self._buffers)
-        self._answer(loss)
+        self._answer(loss, squared_norms=hand_in(task, self._parameters, self._buffers))
         return arguments
 
     def drop(self) -> None:
@@ -105,10 +104,10 @@ class GradientSender:
         if self._changes is not None:
             self._changes.close()
 
-    def _answer(self, loss: float | None, *, skipped: bool = False) -> None:
+    def _answer(self, loss: float | None, **about: Any) -> None:
         with_rates, self._omits_rates = not self._omits_rates, False
         message = answer(loss, self._optimizer, with_rates=with_rates)
-        self._exchange.to_worker.put(message._replace(skipped=skipped))
+        self._exchange.to_worker.put(message._replace(**about))
 
     def _take_loss(self, *, is_needed: bool) -> float | None:
         loss, scale = self._losses.take(), self._scalers.take_scale()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import isfinite, nan
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.events import Minibatch
 from paceline.engines.distributed import End, HostProcess
@@ -82,12 +83,14 @@ class LoopAnswer(NamedTuple):
         learning_rates: learning rate of each parameter group for the step of this gradient.
         momenta: momentum of each parameter group, which some schedulers change; beta1 for Adam, 0 for none.
         skipped: whether the loop skipped the step, because the gradient was not finite.
+        squared_norms: squared norm of each parameter's gradient that is known, by index.
     """
 
     loss: float | None
     learning_rates: tuple[float, ...]
     momenta: tuple[float, ...]
     skipped: bool = False
+    squared_norms: Mapping[int, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ class LoopReplica(Replica):
         self._answer = answer
         self.learning_rates, self.momenta = answer.learning_rates, answer.momenta
         loss = nan if answer.loss is None else answer.loss
-        return PartialGradient(loss, len(lease.indices), mean_square=0.0, microbatches=0)
+        return PartialGradient(loss, len(lease.indices), 0.0, 0, answer.squared_norms)
 
 
 class LoopHost(HostProcess):

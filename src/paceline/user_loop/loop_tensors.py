@@ -9,28 +9,34 @@ from torch import Tensor, nn
 
 from paceline.errors import RunError
 from paceline.jobs.job import trainable
+from paceline.server.squared_norms import copy_with_squared_norm
 from paceline.user_loop.loop_replica import LoopAnswer, LoopTask
 
 
 @torch.no_grad()
-def hand_in(task: LoopTask, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
+def hand_in(task: LoopTask, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> dict[int, Tensor]:
     """Move the gradient of the loop into the buffers of its task, so that a step finds none.
+
+    Returns:
+        Squared norm of the gradient of each parameter that has one, by index.
 
     Raises:
         RunError: a gradient is sparse.
     """
     stale, task.gradient.written = task.gradient.written, set()
+    squared_norms = {}
     for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):
         if parameter.grad is not None:
             if parameter.grad.is_sparse:
                 raise RunError("the model makes sparse gradients, which the server does not add: use sparse=False")
-            view.copy_(parameter.grad)
+            squared_norms[i] = copy_with_squared_norm(parameter.grad, view)
             task.gradient.written.add(i)
             parameter.grad = None
         elif i in stale:
             view.zero_()
     for theirs, ours in zip(task.model.buffers(), buffers, strict=True):
         theirs.copy_(ours)
+    return squared_norms
 
 
 @torch.no_grad()
