@@ -67,11 +67,18 @@ def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
     assert torch.isfinite(flat(end.parameters)).all()
 
 
+BY_A_SERVER, BY_A_WORKER = {"compress_difference", "decompress"}, {"compress", "add_difference"}
+
+
 @pytest.mark.parametrize(
-    ("protocol", "used"), [("bsp", {"compress_difference", "decompress"}), ("all_reduce", {"compress", "decompress"})]
+    ("protocol", "used"),
+    [
+        ("bsp", BY_A_SERVER),
+        ("bsp + local_steps(H=2)", BY_A_SERVER | BY_A_WORKER),
+        ("all_reduce", {"compress", "decompress"}),
+    ],
 )
-def test_servers_and_ranks_without_one_use_compiled_loops_which_change_no_bit(protocol, used, monkeypatch):
-    """A worker compresses its gradient, and adds the difference of a version, without them."""
+def test_processes_that_step_use_compiled_loops_which_change_no_bit(protocol, used, monkeypatch):
     pytest.importorskip("numba")
     settings = {"protocol": protocol, "stop": "updates=8"}
     plain, *_ = run(2, single_job(), {"wire": "int8"}, **settings)

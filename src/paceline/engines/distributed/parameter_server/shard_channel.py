@@ -9,6 +9,7 @@ from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
 from paceline.engines.distributed.transport.wire_format import CompressedWire, WireBuffer, make_format
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import Replica
 
 
@@ -16,10 +17,11 @@ class ShardChannel:
     """One shard of the version and of the gradient, and the connection to its server.
 
     Args:
-        wire: format on the wire, as that of `make_format`.
+        wire: format on the wire; this and the last argument are those of `make_format`.
         layout: layout of the shard.
         version: the shard's part of the version.
         gradient: the shard's part of the gradient.
+        loads_numba: whether this process loads numba for a code.
 
     Attributes:
         parameters: range of the model's trainable parameters in the shard.
@@ -28,8 +30,10 @@ class ShardChannel:
 
     connection: Connection
 
-    def __init__(self, wire: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers) -> None:
-        self._format = make_format(wire, layout)
+    def __init__(
+        self, wire: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers, *, loads_numba: bool
+    ) -> None:
+        self._format = make_format(wire, layout, loads_numba=loads_numba)
         self.parameters = layout.parameters
         self._version = WireBuffer(self._format, version)
         self._gradient = WireBuffer(self._format, gradient)
@@ -100,11 +104,14 @@ class ShardChannel:
 
 
 def shard_channels(replica: Replica, wire: str, version: FlatBuffers, gradient: FlatBuffers) -> list[ShardChannel]:
-    """Return a channel for each shard of these vectors of a replica."""
+    """Return a channel for each shard of these vectors of a replica.
+
+    Only a replica that makes local steps loads numba, for its optimizer.
+    """
     ranges = replica.layout.shard_ranges
     channels = []
     for number, each in enumerate(ranges):
         layout = FlatLayout(replica.model, len(ranges), only=number)
         parts = (FlatBuffers(layout, vectors.memory[each]) for vectors in (version, gradient))
-        channels.append(ShardChannel(wire, layout, *parts))
+        channels.append(ShardChannel(wire, layout, *parts, loads_numba=isinstance(replica, LocalStepsReplica)))
     return channels
