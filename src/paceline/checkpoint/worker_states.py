@@ -53,7 +53,7 @@ class WorkerStates:
         except (RunError, UsageError) as error:
             LOG.warning("worker %d: %s; a resumed run would begin without it", self._worker, error)
 
-    def load(self, position: int) -> SavedState | None:
+    def find(self, position: int) -> SavedState | None:
         """Return the newest state that is not after a position, None if there is none or if none can be read.
 
         States after it are removed: they belong to a part of the run that will be repeated, or to an earlier run.

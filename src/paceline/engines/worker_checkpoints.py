@@ -69,7 +69,7 @@ class WorkerCheckpoints:
         self._states.save(draw, parts)
 
     def _restore(self, accepted: int) -> None:
-        saved = self._states.load(accepted)
+        saved = self._states.find(accepted)
         if saved is None:
             if accepted and self._has_state:
                 LOG.warning("worker %d has no saved state of its own, which begins anew", self._worker)

@@ -59,7 +59,7 @@ class Checkpointer:
         is_new = session.coordinator.version == 0
         self._saved_at = -inf if is_new else self._position()
         self._version = -1 if is_new else session.coordinator.version
-        self._is_due = False  # whether a checkpoint will be saved as soon as the engine is prepared
+        self._awaits_first = is_new  # the first update, which creates the state of the optimizer
         self._is_saved = False  # whether the current state is saved
 
     def after(self) -> None:
@@ -68,18 +68,15 @@ class Checkpointer:
         The state is not saved while the engine is unsettled, as between the sums of `local_sgd` on real ranks.
         """
         self._is_saved = False
-        if self._coordinator.awaits_step or not self._engine.is_settled:
-            return  # the update is incomplete until its step is measured
-        if self._coordinator.version != self._version:
-            is_first = self._version == 0
-            self._version = self._coordinator.version
-            is_due = self._position() - self._saved_at >= self._every.amount
+        if self._coordinator.awaits_step or self._coordinator.version == self._version:
+            return  # an update is incomplete until its step is measured
+        self._version = self._coordinator.version
+        is_due = self._position() - self._saved_at >= self._every.amount
+        if (is_due or self._awaits_first) and self._engine.prepare_checkpoint() and self._engine.is_settled:
+            self._awaits_first = self._version == 0
             if is_due:
                 self._saved_at = self._position()
-            self._is_due |= is_due or is_first  # the first update creates the optimizer's state
-            if self._is_due and self._engine.prepare_checkpoint():
-                self._is_due = False
-                self.save()
+            self.save()
 
     def at_end(self) -> None:
         """Save the final state, unless it is saved already."""

@@ -317,7 +317,11 @@ class AllReduceEngine(WallClockEngine):
         """Continue from the state of rank 0; return the events that follow."""
         if state["coordinator"] is not None:
             self._coordinator.load_state_dict(state["coordinator"])
-        own = self._algorithm.own_state() if self._has_taken_part else self._checkpoints.load(self._coordinator.version)
+        own = (
+            self._algorithm.own_state()
+            if self._has_taken_part
+            else self._checkpoints.restore(self._coordinator.version)
+        )
         self._algorithm.restore_from(state["server"], own)
         self._has_taken_part = True
         self._local_step.snapshot(f"began at {state['now']:.3g} s")

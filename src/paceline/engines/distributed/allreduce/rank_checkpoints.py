@@ -66,10 +66,10 @@ class RankCheckpoints:
         if self._has_state and version:
             self._save(version)
 
-    def load(self, version: int) -> Mapping[Any, Any] | None:
+    def restore(self, version: int) -> Mapping[Any, Any] | None:
         """Restore what was left out, and return the state of the optimizer; None if there is none of this version."""
         self._saved_version = version
-        saved = self._states.load(version)
+        saved = self._states.find(version)
         if saved is None or saved.position != version:
             if version and self._has_state:
                 LOG.warning(
