@@ -202,12 +202,9 @@ class AllReduceEngine(WallClockEngine):
         times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
-        about = {
-            "generation": self._membership.generation,
-            "interruption": self._interruption.ends_run,
-            "saves": self._checkpoints.is_asked,
-        }
-        self._membership.report(replace(report, **about, **times))
+        about = {"generation": self._membership.generation, "interruption": self._interruption.ends_run}
+        report = replace(report, **about, **times, saves=self._checkpoints.is_asked)
+        self._membership.report(report)
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
