@@ -203,8 +203,7 @@ class AllReduceEngine(WallClockEngine):
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
         about = {"generation": self._membership.generation, "interruption": self._interruption.ends_run}
-        report = replace(report, **about, **times, saves=self._checkpoints.is_asked)
-        self._membership.report(report)
+        self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked))
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
