@@ -12,6 +12,7 @@ from paceline.core.records import RunResumed
 from paceline.errors import PacelineWarning
 from rank_threads import ranks, run
 from ranks import flat
+from selections import each_value_once
 from tiny_jobs import SAMPLES, dataset, largest_relative_difference, parameters_of, tiny_job
 
 EXACT = 1e-9  # a resumed run has the samples of a minibatch in another order
@@ -60,9 +61,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("protocol", "wire"), CASES)
-@pytest.mark.parametrize("stops", ["at its end", "by an error"])
-def test_a_resumed_run_continues_with_the_state_of_every_rank(protocol, wire, stops, tmp_path, caplog):
+@pytest.mark.parametrize(("case", "stops"), each_value_once(CASES, ["by an error", "at its end"]))
+def test_a_resumed_run_continues_with_the_state_of_every_rank(case, stops, tmp_path, caplog):
+    protocol, wire = case
     job = (
         whole_batches(3, model=float32_net, data=dataset(dtype=torch.float32))
         if wire != "float32"
