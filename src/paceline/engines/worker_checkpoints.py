@@ -72,7 +72,7 @@ class WorkerCheckpoints:
         saved = self._states.find(accepted)
         if saved is None:
             if accepted and self._has_state:
-                LOG.warning("worker %d has no saved state of its own, which begins anew", self._worker)
+                LOG.warning("worker %d has no saved state of its own: it begins with a new one", self._worker)
             return
         if saved.position < accepted:
             LOG.warning(
