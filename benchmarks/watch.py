@@ -127,7 +127,7 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
             shares.append((processor_s(page[0]) - before_s) / (made_s[-1] - made_s[0]))
             viewer.kill()
             viewer.wait()
-        pairs = [1 - shown / alone for alone, shown in rates_by_turn(np.array(made_s), windows)]
+        pairs = [float(1 - shown / alone) for alone, shown in rates_by_turn(np.array(made_s), windows)]
         slowdowns.append(float(np.mean(pairs)))
         all_pairs += pairs
     interval = interval_of_mean(all_pairs)
