@@ -8,7 +8,7 @@ import pytest
 import paceline as pl
 from paceline.cli.saved_options import COMMAND, SavedOptions
 from paceline.recording.callbacks.tensorboard import TensorBoard
-from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE
+from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE, WORKERS
 from paceline.report import write_report
 from paceline.utils.files import create_file, open_to_extend, replace_file, write_out
 from tiny_jobs import tiny_job
@@ -128,3 +128,16 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path):
         file.write(json.dumps(1).encode())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "new"]
     assert (tmp_path / "file").read_text() == "after"
+
+
+@pytest.mark.parametrize("name", [WORKERS, f"{WORKERS}/0"])
+@pytest.mark.parametrize("again", ["resume", "overwrite"])
+def test_a_worker_saves_no_state_through_a_planted_link(name, again, tmp_path, victim, caplog):
+    options = {"protocol": "bsp + local_steps(H=2)", "cluster": pl.LocalCluster(2), "checkpoint_every": "updates=1"}
+    pl.train(tiny_job(), stop="updates=3", out=tmp_path / "run", **options)
+    plant(tmp_path / "run" / name, victim_folder := tmp_path / "home")
+    (victim_folder / "000001-gradient-1").mkdir()
+    where = {"resume": tmp_path / "run"} if again == "resume" else {"out": tmp_path / "run", "overwrite": True}
+    pl.train(tiny_job(), stop="updates=6", **where, **options)
+    assert any("symbolic link" in record.getMessage() for record in caplog.records)
+    (victim_folder / "000001-gradient-1").rmdir()  # is still there

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import paceline as pl
+from end_when import FOREVER, EndWhen
 from paceline.checkpoint.store import Checkpoints
-from paceline.core.records import RunResumed
+from paceline.core.records import RunResumed, WorkerLost
 from paceline.errors import PacelineWarning
 from rank_threads import ranks, run
 from ranks import flat
@@ -109,6 +110,16 @@ def test_a_resumed_local_run_continues_with_the_state_of_every_worker(tmp_path):
     )
     far = largest_relative_difference(parameters_of(without.model), parameters_of(whole.model))
     assert largest_relative_difference(parameters_of(resumed.model), parameters_of(whole.model)) < EXACT < far / 10
+
+
+def test_a_worker_that_is_restarted_begins_with_its_last_saved_state(tmp_path, caplog):
+    cluster = pl.LocalCluster(2, faults=[pl.Fault(1, 9)], respawn=True)
+    is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 2)
+    settings = {"protocol": "asp + local_steps(H=2)", "checkpoint_every": "updates=2", "callbacks": [is_back]}
+    result = pl.train(whole_batches(2), cluster=cluster, stop=FOREVER, out=tmp_path / "run", **settings)
+    assert len(result.history.of(WorkerLost)) == 1
+    [begun] = logged(caplog, "worker 1 continues from its state after gradient")
+    assert 1 <= begun.args[1] < begun.args[2] == 8
 
 
 def test_a_new_run_in_the_same_folder_begins_without_the_states_of_the_old_one(tmp_path, caplog):

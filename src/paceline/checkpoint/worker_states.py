@@ -11,6 +11,7 @@ from paceline.checkpoint.store import Checkpoints
 from paceline.errors import RunError, UsageError
 from paceline.recording.run_folder import WORKERS
 from paceline.recording.validation import believed
+from paceline.utils.files import refuse_link
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -49,8 +50,9 @@ class WorkerStates:
         if self._store is None:
             return
         try:
+            self._refuse_links()
             self._store.save(position, {"position": position, "parts": parts})
-        except (RunError, UsageError) as error:
+        except (OSError, RunError, UsageError) as error:
             LOG.warning("worker %d: %s; a resumed run would begin without it", self._worker, error)
 
     def find(self, position: int) -> SavedState | None:
@@ -61,11 +63,17 @@ class WorkerStates:
         if self._store is None:
             return None
         try:
+            self._refuse_links()
             with believed(self.path, RunError):
                 return self._newest(position)
         except (OSError, RunError, UsageError) as error:
             LOG.warning("worker %d cannot read its saved states: %s", self._worker, error)
             return None
+
+    def _refuse_links(self) -> None:
+        assert self.path is not None
+        for folder in (self.path.parent, self.path):
+            refuse_link(folder)
 
     def _newest(self, position: int) -> SavedState | None:
         assert self._store is not None
