@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.events import AbortRun, Event
+from paceline.core.events import AbortRun, Apply, Event
 from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
@@ -53,7 +53,7 @@ class FollowedEngine(ParameterServerEngine):
 
     def _start_workers(self) -> None:
         super()._start_workers()
-        self._server.on_mean = self._standby.send_mean
+        self._server.on_mean = self._standby.add_mean
 
     def _missing(self) -> str:
         is_missing = self._standby.is_missing and not self.signals.caught
@@ -71,6 +71,15 @@ class FollowedEngine(ParameterServerEngine):
             self._hands_over = True
             raise HandedOver(self._cluster.leaving_status)
         return super().abort_by_signal()
+
+    def apply(self, command: Apply) -> None:
+        """Make the update and publish it; with `standby_sync`, wait until the standby has it."""
+        super().apply(command)
+        self._standby.on_update()
+
+    def _advance(self) -> None:
+        self._standby.send()
+        super()._advance()
 
     def _following(self) -> Event:
         event = super()._following()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
+from torch import Tensor
+
 from paceline.core.events import Apply, Event
 from paceline.engines.distributed.parameter_server.shard_clients import HasConnection
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
@@ -26,8 +28,9 @@ LOG = RankLogger(__name__)
 class StandbyStream:
     """Stream of what the standby needs to hold the same state as rank 0.
 
-    The standby lacks at most the newest update, because an update waits until the standby has the one before. With
-    `is_sync` it lacks none that a worker has seen.
+    A mean gradient is sent when this process has nothing else to do, after the workers have their tasks. The standby
+    lacks at most the newest update, because an update waits until the standby has the one before. With `is_sync` it is
+    sent at once, and the standby lacks none that a worker or a callback has seen.
 
     If the standby and most workers are lost together, they may go on without this process, so its run ends.
 
@@ -60,6 +63,7 @@ class StandbyStream:
         self._peer: AcceptedPeer | None = None
         self._address: StandbyAddress | None = None
         self._pending: list[FollowedEvent] = []
+        self._unsent: messages.FollowUpdate | None = None
         self._sent = self._received = 0  # versions
         self._is_lost = False
         # The live workers that the standby knows: those of the two newest messages, of which it may lack the last.
@@ -88,7 +92,7 @@ class StandbyStream:
             case PeerLost(_, reason):
                 LOG.warning("the standby is lost, and the run goes on without one: %s", reason)
                 self._peer, self._address, self._is_lost = None, None, True
-                self._pending.clear()
+                self._pending, self._unsent = [], None
                 self.check_workers()
             case PeerMessage(_, StandbyListens(port)):
                 self._address = StandbyAddress(self._peer.connection.peer_host, port)
@@ -121,40 +125,49 @@ class StandbyStream:
         if self._peer is not None:
             self._pending.append(FollowedEvent.of(event))
 
-    def send_mean(self, mean: FlatBuffers, update: Apply) -> None:
-        """Send the mean gradient of an update before its step, and the events up to it."""
-        self._await(self._sent)  # whose memory is used again
+    def add_mean(self, mean: FlatBuffers, update: Apply) -> None:
+        """Add the mean gradient of an update before its step, and the events up to it."""
+        self.flush()  # whose memory is used again
         if self._peer is None:
             return
         self._mean.copy_(mean)
-        self._send(messages.FollowUpdate(self._pending, update.version, tensors={"mean": self._mean.memory}))
-        self._sent = update.version
+        self._unsent = self._followed(update.version, mean=self._mean.memory)
         if self._is_sync:
-            self._await(update.version)
+            self.send()
+
+    def send(self) -> None:
+        """Send the mean gradient that has not been sent yet, if there is one."""
+        if self._peer is not None and self._unsent is not None:
+            self._peer.connection.send(self._unsent)
+            self._sent, self._unsent = self._unsent.version, None
+
+    def on_update(self) -> None:
+        """Handle an update that this process has made: with `is_sync`, wait until the standby has it."""
+        if self._is_sync:
+            self.flush()
 
     def flush(self) -> None:
-        """Wait until the standby has all updates that were sent."""
-        self._await(self._sent)
+        """Wait until the standby has all updates that were made."""
+        self.send()
+        while self._peer is not None and self._received < self._sent:
+            event = self._events.get_first(self._is_awaited)
+            assert isinstance(event, PeerMessage | PeerLost)
+            self.on_event(event)
 
     def send_end(self, end: messages.End) -> list[int]:
         """Send the end of the run; return the ids of the processes that it was sent to."""
         if self._peer is None:
             return []
-        self._send(messages.FollowUpdate(self._pending))
+        self.send()
+        self._peer.connection.send(self._followed())
         self._peer.connection.send(end)
         return [self._peer.peer_id]
 
-    def _send(self, message: messages.FollowUpdate) -> None:
-        assert self._peer is not None
-        self._peer.connection.send(message)
-        self._pending = []
+    def _followed(self, version: int = 0, **tensors: Tensor) -> messages.FollowUpdate:
+        """Return the message about all events since the last one."""
+        events, self._pending = self._pending, []
         self._told.append(set(self._live()))
-
-    def _await(self, version: int) -> None:
-        while self._peer is not None and self._received < version:
-            event = self._events.get_first(self._is_awaited)
-            assert isinstance(event, PeerMessage | PeerLost)
-            self.on_event(event)
+        return messages.FollowUpdate(events, version, tensors=tensors)
 
     def _is_awaited(self, event: PeerEvent) -> bool:
         if isinstance(event, PeerLost):

@@ -1,0 +1,107 @@
+"""Stream from rank 0 to its standby, and which updates it waits for."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from paceline.core.events import Apply, Timer
+from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
+from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+
+PEER_ID = 7
+
+
+def message(content):
+    return PeerMessage(PEER_ID, content, at_s=0.0, contents_s=0.0)
+
+
+class Stream:
+    """Stream to a standby that answers when the test says so.
+
+    Attributes:
+        sent: messages to the standby.
+    """
+
+    def __init__(self, *, is_sync):
+        self.layout = FlatLayout(nn.Linear(2, 1))
+        self._answers = EventQueue()
+        self.stream = StandbyStream(self.layout, self._answers, lambda: [0], lambda: [0], is_sync=is_sync)
+        self.sent = []
+        connection = SimpleNamespace(peer_host="standby", send=self.sent.append)
+        self.stream.on_join(AcceptedPeer(PEER_ID, 2, connection))
+        self.stream.on_event(message(StandbyListens(29000)))
+
+    def add_mean(self, version, value):
+        """Add an event and the mean gradient that makes this version."""
+        self.stream.add(Timer(float(version)))
+        mean = self.layout.allocate()
+        mean.parameters[0].fill_(value)
+        self.stream.add_mean(mean, Apply(version, (), 1.0, ""))
+
+    def receive(self, version):
+        """Let the answer of the standby come."""
+        self._answers.put(message(UpdateReceived(version)))
+
+    @property
+    def has_read_all(self):
+        """Whether the stream has read all answers."""
+        return self._answers.is_empty
+
+    def updates(self):
+        """Return version, times of the events and values of the mean gradient of each message."""
+        return [
+            (
+                each.version,
+                [followed.event.now for followed in each.events],
+                FlatBuffers(self.layout, each.tensors["mean"]).parameters[0].unique().tolist() if each.version else [],
+            )
+            for each in self.sent
+            if isinstance(each, messages.FollowUpdate)
+        ]
+
+
+@pytest.fixture
+def stream():
+    return Stream(is_sync=False)
+
+
+def test_a_mean_gradient_is_sent_when_there_is_nothing_else_to_do(stream):
+    stream.add_mean(1, 0.5)
+    stream.stream.on_update()
+    assert stream.updates() == []
+    stream.stream.add(Timer(1.5))
+    stream.stream.send()
+    stream.stream.send()
+    assert stream.updates() == [(1, [1.0], [0.5])]
+
+
+def test_an_update_waits_until_the_standby_has_the_one_before(stream):
+    stream.add_mean(1, 0.5)
+    stream.receive(1)
+    stream.add_mean(2, 0.25)
+    assert stream.has_read_all
+    assert [version for version, _, _ in stream.updates()] == [1]
+
+
+def test_a_synchronous_stream_sends_at_once_and_waits_after_the_step():
+    stream = Stream(is_sync=True)
+    stream.receive(1)
+    stream.add_mean(1, 0.5)
+    assert stream.updates() == [(1, [1.0], [0.5])]
+    assert not stream.has_read_all
+    stream.stream.on_update()
+    assert stream.has_read_all
+
+
+def test_the_end_follows_the_last_update(stream):
+    stream.add_mean(1, 0.5)
+    stream.stream.add(Timer(2.0))
+    end = messages.End("", "1 update made")
+    assert stream.stream.send_end(end) == [PEER_ID]
+    assert stream.updates() == [(1, [1.0], [0.5]), (0, [2.0], [])]
+    assert stream.sent[-1] is end
