@@ -91,8 +91,8 @@ class ThreadProcess(HostProcess):
         """Let all its connections end now; its thread ends when it notices."""
         self.end_start()
         self._is_killed = True
+        self._over.set()  # first: it must not reach another server when it notices
         self._own_transport.kill()
-        self._over.set()
 
     def disconnect(self):
         """Close all its connections, as a broken link does."""
