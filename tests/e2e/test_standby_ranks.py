@@ -46,12 +46,13 @@ def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
         folder = tmp_path / "safe-standby"
         wait_until(lambda: any(each.version > 200 for each in records(folder, VersionEvaluated)))
         [standby] = [each for each in psutil.Process(ranks[2].pid).children() if each.environ().get(SIDECAR) == "3"]
-        standby.send_signal(signal.SIGTERM)
+        ranks[2].terminate()
         said = [process.communicate(timeout=LIMIT_S)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [-signal.SIGKILL, 130, 130], "\n".join(said)
+    assert [process.returncode for process in ranks] == [-signal.SIGKILL, 130, 128 + signal.SIGTERM], "\n".join(said)
+    assert not standby.is_running()
     [resumed] = records(folder, RunResumed)
     made = [update.version for update in records(tmp_path / "safe", UpdateMade)]
     assert resumed.version >= made[-1] - 1

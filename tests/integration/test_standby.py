@@ -11,6 +11,7 @@ from end_when import FOREVER
 from paceline.core.records import RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
 from paceline.engines.signals import Signals
+from paceline.recording.run_folder import SavedRun
 from rank_threads import LIMIT_S, ranks, run
 from ranks import flat
 from tiny_counting import BATCH, counting_job, times_applied
@@ -142,6 +143,8 @@ def test_the_standby_has_the_state_of_every_part(settings, tmp_path):
     ends = run_to_takeover(tiny_job(), 3, 10, {"wire": "int8"}, stop="updates=25", out=tmp_path / "run", **settings)
     assert ends[0].reason == "25 updates made"
     assert pl.replay(tmp_path / "run-standby").is_same
+    assert SavedRun(tmp_path / "run").configuration["has_standby"] is True
+    assert SavedRun(tmp_path / "run-standby").configuration["has_standby"] is False
 
 
 def test_evaluations_go_on():

@@ -289,6 +289,11 @@ class Torchrun:
         return self.ranks.sidecar is not None and self.worker == self.standby_number
 
     @property
+    def has_standby(self) -> bool:
+        """Whether another process goes on with the run if this one is lost."""
+        return bool(self.standby) and not self.is_standby
+
+    @property
     def ranks_of_shards(self) -> list[int]:
         """Rank of the host process of each shard server; 0 for the first."""
         return [j * self.ranks.world_size // self.shards for j in range(self.shards)]

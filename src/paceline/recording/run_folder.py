@@ -42,6 +42,11 @@ MOST_ENTRIES = 20_000  # largest number of files to search below a folder
 MOST_ERROR_BYTES = 1 << 24  # largest traceback that is read
 
 
+def standby_folder(folder: Path) -> Path:
+    """Return the folder of the standby of a run, on the standby's host."""
+    return folder.parent / f"{folder.name}-standby"
+
+
 class FolderGoneError(RunError):
     """The folder of a run disappeared during the run; `kept` is the new folder with its state."""
 

@@ -122,6 +122,7 @@ CONFIGURATION: Mapping[str, tuple[Type, str]] = {
     "seed": (int, "a whole number"),
     "batch_size": (WHOLE, "a whole number"),
     "workers": (WORKERS, f"a whole number from 1 to {MOST_WORKERS}"),
+    "has_standby": (bool, "true or false"),
     "memory": (str, "text"),
     "parameters": (WHOLE, "a whole number"),
     "plan": (list[dict[str, Any]], "a list of phases"),

@@ -102,6 +102,7 @@ class Session:
             "seed": config.seed,
             "batch_size": job.batch_size,
             "workers": config.cluster.n,
+            "has_standby": isinstance(config.cluster, Torchrun) and config.cluster.has_standby,
             "memory": memory_note(self.layout, self._sharing),
             "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
             "plan": plan_as_json(config.checked_plan),

@@ -60,6 +60,10 @@ class SpawnedSidecar(Sidecar):
         """Exit status, None while the process runs."""
         return self._process.exitcode
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()

@@ -12,7 +12,6 @@ from paceline.recording.run_folder import RunFolder
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
-STANDBY = "-standby"  # end of the name of its folder
 
 
 class AfterTakeover(Callback):

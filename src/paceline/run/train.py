@@ -34,7 +34,7 @@ from paceline.recording.callback import Callback, Memory, RunInfo
 from paceline.recording.callbacks.progress_line import is_shown, shown, stderr_console
 from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
-from paceline.recording.run_folder import RUN, RunFolder
+from paceline.recording.run_folder import RUN, RunFolder, standby_folder
 from paceline.run.checkpointer import Checkpointer, CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.result import Result
@@ -42,7 +42,7 @@ from paceline.run.resume import Resumption
 from paceline.run.run_log import RunLog
 from paceline.run.session import Session, serve
 from paceline.run.spawned_sidecar import SpawningProcess, spawning_if_needed
-from paceline.run.standby import STANDBY, AfterTakeover
+from paceline.run.standby import AfterTakeover
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 
@@ -227,7 +227,7 @@ def stand_by(
         FollowedRunEnded: the run of rank 0 has ended.
     """
     given = out if resume is None else resume
-    own = None if given is None else Path(f"{given}{STANDBY}")
+    own = None if given is None else standby_folder(Path(given))
     if own is not None and os.path.lexists(own) and not overwrite:
         raise UsageError(
             f"{own} exists already, and may have a run with which another standby has gone on: resume that run, or "

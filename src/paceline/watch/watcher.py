@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.core.records import RunEnded
 from paceline.recording.lock import is_locked
 from paceline.recording.log_tail import LogTail
-from paceline.recording.run_folder import EVENTS, SavedRun
+from paceline.recording.run_folder import EVENTS, SavedRun, standby_folder
 from paceline.watch.live_run import LiveRun
 
 QUIET_S = 2.0  # without a record, before the lock of the folder is tested
@@ -103,11 +103,17 @@ class Watcher:
                 assert self._end is not None
                 return f"ended: {self._end.reason}"
             case State.STOPPED:
-                return f"stopped without an end: no process of this host writes to the folder; {age}"
+                return f"stopped without an end: no process of this host writes to the folder; {age}{self._successor()}"
             case State.SILENT:
                 return f"no record for {self.age_s:.0f} s"
             case _:
                 return f"running, {age}"
+
+    def _successor(self) -> str:
+        """Return where a standby goes on with the run, if it had one."""
+        assert self.live is not None
+        has_standby = self.live.run.configuration.get("has_standby", False)
+        return f"; its standby may go on in {standby_folder(self.folder)} of its host" if has_standby else ""
 
     def _has_stopped(self) -> bool:
         """Return whether the process of the run is gone; tested once a second at most, and only without new records."""

@@ -73,6 +73,16 @@ def test_a_run_whose_process_lives_is_not_given_up(running, age_s, state, text):
     assert watcher.describe() == text
 
 
+def test_a_run_that_has_stopped_names_the_folder_of_its_standby(tmp_path):
+    folder = tmp_path / "run"
+    writer = RunFolder(folder, {**CONFIGURATION, "has_standby": True})
+    writer.on_record(two_updates()[0])
+    writer.close()
+    aged(folder, 3)
+    watcher = caught_up(Watcher(folder))
+    assert watcher.describe().endswith(f"; its standby may go on in {tmp_path / 'run-standby'} of its host")
+
+
 def test_a_run_whose_process_is_gone_has_stopped_until_it_is_resumed(running):
     folder, writer = running
     kept = writer.settle()
@@ -81,6 +91,7 @@ def test_a_run_whose_process_is_gone_has_stopped_until_it_is_resumed(running):
     watcher = caught_up(Watcher(folder))
     assert watcher.state is State.STOPPED
     assert watcher.describe().startswith("stopped without an end: no process of this host writes to the folder")
+    assert "standby" not in watcher.describe()
     resumed = RunFolder(folder, CONFIGURATION, keep=kept)
     states = []
     for record in (update(3, 5.0), ended(5.0, 10.0)):

@@ -113,7 +113,13 @@ def _serve_shard_or_worker(rank: Rank, model: nn.Module, job_spec: dict[str, Any
     if cluster.shard is not None:
         return model, serve_shard(rank, model, job_spec)
     sidecars = [rank.process.start_sidecar(number) for number in cluster.sidecars_here]
-    final = (follow if cluster.rank_in_node else serve)(rank, job_spec)
+    try:
+        final = (follow if cluster.rank_in_node else serve)(rank, job_spec)
+    except SystemExit:  # this worker leaves, and its host may go away
+        for standby in sidecars if cluster.standby else ():
+            standby.terminate()  # it saves the run if it has become the server
+            standby.wait(None)
+        raise
     for sidecar in sidecars:
         if final.end.has_failed:
             sidecar.kill()  # it may be the process that hangs, and only this process waits for it

@@ -50,6 +50,10 @@ class Sidecar(ABC):
         """Exit status, None while the process runs."""
 
     @abstractmethod
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    @abstractmethod
     def kill(self) -> None:
         """Send SIGKILL."""
 
@@ -80,6 +84,10 @@ class CommandSidecar(Sidecar):
     def status(self) -> int | None:
         """Exit status, None while the process runs."""
         return self._process.poll()
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL."""
