@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import NamedTuple
@@ -75,17 +75,17 @@ class TaskSums:
 
 def worker_seconds(run: RunData) -> dict[str, float]:
     """Return the worker-seconds by fate of the task, and the idle ones."""
-    return TaskSums.of(run.work, run.fates).worker_seconds(live_seconds(run))
+    return TaskSums.of(run.work, run.fates).worker_seconds(sum(live_times(run)))
 
 
 def activities(run: RunData) -> dict[str, float]:
     """Return the worker-seconds spent computing, communicating and waiting, for tasks of any fate."""
-    return TaskSums.of(run.work, run.fates).activities(live_seconds(run))
+    return TaskSums.of(run.work, run.fates).activities(sum(live_times(run)))
 
 
-def live_seconds(run: RunData) -> float:
-    """Return the live time of all workers, in worker-seconds."""
-    return sum(end_s - begin_s for spans in run.live for begin_s, end_s in spans)
+def live_times(run: RunData) -> list[float]:
+    """Return the live time of each worker, in seconds."""
+    return [sum(end_s - begin_s for begin_s, end_s in spans) for spans in run.live]
 
 
 class WorkerLosses(NamedTuple):
@@ -104,11 +104,14 @@ class WorkerLosses(NamedTuple):
     hazard: float
 
 
-def worker_losses(run: RunData) -> list[WorkerLosses]:
-    """Return the losses of the workers that were lost, the largest hazard first."""
-    live_s = [sum(end_s - begin_s for begin_s, end_s in spans) for spans in run.live]
-    hazards = loss_hazards(run.losses_of_workers, live_s)
-    rows = map(WorkerLosses, range(run.workers), live_s, run.losses_of_workers, hazards)
+def worker_losses(losses: Sequence[int], live_s: Sequence[float]) -> list[WorkerLosses]:
+    """Return the losses of the workers that were lost, the largest hazard first.
+
+    Args:
+        losses: number of losses of each worker.
+        live_s: live time of each worker in seconds.
+    """
+    rows = map(WorkerLosses, range(len(losses)), live_s, losses, loss_hazards(losses, live_s))
     return sorted((row for row in rows if row.losses), key=lambda row: -row.hazard)
 
 

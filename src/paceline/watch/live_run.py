@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from paceline.report.run_data import (
     loss_window,
     sorted_work,
 )
-from paceline.report.worker_stats import HeatMap, TaskSums, live_seconds
+from paceline.report.worker_stats import HeatMap, TaskSums, live_times
 from paceline.watch.compute_time_grid import ComputeTimeGrid
 from paceline.watch.merged_points import MergedPoints
 
@@ -80,7 +81,9 @@ class LiveRun:
         self._grid = ComputeTimeGrid()
         self._sums = TaskSums()  # over the tasks that are kept no longer
         self._tasks, self._used = np.zeros(0, int), np.zeros(0, int)  # of each worker, of these tasks
-        self._live_s = 0.0  # in intervals that are kept no longer
+        self._live_s: defaultdict[int, float] = defaultdict(
+            float
+        )  # of each worker, in spans not kept
         self._seen_work, self._seen_marks = 0, 0  # rows and marks that are already in the summaries
 
     def add(self, records: Sequence[Record]) -> None:
@@ -108,9 +111,9 @@ class LiveRun:
         """Return the sums over all tasks of the run."""
         return self._sums.plus(TaskSums.of(recent.work, recent.fates))
 
-    def live_seconds(self, recent: RunData) -> float:
-        """Return the live time of all workers, in worker-seconds."""
-        return self._live_s + live_seconds(recent)
+    def live_times(self, recent: RunData) -> list[float]:
+        """Return the live time of each worker, in seconds."""
+        return [self._live_s[worker] + live_s for worker, live_s in enumerate(live_times(recent))]
 
     def counts(self, recent: RunData) -> tuple[Column, Column]:
         """Return the number of tasks and of used gradients of each worker in the whole run."""
@@ -188,8 +191,8 @@ class LiveRun:
             reader.forget_unused_texts()
 
     def _trim_spans(self) -> None:
-        for spans in self._reader.live.values():
-            self._live_s += sum(end_s - begin_s for begin_s, end_s in spans[:-KEPT_SPANS])
+        for worker, spans in self._reader.live.items():
+            self._live_s[worker] += sum(end_s - begin_s for begin_s, end_s in spans[:-KEPT_SPANS])
             del spans[:-KEPT_SPANS]
 
     def _trim_work(self) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from paceline.report.curves import AXES, RATES, metric_panel, metric_title
 from paceline.report.page.data import heat_json, workers_json
-from paceline.report.page.parts import mark_rows, run_table, sample_bars, straggler_paragraphs, time_bars
+from paceline.report.page.parts import losses_table, mark_rows, run_table, sample_bars, straggler_paragraphs, time_bars
 from paceline.report.run_data import FATES, RunData
 from paceline.report.stragglers import slow_workers
 from paceline.report.summary_table import final_values, known, number, row
-from paceline.report.worker_stats import RoundTripStats, round_trips
+from paceline.report.worker_stats import RoundTripStats, WorkerLosses, round_trips, worker_losses
 from paceline.utils.wording import counted
 from paceline.watch.live_run import KEPT_TASKS, LiveRun
 from paceline.watch.merged_points import MergedPoints
@@ -54,12 +54,21 @@ class LiveView:
     @cached_property
     def worker_seconds(self) -> Mapping[str, float]:
         """Worker-seconds of the whole run by fate of the task, and the idle ones."""
-        return self.live.sums(self.recent).worker_seconds(self.live.live_seconds(self.recent))
+        return self.live.sums(self.recent).worker_seconds(sum(self._live_times))
 
     @cached_property
     def activities(self) -> Mapping[str, float]:
         """Worker-seconds of the whole run spent computing, communicating and waiting."""
-        return self.live.sums(self.recent).activities(self.live.live_seconds(self.recent))
+        return self.live.sums(self.recent).activities(sum(self._live_times))
+
+    @cached_property
+    def losses(self) -> Sequence[WorkerLosses]:
+        """Losses and hazards of the workers that were lost, the largest hazard first."""
+        return worker_losses(self.recent.losses_of_workers, self._live_times)
+
+    @cached_property
+    def _live_times(self) -> Sequence[float]:
+        return self.live.live_times(self.recent)
 
     @property
     def name(self) -> str:
@@ -107,6 +116,7 @@ class LiveView:
             "stragglers": straggler_paragraphs([(label, self.stragglers)]),
             "table": run_table([self.cells]),
             "quorum": escape(self.quorum),
+            "losses": losses_table([(label, self.losses)]),
             "decisions": mark_rows(newest_first, self.live.marks) if newest_first else "",
             "bars": time_bars([(label, self.worker_seconds)], [(label, self.activities)])
             + sample_bars([(label, samples)]),

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from paceline.recording.validation import believed
 from paceline.report.run_data import FATES
+from paceline.report.summary_table import number
 from paceline.report.worker_stats import QUANTILES
+from paceline.utils.wording import counted
 from paceline.watch.follow import POLL_S
 from paceline.watch.live_view import BYTES, LiveView
 from paceline.watch.watcher import State, Watcher
@@ -26,6 +28,7 @@ SLOWEST = QUANTILES.index(95)
 LEAST_ROWS = 4  # of workers, also on a low terminal
 OTHER_ROWS = 17  # of the view, without the workers
 MARKS = 4
+MOST_LOST = 3  # workers
 RECENT = 12  # tasks of a worker
 STYLES = {State.RUNNING: "green", State.SILENT: "yellow", State.STOPPED: "red"}
 
@@ -70,7 +73,8 @@ def shown(watcher: Watcher, console: Console) -> RenderableType:
         return state
     view = LiveView(watcher.live)
     width = console.width
-    rows = max(LEAST_ROWS, (console.height if console.is_terminal else 10_000) - OTHER_ROWS)
+    losses = _losses(view)
+    rows = max(LEAST_ROWS, (console.height if console.is_terminal else 10_000) - OTHER_ROWS - len(losses))
     return Group(
         Text(view.headline, style="bold"),
         state,
@@ -78,6 +82,7 @@ def shown(watcher: Watcher, console: Console) -> RenderableType:
         *_sums(view),
         _workers(view, rows),
         *[Text(f"! {sentence}", style="yellow") for sentence in view.stragglers],
+        *losses,
         Text(view.quorum, overflow="ellipsis", no_wrap=True),
         *_marks(view),
     )
@@ -151,6 +156,18 @@ def _recent(view: LiveView, worker: int) -> tuple[str, Text]:
     for fate in recent.fates[mine][-RECENT:]:
         letters.append("udi-"[fate], style=colours[FATES[fate]])
     return f"{age_s:.3g} s ago", letters
+
+
+def _losses(view: LiveView) -> list[Text]:
+    """Return a line on each of the workers with the largest hazards of loss."""
+    return [
+        Text(
+            f"! worker {row.worker} was lost {counted(row.losses, 'time')}; expected in an hour: "
+            f"{number(3600 * row.hazard)}",
+            style="yellow",
+        )
+        for row in view.losses[:MOST_LOST]
+    ]
 
 
 def _marks(view: LiveView) -> list[Text]:

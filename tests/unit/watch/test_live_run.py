@@ -151,7 +151,10 @@ def test_the_live_time_of_forgotten_intervals_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "KEPT_SPANS", 3)
     saved = write_run(tmp_path / "run", [*long_run(30, 2, seed=0), ended(31.0, 62.0)])
     live, run = followed(saved, (1,)), read_run(saved, "")
-    assert live.live_seconds(live.data()) == worker_stats.live_seconds(run) == 62.0
+    assert live.live_times(live.data()) == worker_stats.live_times(run) == [31.0, 31.0]
+    hazards = worker_stats.worker_losses(run.losses_of_workers, [31.0, 31.0])
+    assert LiveView(live).losses == hazards
+    assert [(row.worker, row.losses) for row in hazards] == [(0, 30)]
 
 
 class Unsaved:

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 import paceline as pl
-from paceline.core.records import DecisionMade
+from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
 from paceline.errors import UsageError
 from paceline.watch.terminal import shown, watch_in_terminal
 from paceline.watch.watcher import Watcher
@@ -50,6 +50,13 @@ def test_the_row_of_a_worker(tmp_path):
     [row] = [line.split() for line in printed(tmp_path / "run") if line.lstrip().startswith("0 ")]
     assert row == ["0", "1", "s", "1", "s", "2", "1", "0", "s", "ago", "ud"]
     assert "gradients received 36 B, versions sent 36 B" in "\n".join(printed(tmp_path / "run"))
+
+
+def test_workers_that_were_lost_are_named_with_their_hazard(tmp_path):
+    gone = [WorkerLost(10.0, 1, "gone"), WorkerJoined(20.0, 1), WorkerLost(1000.0, 1, "gone")]
+    write_run(tmp_path / "run", [begun(), arrival(0, 1, 0.0, 1.0), update(1, 1.0, k=1), *gone, ended(3600.0, 4600.0)])
+    [line] = [line for line in printed(tmp_path / "run") if line.startswith("! ")]
+    assert line.startswith("! worker 1 was lost 2 times; expected in an hour: ")
 
 
 def test_of_many_workers_the_slowest_are_shown_on_a_low_terminal(tmp_path):

@@ -10,7 +10,16 @@ from paceline.report.curves import Group, panels
 from paceline.report.run_data import FATES, Mark, RunData
 from paceline.report.stragglers import stragglers
 from paceline.report.summary_table import number
-from paceline.report.worker_stats import ACTIVITIES, IDLE, activities, samples, worker_losses, worker_seconds
+from paceline.report.worker_stats import (
+    ACTIVITIES,
+    IDLE,
+    WorkerLosses,
+    activities,
+    live_times,
+    samples,
+    worker_losses,
+    worker_seconds,
+)
 
 TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
@@ -144,11 +153,16 @@ def sample_bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
 
 def losses_section(runs: Sequence[RunData]) -> str:
     """Return the table of the losses of workers; empty if none was lost."""
+    return losses_table([(run.label, worker_losses(run.losses_of_workers, live_times(run))) for run in runs])
+
+
+def losses_table(losses: Sequence[tuple[str, Sequence[WorkerLosses]]]) -> str:
+    """Return the section with the losses of workers of some runs; empty if none was lost."""
     head = ("run", "worker", "live", "lost", "hazard per hour")
     rows = [
-        (run.label, str(row.worker), f"{number(row.live_s)} s", str(row.losses), number(3600 * row.hazard))
-        for run in runs
-        for row in worker_losses(run)[:MOST_LOST]
+        (label, str(row.worker), f"{number(row.live_s)} s", str(row.losses), number(3600 * row.hazard))
+        for label, of_run in losses
+        for row in of_run[:MOST_LOST]
     ]
     if not rows:
         return ""

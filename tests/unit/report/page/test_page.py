@@ -14,7 +14,7 @@ from paceline.report.curves import groups
 from paceline.report.page.page import SCRIPTS, page, script
 from paceline.report.run_data import NO_END, read_run
 from paceline.report.summary_table import headline, number, row
-from paceline.report.worker_stats import worker_losses
+from paceline.report.worker_stats import live_times, worker_losses
 from written_runs import begun, ended, train_run, two_updates, write_run
 
 HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)> & \"quoted\" {{data}} <!--"
@@ -144,11 +144,11 @@ def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
     faults = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(1, 8, back_after_s=2.0), pl.Fault(0, 15)]
     saved = train_run(tmp_path / "run", cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=faults), protocol="bsp")
     run = read_run(saved, "a run")
-    rows = worker_losses(run)
+    rows = worker_losses(run.losses_of_workers, live_times(run))
     assert [(row.worker, row.losses) for row in rows] == [(1, 2), (0, 1)]
     assert rows[1].live_s == pytest.approx(15.0, abs=1.0)
-    live_s = [sum(end_s - begin_s for begin_s, end_s in spans) for spans in run.live]
-    assert [row.hazard for row in rows] == [loss_hazards([1, 2, 0, 0], live_s)[row.worker] for row in rows]
+    hazards = loss_hazards([1, 2, 0, 0], live_times(run))
+    assert [row.hazard for row in rows] == [hazards[row.worker] for row in rows]
     assert "Losses of workers" in page_of(saved)
     assert "Losses of workers" not in page_of(train_run(tmp_path / "healthy"))
 
@@ -156,10 +156,10 @@ def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
 def test_a_worker_that_was_late_is_not_lost(tmp_path):
     begin = [begun(2), WorkerLost(0.0, 1, NOT_JOINED)]
     saved = write_run(tmp_path / "late", [*begin, WorkerJoined(0.5, 1), *two_updates()[1:]])
-    assert worker_losses(read_run(saved, "late")) == []
+    assert read_run(saved, "late").losses_of_workers == [0, 0]
 
 
 def test_a_late_return_is_no_loss(tmp_path):
     silent = [WorkerLost(4.0, 1, "silent", silent=True), WorkerJoined(4.5, 1, late_return=True)]
     saved = write_run(tmp_path / "returned", [*two_updates()[:-1], *silent, ended(4.5, 9.0)])
-    assert worker_losses(read_run(saved, "returned")) == []
+    assert read_run(saved, "returned").losses_of_workers == [0, 0]
