@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, nan
@@ -61,6 +61,7 @@ class RunData:
         workers: number of workers that were ever live.
         live: intervals of time in which each worker was live, in seconds.
         losses_of_workers: number of times that each worker was lost.
+        waits_s: seconds for which updates waited for their last gradient alone, by its worker.
         updates: columns of the updates; `gradients` counts the used gradients until then.
         losses: losses of the used gradients in the order of their arrival.
         evaluations: records of the evaluations.
@@ -78,6 +79,7 @@ class RunData:
     workers: int
     live: list[Spans]
     losses_of_workers: list[int]
+    waits_s: list[float]
     updates: dict[str, Column]
     losses: Column
     evaluations: list[records.VersionEvaluated]
@@ -164,6 +166,7 @@ class RunReader:
         reasons: number of each reason of an update.
         live: intervals of each worker, in seconds; the last one of a live worker ends at infinity.
         losses_of_workers: number of losses of each worker.
+        waits_s: seconds for which updates waited for their last gradient alone, by its worker.
         now_s: time of the last record, in seconds.
     """
 
@@ -179,9 +182,11 @@ class RunReader:
         self.reasons: dict[str, int] = {}
         self.live: dict[int, Spans] = {}
         self.losses_of_workers: Counter[int] = Counter()
+        self.waits_s: defaultdict[int, float] = defaultdict(float)
         self.now_s = 0.0
         self._updates = 0
         self._quorum_reason = NO_REASON
+        self._last_used: deque[records.GradientArrived] = deque(maxlen=2)  # of the next update
 
     def read(self, history: Iterable[records.Record]) -> Iterator[records.Record]:
         """Add the records of a run and yield them unchanged."""
@@ -205,6 +210,7 @@ class RunReader:
             workers=len(self.live),
             live=self._spans(work),
             losses_of_workers=[self.losses_of_workers[worker] for worker in sorted(self.live)],
+            waits_s=[self.waits_s[worker] for worker in sorted(self.live)],
             updates=columns(self.updates, UPDATE),
             losses=np.array(self.losses),
             evaluations=self.evaluations,
@@ -243,6 +249,7 @@ class RunReader:
                 counts = (record.k, record.workload, self.used)
                 reasons = (self._reason(record.reason), self._quorum_reason)
                 self.updates.extend((record.now_s, *counts, *reasons, record.staleness))
+                self._count_wait()
             case records.VersionEvaluated():
                 self.evaluations.append(record)
             case records.DecisionMade(kind="quorum"):  # these decisions are shown with the updates
@@ -302,9 +309,16 @@ class RunReader:
         if record.used:
             self.used += 1
             self.losses.append(record.loss)
+            self._last_used.append(record)
         arrived = (record.staleness, self._ending(fate, record.reason), record.samples)
         spent_s = (record.now_s - record.started_s, record.compute_s, record.pull_s + record.push_s)
         self.work.extend((*_where(record), *arrived, *spent_s))
+
+    def _count_wait(self) -> None:
+        if len(self._last_used) == 2:
+            before, last = self._last_used
+            self.waits_s[last.worker] += last.now_s - before.now_s
+        self._last_used.clear()
 
     def _never_arrived(
         self, record: records.WorkInterrupted | records.WorkUnfinished, ending: int, samples: int

@@ -12,11 +12,13 @@ from paceline.ddp_recording.waiting import find_stragglers, time_shares
 from paceline.experiments.advise.recording_advice import straggler_sentence
 from paceline.recording.recorded_ddp_run import RecordedDDPRun
 from paceline.report.run_data import FATES, Column, RunData
+from paceline.report.summary_table import number
 from paceline.report.worker_stats import QUANTILES, RoundTripStats, round_trips
 
 LEAST_SLOWER = 1.05  # smallest ratio to the median round trip that counts as slower
 SLOW = 2.0  # smallest ratio to the median round trip of a straggler
 LEAST_FINISHED = 3  # mean gradients of the other workers before one without any counts as a straggler
+LEAST_WAIT = 0.01  # smallest share of the time of a run for which updates waited that is named
 LEAST_SEEN = 3  # smallest number of tasks of a slow worker
 MOST_NAMED = 4
 MEDIAN = QUANTILES.index(50)
@@ -31,16 +33,21 @@ def stragglers(run: RunData) -> list[str]:
     if isinstance(run.run, RecordedDDPRun):
         return _of_recording(run.run.recording)
     used = np.bincount(run.work["worker"][run.fates == FATES.index("used")], minlength=run.workers)
-    return slow_workers(round_trips(run), np.bincount(run.work["worker"], minlength=run.workers), used)
+    tasks = np.bincount(run.work["worker"], minlength=run.workers)
+    return slow_workers(round_trips(run), tasks, used, run.waits_s, run.end_s)
 
 
-def slow_workers(rows: Sequence[RoundTripStats | None], tasks: Column, used: Column) -> list[str]:
+def slow_workers(
+    rows: Sequence[RoundTripStats | None], tasks: Column, used: Column, waits_s: Sequence[float], end_s: float
+) -> list[str]:
     """Return a sentence for each straggler, the slowest first.
 
     Args:
         rows: round-trip times of each worker.
         tasks: number of tasks of each worker.
         used: number of used gradients of each worker.
+        waits_s: seconds for which updates waited for their last gradient alone, by its worker.
+        end_s: time of the run in seconds.
     """
     workers = len(rows)
     if workers < 2 or not any(rows):
@@ -54,8 +61,9 @@ def slow_workers(rows: Sequence[RoundTripStats | None], tasks: Column, used: Col
         is_slow = ratio >= SLOW and int(tasks[worker]) >= LEAST_SEEN
         is_useless = not used[worker] and (used.sum() / (workers - 1)) >= LEAST_FINISHED
         if is_slow or is_useless:
-            slower = _slower(row, typical_s)
-            found.append((ratio, _sentence(f"worker {worker} {slower}", int(used[worker]), int(used.sum()), workers)))
+            slower = f"worker {worker} {_slower(row, typical_s)}"
+            share = _sentence(slower, int(used[worker]), int(used.sum()), workers)
+            found.append((ratio, share + _cost(waits_s[worker], end_s)))
     sentences = [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
     left_out = len(sentences) - MOST_NAMED
     more = f"{left_out} more worker{'s were stragglers' if left_out > 1 else ' was a straggler'}"
@@ -90,3 +98,10 @@ def _sentence(slower: str, used: int, of_all: int, workers: int) -> str:
     if not used:
         return f"{slower} and contributed nothing"
     return f"{slower} and contributed {used / of_all:.1%} of the gradients ({1 / workers:.1%} is an equal share)"
+
+
+def _cost(wait_s: float, end_s: float) -> str:
+    """Return for how long updates waited for a worker, if this was long enough."""
+    if wait_s < LEAST_WAIT * end_s or not wait_s:
+        return ""
+    return f"; updates waited {number(wait_s)} s for it alone, {wait_s / end_s:.0%} of the time"

@@ -81,9 +81,7 @@ class LiveRun:
         self._grid = ComputeTimeGrid()
         self._sums = TaskSums()  # over the tasks that are kept no longer
         self._tasks, self._used = np.zeros(0, int), np.zeros(0, int)  # of each worker, of these tasks
-        self._live_s: defaultdict[int, float] = defaultdict(
-            float
-        )  # of each worker, in spans not kept
+        self._live_s: defaultdict[int, float] = defaultdict(float)  # of each worker, in spans not kept
         self._seen_work, self._seen_marks = 0, 0  # rows and marks that are already in the summaries
 
     def add(self, records: Sequence[Record]) -> None:

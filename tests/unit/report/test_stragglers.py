@@ -38,6 +38,14 @@ def test_a_slow_worker_that_contributed_is_named_with_its_share(tmp_path):
     assert sentence.endswith("of the gradients (25.0% is an equal share)")
 
 
+def test_a_slow_worker_is_named_with_the_time_for_which_updates_waited(tmp_path):
+    slow = pl.Cluster(5, [pl.Deterministic(seconds) for seconds in (1.0, 4.0, 1.0, 3.0, 1.0)])
+    first, second = sentences(tmp_path, "bsp", cluster=slow)
+    assert first.startswith("worker 1 was 4.0 x slower than the median")
+    assert first.endswith("(20.0% is an equal share); updates waited 40 s for it alone, 25% of the time")
+    assert second.endswith("(20.0% is an equal share)")
+
+
 def test_a_worker_interrupted_at_the_median_is_reported_as_interrupted(tmp_path):
     alike_but_one = pl.Cluster(
         4, [pl.Deterministic(1.0), pl.Deterministic(1.0), pl.Deterministic(4.6), pl.Deterministic(1.0)]

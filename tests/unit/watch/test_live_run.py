@@ -90,6 +90,9 @@ def test_a_straggler_is_named_by_recent_round_trips_and_all_contributions(tmp_pa
     saved = train_run(tmp_path / "run", "asp", updates=50, cluster=slow)
     assert LiveView(followed(saved)).stragglers == stragglers(read_run(saved, ""))
     assert LiveView(followed(saved)).stragglers[0].startswith("worker 3 was 4.0 x slower than the median")
+    synchronous = train_run(tmp_path / "bsp", "bsp", updates=50, cluster=slow)
+    assert LiveView(followed(synchronous)).stragglers == stragglers(read_run(synchronous, ""))
+    assert LiveView(followed(synchronous)).stragglers[0].endswith("updates waited 150 s for it alone, 75% of the time")
 
 
 def test_a_gradient_that_crossed_its_interrupt_is_counted_once(tmp_path):
