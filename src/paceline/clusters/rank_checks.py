@@ -32,7 +32,7 @@ def check_workers(cluster: Torchrun) -> None:
         raise UsageError(f"min_workers={least}, but the run has {counted(most, 'worker')}: give at most {most}")
     if cluster.max_workers is None or cluster.ranks.sidecar is not None:
         return
-    if cluster.started > most:
+    if cluster.is_server and cluster.started > most:  # a process that joins later may have another WORLD_SIZE
         raise UsageError(
             f"max_workers={most}, but {counted(cluster.started, 'worker')} were started: give at least "
             f"{cluster.started}"
@@ -47,8 +47,9 @@ def check_workers(cluster: Torchrun) -> None:
 def check_standby(cluster: Torchrun, plan: Plan) -> None:
     """Raise a UsageError if a standby is asked for that this plan or launcher cannot have."""
     if not cluster.standby:
-        if cluster.standby_address is not None:
-            raise UsageError(f"standby_address={cluster.standby_address!r} without a standby: give standby=1 too")
+        for name, default in {"standby_address": None, "standby_sync": False}.items():
+            if (given := getattr(cluster, name)) != default:
+                raise UsageError(f"{name}={given!r} without a standby: give standby=1 too")
         return
     reasons = {
         f"{plan} has no server": plan.allreduce is not None,

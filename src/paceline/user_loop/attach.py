@@ -46,6 +46,14 @@ from paceline.utils.validation import check_range
 LOG = RankLogger(__name__)
 AnyProtocol = str | Protocol | Phase | Plan
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
+    "shards": 1,
+    "workers": "process",
+    "device": "cpu",
+    "standby": 0,
+    "standby_sync": False,
+    "standby_address": None,
+}
 attached: list[AttachedRun] = []  # the run of this process
 
 
@@ -205,6 +213,6 @@ def _ranks(cluster: str | Torchrun | None) -> Torchrun:
 
 
 def _check_cluster(cluster: Torchrun, **also: bool) -> None:
-    for name, expected in {"shards": 1, "workers": "process", "device": "cpu", **also}.items():
+    for name, expected in {**SUPPORTED, **also}.items():
         if getattr(cluster, name) != expected:
             raise UsageError(f"cluster has {name}={getattr(cluster, name)!r}, which attach does not support: omit it")

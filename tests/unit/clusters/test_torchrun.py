@@ -105,11 +105,10 @@ UNFIT = [
     ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
     ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
     ("bsp", {"min_workers": 4}, r"min_workers=4, but the run has 3 workers: give at most 3"),
-    ("bsp", {"max_workers": 2}, r"max_workers=2, but 3 workers were started: give at least 3"),
     ("all_reduce", {"standby": 1}, r"standby=1, but all_reduce has no server; omit standby"),
     ("bsp", {"standby_address": "h:1"}, r"standby_address='h:1' without a standby: give standby=1 too"),
+    ("bsp", {"standby_sync": True}, r"standby_sync=True without a standby: give standby=1 too"),
     ("bsp", {"standby": 1, "shards": 2}, r"standby=1, but the servers of shards=2 would need one each; omit standby"),
-    ("all_reduce", {"max_workers": 3}, r"max_workers=3, but 4 workers were started: give at least 4"),
     ("dc_s3gd", {"slowness": pl.Cluster(3)}, r"slowness has 3 workers, these ranks 4: give it 4"),
     (
         "dc_s3gd",
@@ -182,6 +181,20 @@ def test_a_rank_beyond_those_that_were_started_needs_max_workers(started):
     arguments = {"protocol": "bsp", "stop": "updates=3"}
     with pytest.raises(pl.UsageError, match=r"RANK=6 is worker 5, but max_workers=5 admits 0 to 4: give every process"):
         pl.train(pl.jobs.digits(), cluster=pl.Torchrun(max_workers=5), **arguments)
+
+
+@pytest.mark.parametrize(("protocol", "workers"), [("bsp", 3), ("all_reduce", 4)])
+def test_rank_0_checks_that_all_workers_that_were_started_are_admitted(started, protocol, workers):
+    plan, most = as_plan(getattr(pl, protocol)()), workers - 1
+    message = rf"max_workers={most}, but {workers} workers were started: give at least {workers}"
+    started(RANK="0")
+    with pytest.raises(pl.UsageError, match=message):
+        pl.Torchrun(max_workers=most).fitted_to(plan)
+
+
+def test_a_rank_that_joins_may_have_any_world_size(started):
+    started(RANK="3", WORLD_SIZE="9", LOCAL_WORLD_SIZE=None, TORCHELASTIC_RUN_ID=None)
+    assert pl.Torchrun(max_workers=3).fitted_to(as_plan(pl.bsp())).worker == 2
 
 
 @pytest.mark.parametrize(
