@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 
 OK, NOT_FOUND = 200, 404
 AZURE = {"Metadata": "true"}
-ADDRESS = re.compile(r"([\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}", re.ASCII)
+ADDRESS = re.compile(r"([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})", re.ASCII)
 
 
 class Answer(NamedTuple):
@@ -122,12 +122,20 @@ def parse_notice(notice: str) -> MetadataService | Path:
     Raises:
         UsageError: the text names neither.
     """
-    if "/" in notice and "\0" not in notice:
-        return Path(notice)
     name, has_address, address = notice.partition("@")
-    if name not in CLOUDS or (has_address and not ADDRESS.fullmatch(address)):
-        raise UsageError(
-            f"notice={notice!r}, expected {', '.join(CLOUDS)}, one of them with another host and port, as "
-            "aws@127.0.0.1:8080, or the path of a file with a slash, as /run/preempt"
-        )
-    return replace(CLOUDS[name], address=address) if has_address else CLOUDS[name]
+    if name in CLOUDS:
+        if not has_address:
+            return CLOUDS[name]
+        if _is_address(address):
+            return replace(CLOUDS[name], address=address)
+    elif "/" in notice and "://" not in notice and "\0" not in notice:
+        return Path(notice)
+    raise UsageError(
+        f"notice={notice!r}, expected {', '.join(CLOUDS)}, one of them with another host and a port from 1 to 65535, "
+        "as aws@127.0.0.1:8080, or the path of a file, not a URL, with a slash, as /run/preempt"
+    )
+
+
+def _is_address(text: str) -> bool:
+    found = ADDRESS.fullmatch(text)
+    return found is not None and 1 <= int(found[2]) <= 65535

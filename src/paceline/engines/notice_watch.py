@@ -82,7 +82,9 @@ def _look(notice: str) -> str:
     """Return the notice of a source in text; empty without a notice."""
     source = parse_notice(notice)
     if isinstance(source, Path):
-        return f"{source} exists" if source.exists() else ""
+        if source.is_dir():
+            raise IsADirectoryError("it is a folder, not a file")
+        return f"{source} exists" if source.is_file() else ""
     return source.look(partial(_ask, source.address))
 
 

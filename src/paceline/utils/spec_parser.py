@@ -16,7 +16,7 @@ DEEPEST = 21
 _WORDS = {"true": True, "false": False, "none": None}
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
-_WORD = re.compile(r"[\w./:~-]+")
+_WORD = re.compile(r"[\w./:~@-]+")
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
 """What the metadata services of the clouds answer, and what is made of it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import paceline as pl
 from metadata_server import NAME, preempt
+from paceline.clusters.parser import parse_cluster
 from paceline.clusters.spot_notice import CLOUDS, Answer, parse_notice
 from paceline.engines.notice_watch import FAILURES
+from paths import ROOT
 
+PAGE = (ROOT / "docs/how-to/spot-instances.md").read_text(encoding="utf-8")
 DEEP = b"[" * 100_000
 
 
@@ -82,10 +86,15 @@ def test_an_undocumented_answer_is_no_notice_but_an_error(answers):
         look(*answers)
 
 
-@pytest.mark.parametrize("notice", ["", "ibm", "preempt", "aws@", "aws@host", "gcp@a b:80", "azure@h:80:80", "/a\0b"])
+UNKNOWN = ["", "ibm", "preempt", "aws@", "aws@host", "gcp@a b:80", "azure@h:80:80", "/a\0b"]
+BAD_ADDRESSES = ["aws@metadata:80/x", "aws@h:99999", "gcp@h:0"]
+
+
+@pytest.mark.parametrize("notice", [*UNKNOWN, *BAD_ADDRESSES, "http://169.254.169.254", "file:///run/preempt"])
 def test_a_source_that_is_not_known_is_refused(started, notice):
     started()
-    with pytest.raises(pl.UsageError, match=r"notice=.*, expected aws, gcp, azure, one of them .* as /run/preempt"):
+    expected = r"notice=.*, expected aws, gcp, azure, one of them .* port from 1 to 65535, as .* as /run/preempt"
+    with pytest.raises(pl.UsageError, match=expected):
         pl.Torchrun(notice=notice)
 
 
@@ -93,3 +102,14 @@ def test_a_path_and_another_address():
     assert parse_notice("./preempt") == Path("preempt")
     assert parse_notice("azure@[fd00:ec2::254]:80").address == "[fd00:ec2::254]:80"
     assert parse_notice("azure@[fd00:ec2::254]:80").look is CLOUDS["azure"].look
+    assert parse_notice("./aws@host/preempt") == Path("aws@host/preempt")
+    assert parse_notice("aws@h:65535").address == "h:65535"
+
+
+def test_the_command_line_takes_the_documented_text_without_quotes(started):
+    started()
+    [documented] = set(re.findall(r"`notice=(aws@\S+)`", PAGE))
+    notice = documented.replace("HOST:PORT", "127.0.0.1:8080")
+    assert parse_cluster(f"torchrun(notice={notice})").notice == notice
+    with pytest.raises(pl.UsageError, match=r"as aws@127\.0\.0\.1:8080"):
+        parse_cluster("torchrun(notice=http://169.254.169.254)")

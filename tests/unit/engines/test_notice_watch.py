@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+from logging.handlers import QueueHandler
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_a_file_is_a_notice(tmp_path):
     with NoticeWatch(str(place), notices.put):
         place.touch()
         assert notices.get(timeout=LIMIT_S) == f"{place} exists"
+
+
+def test_a_folder_is_no_notice(tmp_path):
+    notices, logged = queue.SimpleQueue(), QueueHandler(queue.SimpleQueue())
+    logging.getLogger(notice_watch.__name__).addHandler(logged)
+    place = tmp_path / "preempt"
+    place.mkdir()
+    with NoticeWatch(str(place), notices.put):
+        record = logged.queue.get(timeout=LIMIT_S)
+        assert f"notice={place} cannot be read (it is a folder, not a file)" in record.getMessage()
+        assert notices.empty()
+        place.rmdir()
+        place.touch()
+        assert notices.get(timeout=LIMIT_S) == f"{place} exists"
+    logging.getLogger(notice_watch.__name__).removeHandler(logged)
 
 
 BAD = [

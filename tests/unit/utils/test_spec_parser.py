@@ -28,6 +28,7 @@ FACTORIES = {"k_sync": k_sync, "bsp": bsp}
         ("f(a=-1.5, b=1e3)", Call("f", {"a": -1.5, "b": 1000.0})),
         ("f(a=inf, b=true, c=false)", Call("f", {"a": inf, "b": True, "c": False})),
         ("f(a=word, b=traces/a-1.csv)", Call("f", {"a": "word", "b": "traces/a-1.csv"})),
+        ("f(a=aws@127.0.0.1:8080)", Call("f", {"a": "aws@127.0.0.1:8080"})),
         ("f(a='x, y', b=\"it's)\")", Call("f", {"a": "x, y", "b": "it's)"})),
         ("f(a=[1, 2.0, [x]], b=[])", Call("f", {"a": [1, 2.0, ["x"]], "b": []})),
         ("f(a={b=1, c={d=[x]}}, e={})", Call("f", {"a": {"b": 1, "c": {"d": ["x"]}}, "e": {}})),
