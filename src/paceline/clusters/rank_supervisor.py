@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, Self
@@ -12,10 +12,11 @@ from paceline.clusters.placement import Placement, actor_environment
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import RemoteTracebackError, report_of
-from paceline.utils.wording import listed
+from paceline.utils.wording import join_words, listed
 
 LOG = RankLogger(__name__)
 GRACE_S = 5.0  # in which the loss of another rank may explain a RunError
+REMINDER_S = 30.0  # between two warnings about ranks that are missing
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class RankSupervisor:
     actions. A method raises the error with which the run ends.
 
     Args:
-        size: number of ranks, >= 1.
+        resources: resources that Ray reserves for each rank, by name; one or more ranks.
         token: token of the run.
         max_restarts: number of times that each rank is made again, >= 0; -1 for no limit.
         least: number of ranks that are enough to begin when the start timeout has passed.
@@ -100,7 +101,7 @@ class RankSupervisor:
 
     def __init__(
         self,
-        size: int,
+        resources: Sequence[Mapping[str, float]],
         token: str,
         *,
         max_restarts: int,
@@ -110,7 +111,7 @@ class RankSupervisor:
         may_spread: bool,
         falls_together: bool,
     ) -> None:
-        self._size = size
+        self._resources = resources
         self._token = token
         self._max_restarts = max_restarts
         self._least = least
@@ -122,7 +123,7 @@ class RankSupervisor:
         self._restarts: Counter[int] = Counter()
         self._failure: PacelineError | None = None  # raised when rank 0 has ended
         self._is_stopping = False
-        self._deadline_s = inf
+        self._deadline_s = self._reminder_s = inf
         self._placement: Placement | None = None  # until all ranks have a host
         self._port = 0
         self._hosts: dict[int, str] = {}
@@ -131,10 +132,10 @@ class RankSupervisor:
     def begin(self, now: float) -> list[SupervisorAction]:
         """Make all ranks, in place of those that exist."""
         self._starts += 1
-        self._deadline_s = now + self._start_timeout_s
+        self._deadline_s, self._reminder_s = now + self._start_timeout_s, now + REMINDER_S
         self._placement = None
         self._hosts, self._run_errors = {}, {}
-        return [MakeRank(rank) for rank in range(self._size)]
+        return [MakeRank(rank) for rank in range(len(self._resources))]
 
     def on_made(self, rank: int, host: str, port: int) -> list[SupervisorAction]:
         """Handle the process of a rank that is there, on a host with a free port."""
@@ -144,7 +145,7 @@ class RankSupervisor:
         if self._placement is not None:
             self._placement = self._placement.replaced({rank: host})
             return [self._train(self._placement, rank)]
-        return self._train_all() if len(self._hosts) == self._size else []
+        return self._train_all() if len(self._hosts) == len(self._resources) else []
 
     def on_lost(self, rank: int, reason: str, now: float) -> list[SupervisorAction]:
         """Handle the end of the process of a rank before the end of the run.
@@ -205,8 +206,10 @@ class RankSupervisor:
         Raises:
             PacelineError: the run ends with it.
         """
-        if self._placement is None and now > self._deadline_s:
-            return self._start_without_missing()
+        if self._placement is None:
+            if now > self._deadline_s:
+                return self._start_without_missing()
+            self._remind(now)
         due = [rank for rank, (_, until_s) in self._run_errors.items() if now > until_s]
         if not due:
             return []
@@ -227,14 +230,33 @@ class RankSupervisor:
     def _start_without_missing(self) -> list[SupervisorAction]:
         if 0 in self._hosts and len(self._hosts) >= self._least:
             return self._train_all()
-        missing = [rank for rank in range(self._size) if rank not in self._hosts]
         raise RunError(
-            f"Ray has not made {listed('rank', missing)} of {self._size} within start_timeout_s="
-            f"{self._start_timeout_s:g}: ray status shows what is free; give fewer workers or smaller resources"
+            f"Ray has not made {self._missing()} within start_timeout_s={self._start_timeout_s:g}: ray status shows "
+            "what is free; give fewer workers or smaller resources"
         )
 
+    def _remind(self, now: float) -> None:
+        """Log which ranks are missing, each `REMINDER_S`."""
+        if now >= self._reminder_s:
+            self._reminder_s = now + REMINDER_S
+            waited_s = now - self._deadline_s + self._start_timeout_s
+            LOG.warning(
+                "Ray has not made %s for %.0f s: ray status shows what is free; the run waits for start_timeout_s=%g",
+                self._missing(),
+                waited_s,
+                self._start_timeout_s,
+            )
+
+    def _missing(self) -> str:
+        """Return the ranks that are missing, with the resources of each."""
+        found: dict[str, list[int]] = {}
+        for rank, resources in enumerate(self._resources):
+            if rank not in self._hosts:
+                found.setdefault(str(dict(resources)), []).append(rank)
+        return join_words(f"{listed('rank', ranks)} (resources {each})" for each, ranks in found.items())
+
     def _train_all(self) -> list[SupervisorAction]:
-        hosts = tuple(self._hosts.get(rank, "") for rank in range(self._size))
+        hosts = tuple(self._hosts.get(rank, "") for rank in range(len(self._resources)))
         self._placement = Placement(hosts, self._port, self._starts, self._may_spread)
         return [self._train(self._placement, rank) for rank in sorted(self._hosts)]
 

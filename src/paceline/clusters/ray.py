@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, field
+from math import ceil
 from numbers import Integral
 from typing import Any
 
@@ -18,11 +19,18 @@ from paceline.utils.spec_parser import Call, bind, short_repr
 from paceline.utils.validation import check_range
 
 CPU, GPU, MEMORY = "CPU", "GPU", "memory"  # names of Ray
+NAMES = {  # by what else a user may type, in lower case
+    **dict.fromkeys(("cpu", "cpus", "num_cpus"), CPU),
+    **dict.fromkeys(("gpu", "gpus", "num_gpus"), GPU),
+    "memory": MEMORY,
+}
+NO_STANDBY = "it makes the actor of rank 0 again, and the run resumes from its last checkpoint; omit it"
 FROM_RAY = {  # arguments of `Torchrun` that a user does not give here, and what to do instead
     "address": "the actors exchange their addresses; omit it",
     "device": "workers with a GPU compute on it; give resources_per_worker={'GPU': 1}",
     "max_workers": "all actors are made at the start; give workers=N, and min_workers if fewer are enough to begin",
     "ranks": "the driver numbers the actors; omit it",
+    **dict.fromkeys(("standby", "standby_sync", "standby_address"), NO_STANDBY),
     "worker_at_server": "rank 0 has an actor of its own; give one more in workers",
     "workers": "each actor is a worker; omit it",
 }
@@ -69,7 +77,7 @@ class Ray:
             _check_resources(name, getattr(self, name))
         for name, advice in FROM_RAY.items():
             if name in self.torchrun:
-                raise UsageError(f"torchrun has {name!r}, which Ray sets: {advice}")
+                raise UsageError(f"torchrun has {name!r}, which pl.Ray does not take: {advice}")
         self._rank_0(self.workers + 1, is_server=True)
 
     def __str__(self) -> str:
@@ -92,24 +100,25 @@ class Ray:
         """
         return self._rank_0(self.size(plan), is_server=plan.allreduce is None).fitted_to(plan)
 
+    def resources(self, *, is_server: bool) -> Mapping[str, float]:
+        """Return the resources of an actor, by name."""
+        return self.server_resources if is_server else self.resources_per_worker
+
     def arguments(self, *, is_server: bool) -> dict[str, Any]:
         """Return the arguments of `Torchrun` in an actor, beside its address."""
-        resources = self._resources(is_server=is_server)
+        resources = self.resources(is_server=is_server)
         device = "cuda" if resources.get(GPU) else "cpu"
         return {"device": device, "threads": max(1, int(resources.get(CPU, 1))), **self.torchrun}
 
     def actor_options(self, *, is_server: bool) -> dict[str, Any]:
         """Return the options of an actor, as of ``ray.remote``."""
-        given = dict(self._resources(is_server=is_server))
+        given = dict(self.resources(is_server=is_server))
         options: dict[str, Any] = {"num_cpus": given.pop(CPU, 1), "num_gpus": given.pop(GPU, 0), "max_restarts": 0}
         if MEMORY in given:
             options["memory"] = given.pop(MEMORY)
         if self.runtime_env is not None:
             options["runtime_env"] = dict(self.runtime_env)
         return {**options, "resources": given}
-
-    def _resources(self, *, is_server: bool) -> Mapping[str, float]:
-        return self.server_resources if is_server else self.resources_per_worker
 
     def _rank_0(self, size: int, *, is_server: bool) -> Torchrun:
         environment = actor_environment(Placement((LOOPBACK,) * size, port=1), 0, make_token())
@@ -119,6 +128,12 @@ class Ray:
 
 def _check_resources(name: str, resources: Mapping[str, float]) -> None:
     for resource, amount in resources.items():
-        if resource not in (CPU, GPU) and resource.upper() in (CPU, GPU):
-            raise UsageError(f"{name} has {resource!r}, expected {resource.upper()!r}: Ray distinguishes upper case")
+        expected = NAMES.get(resource.lower(), resource)
+        if resource != expected:
+            raise UsageError(f"{name} has {resource!r}, expected {expected!r}, the name of the resource in Ray")
         check_range("[0, inf)", **{f"{name}[{resource!r}]": amount})
+        if resource == GPU and amount > 1 and amount % 1:
+            raise UsageError(
+                f"{name}[{resource!r}]={amount!r}, expected a whole number, or a part of one GPU from 0 to 1: "
+                f"give {ceil(amount)}"
+            )

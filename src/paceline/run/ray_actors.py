@@ -191,7 +191,7 @@ class ActorGroup:
         self._task = ray.put(task)
         size = cluster.size(plan)
         self._supervisor = RankSupervisor(
-            size,
+            [cluster.resources(is_server=self._has_server and rank == 0) for rank in range(size)],
             make_token(),
             max_restarts=cluster.max_restarts,
             least=size if rank_0.min_workers is None else rank_0.min_workers + self._has_server,

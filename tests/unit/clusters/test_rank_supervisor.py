@@ -15,6 +15,7 @@ from paceline.clusters.rank_supervisor import (
 )
 
 SIZE = 3
+RESOURCES = [{"CPU": 1}, {"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 1}]
 ALL = [MakeRank(rank) for rank in range(SIZE)]
 DEFAULTS = {
     "max_restarts": -1,
@@ -28,7 +29,7 @@ DEFAULTS = {
 
 def started(**changes):
     """Return a supervisor whose ranks have been made but are not there."""
-    supervisor = RankSupervisor(SIZE, "a token", **{**DEFAULTS, **changes})
+    supervisor = RankSupervisor(RESOURCES, "a token", **{**DEFAULTS, **changes})
     assert supervisor.begin(0.0) == ALL
     return supervisor
 
@@ -236,8 +237,26 @@ def test_ranks_that_ray_cannot_make_are_named():
     supervisor = started()
     supervisor.on_made(0, "10.0.0.1", 4000)
     assert supervisor.on_time(60.0) == []
-    with pytest.raises(pl.RunError, match=r"not made ranks 1 and 2 of 3 within start_timeout_s=60: ray status shows"):
+    with pytest.raises(pl.RunError, match=r"made ranks 1 and 2 \(.*\) within start_timeout_s=60: ray status"):
         supervisor.on_time(60.1)
+
+
+def test_every_30_s_the_log_names_the_ranks_that_are_missing_and_their_resources(caplog):
+    supervisor = started(start_timeout_s=300.0)
+    for now, warnings in ((29.9, 0), (30.0, 1), (59.9, 1), (60.0, 2)):
+        assert supervisor.on_time(now) == []
+        assert len(caplog.messages) == warnings
+    supervisor.on_made(0, "10.0.0.1", 4000)
+    supervisor.on_made(2, "10.0.0.1", 4002)
+    supervisor.on_time(90.0)
+    both = "rank 0 (resources {'CPU': 1}) and ranks 1 and 2 (resources {'CPU': 2, 'GPU': 1})"
+    assert caplog.messages[0] == (
+        f"Ray has not made {both} for 30 s: ray status shows what is free; the run waits for start_timeout_s=300"
+    )
+    assert "Ray has not made rank 1 (resources {'CPU': 2, 'GPU': 1}) for 90 s" in caplog.messages[2]
+    environments(supervisor.on_made(1, "10.0.0.1", 4001))
+    assert supervisor.on_time(500.0) == []
+    assert len(caplog.messages) == 3
 
 
 def test_a_run_begins_without_missing_ranks_if_the_others_are_enough():

@@ -18,14 +18,21 @@ WRONG = [
     ({"workers": 0}, r"workers=0 is not a whole number in \[1, inf\)"),
     ({"max_restarts": -2}, r"max_restarts=-2 is not a whole number in \[-1, inf\)"),
     ({"resources_per_worker": {"GPU": -1}}, r"resources_per_worker\['GPU'\]=-1 is not a number in \[0, inf\)"),
-    ({"resources_per_worker": {"gpu": 1}}, r"resources_per_worker has 'gpu', expected 'GPU': Ray distinguishes upper"),
+    ({"resources_per_worker": {"gpu": 1}}, r"resources_per_worker has 'gpu', expected 'GPU', the name of the resource"),
+    ({"resources_per_worker": {"num_cpus": 1}}, r"resources_per_worker has 'num_cpus', expected 'CPU'"),
+    ({"resources_per_worker": {"num_gpus": 1}}, r"resources_per_worker has 'num_gpus', expected 'GPU'"),
+    ({"server_resources": {"Memory": 1e9}}, r"server_resources has 'Memory', expected 'memory'"),
+    ({"resources_per_worker": {"GPU": 1.5}}, r"resources_per_worker\['GPU'\]=1.5, expected a whole number, .*: give 2"),
+    ({"server_resources": {"GPU": 2.25}}, r"server_resources\['GPU'\]=2.25, expected a whole number, .*: give 3"),
     ({"server_resources": {"Cpu": 1}}, r"server_resources has 'Cpu', expected 'CPU'"),
     ({"resources_per_worker": {"GPU": "one"}}, r"resources_per_worker\['GPU'\]='one', expected a number"),
-    ({"torchrun": {"address": "10.0.0.1"}}, r"torchrun has 'address', which Ray sets: the actors exchange"),
+    ({"torchrun": {"address": "10.0.0.1"}}, r"torchrun has 'address', which pl.Ray does not take: the actors exchange"),
     ({"torchrun": {"device": "cuda"}}, r"torchrun has 'device', .* give resources_per_worker=\{'GPU': 1\}"),
     ({"torchrun": {"max_workers": 9}}, r"torchrun has 'max_workers', .* give workers=N, and min_workers"),
     ({"torchrun": {"worker_at_server": True}}, r"torchrun has 'worker_at_server', .* give one more in workers"),
     ({"torchrun": {"workers": "node"}}, r"torchrun has 'workers', .* omit it"),
+    ({"torchrun": {"standby": 1}}, r"torchrun has 'standby', which pl.Ray does not take: it makes the actor of rank 0"),
+    ({"torchrun": {"standby_sync": True}}, r"torchrun has 'standby_sync', .* the run resumes .*; omit it"),
     ({"torchrun": {"wier": "bf16"}}, r"torchrun has no knob 'wier'; did you mean 'wire'\?"),
     ({"torchrun": {"threads": 0}}, r"threads=0 is not a whole number in \[1, inf\)"),
     ({"torchrun": {"shards": 4}}, r"shards=4, but the job has 3 processes"),
@@ -91,14 +98,13 @@ def test_device_and_threads_of_an_actor_follow_from_its_resources():
     cluster = pl.Ray(2, resources_per_worker={"CPU": 4, "GPU": 1}, torchrun={"wire": "bf16"})
     assert cluster.arguments(is_server=False) == {"device": "cuda", "threads": 4, "wire": "bf16"}
     assert cluster.arguments(is_server=True) == {"device": "cpu", "threads": 1, "wire": "bf16"}
-    half = pl.Ray(2, resources_per_worker={"CPU": 0.5})
+    half = pl.Ray(2, resources_per_worker={"CPU": 0.5, "GPU": 0.0})
     assert half.arguments(is_server=False) == {"device": "cpu", "threads": 1}
 
 
 @pytest.mark.parametrize(
     ("plan", "cluster", "message"),
     [
-        (BSP, pl.Ray(2, torchrun={"standby": 1}), "standby=1, but the command of the processes cannot be run again"),
         (BSP, pl.Ray(2, torchrun={"min_workers": 3}), "min_workers=3, but the run has 2 workers"),
         (BSP, pl.Ray(2, torchrun={"slowness": pl.Cluster(3)}), "slowness has 3 workers, these ranks 2"),
         (ALL_REDUCE, pl.Ray(2, torchrun={"wire": "bf16"}), "wire='bf16': all_reduce sums in float32"),
