@@ -6,6 +6,7 @@ from difflib import get_close_matches
 # Arguments by the words of other libraries and of the papers, for names that differ too much from ours.
 _OTHER_WORDS = {
     "accuracy": "stop",
+    "elastic": "min_workers",
     "epochs": "stop",
     "gradients": "stop",
     "loss": "stop",

@@ -294,6 +294,8 @@ def test_it_can_be_given_as_text(started):
     assert str(parse_cluster("torchrun(workers=node)")) == "Torchrun(workers='node') with 1 worker"
     with pytest.raises(pl.UsageError, match="torchrun has no knob 'worker'; did you mean 'workers'"):
         parse_cluster("torchrun(worker=3)")
+    with pytest.raises(pl.UsageError, match="torchrun has no knob 'elastic'; did you mean 'min_workers'"):
+        parse_cluster("torchrun(elastic=true)")
 
 
 @pytest.mark.parametrize("make", [pl.compare, pl.knee])
