@@ -8,7 +8,7 @@ import torch
 
 import paceline as pl
 from end_when import FOREVER
-from paceline.core.records import RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
@@ -55,6 +55,32 @@ def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
     assert ends[0].reason == "30 updates made"
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
+def test_the_standby_takes_over_before_the_first_update():
+    class KillEarly(pl.Callback):
+        def on_record(self, record):
+            super().on_record(record)
+            process = job.processes[0]
+            if isinstance(record, GradientArrived) and process.thread is threading.current_thread():
+                process.die()
+
+    with ranks(4, tiny_job(), STANDBY, protocol="bsp", stop="updates=20", callbacks=[KillEarly()]) as job:
+        job.start_all()
+        job.join(0)
+        end = job.end("standby")
+    assert (end.reason, [resumed.version for resumed in end.of(RunResumed)]) == ("20 updates made", [0])
+
+
+def test_without_the_standby_a_run_that_has_not_begun_ends():
+    torchrun = {**STANDBY, "start_timeout_s": 0.5}
+    with ranks(4, tiny_job(), torchrun, protocol="bsp", stop="updates=20") as job:
+        for rank in (0, 1):
+            job.start(rank)
+            job.started(rank)
+        job.processes[0].kill()
+        with pytest.raises(pl.RunError, match="rank 0"):
+            job.end(1)
 
 
 def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
