@@ -12,7 +12,7 @@ ARG EXTRAS=digits,metrics
 COPY constraints.txt /tmp/
 RUN pip install --no-cache-dir --constraint /tmp/constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 COPY --from=build /wheels /tmp/wheels
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /tmp/wheels/*.whl)[$EXTRAS]"
+RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /tmp/wheels/*.whl)${EXTRAS:+[$EXTRAS]}"
 RUN useradd --create-home --uid 1000 paceline
 USER 1000
 WORKDIR /home/paceline

@@ -20,6 +20,7 @@ from launched_commands import (
 from paceline.clusters.job_token import make_token
 from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
+from paceline.watch.address import PORT
 from paths import ROOT
 from ranks import free_port
 
@@ -169,6 +170,12 @@ def test_both_jobs_get_the_token_that_the_page_creates():
     for job in (RANK_0, WORKERS):
         assert {"secretRef": {"name": name}} in container(job)["envFrom"]
         assert {"configMapRef": {"name": "digits"}} in container(job)["envFrom"]
+
+
+def test_the_page_watches_the_run_of_rank_0():
+    [(job, folder)] = re.findall(r"kubectl exec -it job/(\S+) -- paceline watch ([\w/]+)", PAGE)
+    assert f"--out {folder}" in " ".join(container(OBJECTS["Job", job]["spec"])["args"]).replace("$where", "--out")
+    assert f"kubectl port-forward job/{job} {PORT}" in PAGE
 
 
 def test_one_image_name_is_to_be_changed():

@@ -1,6 +1,8 @@
 """The Dockerfile, as far as it can be checked without docker: the files that it names, and what the examples need."""
 
+import os
 import re
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
@@ -54,6 +56,35 @@ def test_python_is_new_enough():
     least = tuple(map(int, PROJECT["project"]["requires-python"].removeprefix(">=").split(".")))
     for image in values("FROM"):
         assert tuple(map(int, re.match(r"python:(\d+)\.(\d+)-slim\b", image).groups())) >= least
+
+
+@pytest.mark.parametrize(("extras", "installed"), [("digits,metrics", "[digits,metrics]"), ("", "")])
+def test_the_extras_may_be_empty(extras, installed, tmp_path):
+    wheel = tmp_path / "paceline-0.2.0-py3-none-any.whl"
+    wheel.touch()
+    [line] = [run for run in values("RUN") if "/tmp/wheels" in run]
+    pip = 'pip() { while [ $# -gt 1 ]; do shift; done; echo "$1"; }'  # prints its last argument
+    command = ["sh", "-c", f"{pip}; {line.replace('/tmp/wheels', str(tmp_path))}"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "EXTRAS": extras}, check=True)
+    assert ended.stdout.strip() == f"{wheel}{installed}"
+
+
+def test_the_image_of_ray_has_a_version_and_what_the_rayjob_runs():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    page = (ROOT / "docs/how-to/ray.md").read_text(encoding="utf-8")
+    recipe = (ROOT / "examples/ray/Dockerfile").read_text(encoding="utf-8")
+    base, python = re.match(r"FROM rayproject/ray:(\d+\.\d+)\.\d+-py3(\d+)\n", recipe).groups()
+    assert f"ray[train]>={base}" in PROJECT["project"]["optional-dependencies"]["ray"]
+    assert int(python) >= int(PROJECT["project"]["requires-python"].removeprefix(">=3."))
+    job = yaml.safe_load((ROOT / "examples/ray/rayjob.yaml").read_text(encoding="utf-8"))["spec"]
+    [program] = re.findall(r"^python /app/(\S+) ", job["entrypoint"])
+    assert "\nCOPY . /app\n" in recipe
+    assert (ROOT / program).exists()
+    assert is_sent(program)
+    groups = [job["rayClusterSpec"]["headGroupSpec"], *job["rayClusterSpec"]["workerGroupSpecs"]]
+    [image] = {group["template"]["spec"]["containers"][0]["image"] for group in groups}
+    assert not image.endswith(":latest")
+    assert f"sed s,{image},YOUR_IMAGE, examples/ray/rayjob.yaml" in page
 
 
 def test_the_image_has_what_the_manifest_uses():
