@@ -8,6 +8,7 @@ import pytest
 
 import paceline as pl
 from paceline.recording.callbacks import tracker
+from paceline.recording.scalars import ScalarPoint
 from tiny_jobs import dataset, tiny_job
 
 pytestmark = pytest.mark.integrations
@@ -88,6 +89,20 @@ def test_mlflow_with_a_store_of_its_own(is_given, tmp_path, monkeypatch):
     assert [each.step for each in client.get_metric_history(stored.info.run_id, "update/k")] == [1, 30]
     assert (stored.info.run_name, stored.info.status) == ("a run", "FINISHED")
     assert stored.data.params["protocol"] == "k_sync(k=2)"
+
+
+def test_mlflow_takes_metrics_whose_names_it_refuses(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = tmp_path.as_uri()
+    values = {"recall@5": 0.5, "loss (mean)": 1.0, "../x": 2.0, "f1, macro": 3.0}
+    callback = pl.MLflow("paceline", tracking_uri=uri)
+    callback.begin({"protocol": "bsp"})
+    callback.log(ScalarPoint(1, 0.0, {f"eval/{name}": value for name, value in values.items()}))
+    client = mlflow.MlflowClient(uri)
+    [stored] = client.search_runs([client.get_experiment_by_name("paceline").experiment_id])
+    found = {name: value for name, value in stored.data.metrics.items() if name != "time_s"}
+    assert found == {"eval/recall_5": 0.5, "eval/loss _mean_": 1.0, "eval/_/x": 2.0, "eval/f1_ macro": 3.0}
 
 
 def test_a_server_of_mlflow_that_is_gone_does_not_stop_the_run(monkeypatch, caplog):

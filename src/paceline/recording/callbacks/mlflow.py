@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,6 +14,7 @@ from paceline.recording.scalars import ScalarPoint
 from paceline.utils.argument_types import checked_types
 
 CONFIGURATION = "run.json"
+REFUSED = re.compile(r"[^\w\-. :/]")  # characters in the name of a metric
 
 
 @checked_types
@@ -20,6 +22,7 @@ class MLflow(Tracker):
     """Callback that sends scalars to MLflow.
 
     Texts and numbers of the configuration are parameters of the run, and all of it is its artifact ``run.json``.
+    Characters that MLflow refuses in the name of a metric become ``_``.
 
     Args:
         experiment: name of the experiment, which is created if there is none.
@@ -56,10 +59,20 @@ class MLflow(Tracker):
         """Log scalars in one request."""
         entities = import_module("mlflow.entities")
         values, now_ms = {**point.values, "time_s": point.time_s}, int(1000 * time.time())
-        metrics = [entities.Metric(name, value, now_ms, point.version) for name, value in values.items()]
+        metrics = [entities.Metric(metric_name(name), value, now_ms, point.version) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics)
 
     def finish(self, end: RunEnded | None) -> None:
         """Set the outcome."""
         has_failed = end is None or end.outcome.is_failure
         self._client.set_terminated(self._run_id, "FAILED" if has_failed else "FINISHED")
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric with ``_`` for what MLflow refuses: other characters, and parts that paths omit.
+
+    >>> metric_name("eval/recall@5"), metric_name("eval/../loss (mean)/")
+    ('eval/recall_5', 'eval/_/loss _mean_/_')
+    """
+    parts = REFUSED.sub("_", name).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.core.records import GradientArrived, Record
 from paceline.errors import UsageError
 from paceline.recording.callback import RunInfo
+from paceline.recording.callbacks.tracker import warn_of_failure
 from paceline.recording.metrics.exporter import MetricsExporter
 from paceline.recording.metrics.registry import COUNTERS, GAUGES, HISTOGRAMS, Metric
 from paceline.utils.argument_types import checked_types
@@ -23,7 +24,8 @@ CLOSE_TIMEOUT_MS = 10_000
 class OpenTelemetry(MetricsExporter):
     """Callback that gives the metrics of a run to OpenTelemetry.
 
-    They are those of `Prometheus`, with names such as ``paceline.round_trip``.
+    They are those of `Prometheus`, with names such as ``paceline.round_trip``. If the provider fails, the failure is
+    logged and the run continues without it.
 
     Args:
         meter_provider: provider of the application; None for one that sends to ``OTEL_EXPORTER_OTLP_ENDPOINT`` by
@@ -48,6 +50,13 @@ class OpenTelemetry(MetricsExporter):
     def on_start(self, run: RunInfo) -> None:
         """Make the instruments."""
         super().on_start(run)
+        self._histograms = []
+        try:
+            self._make_instruments()
+        except Exception as error:
+            self._fail(error)
+
+    def _make_instruments(self) -> None:
         if self._given is None:
             self._own = _otlp_provider()
         meter = (self._given or self._own).get_meter("paceline", version("paceline"))
@@ -55,7 +64,6 @@ class OpenTelemetry(MetricsExporter):
             meter.create_observable_counter(*self._described(metric))
         for metric in GAUGES:
             meter.create_observable_gauge(*self._described(metric))
-        self._histograms = []
         for histogram in HISTOGRAMS:
             instrument = meter.create_histogram(
                 histogram.otel_name,
@@ -69,11 +77,22 @@ class OpenTelemetry(MetricsExporter):
         """Add a record, and a gradient to the histograms."""
         super().on_record(record)
         if type(record) is GradientArrived:
-            for instrument, label, observe in self._histograms:
-                observed = observe(record)
-                if observed is not None:
-                    value, number = observed
-                    instrument.record(number, {**self._attributes, **({label: value} if label else {})})
+            try:
+                self._observe(record)
+            except Exception as error:
+                self._fail(error)
+
+    def _observe(self, gradient: GradientArrived) -> None:
+        for instrument, label, observe in self._histograms:
+            observed = observe(gradient)
+            if observed is not None:
+                value, number = observed
+                instrument.record(number, {**self._attributes, **({label: value} if label else {})})
+
+    def _fail(self, error: Exception) -> None:
+        """Log a failure and drop the histograms; the provider itself reads the other instruments."""
+        self._histograms = []
+        warn_of_failure("OpenTelemetry", error)
 
     def close(self) -> None:
         """Send the last values, if the provider is that of this callback."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import UsageError
-from paceline.recording.callback import KEPT, Callback
+from paceline.recording.callback import Callback, RunInfo
+from paceline.recording.callbacks.tracker import warn_of_failure
 from paceline.recording.scalars import ScalarPoint, Scalars
 from paceline.utils.argument_types import checked_types
-from paceline.utils.files import refuse_link, writing
+from paceline.utils.files import refuse_link
 
 FLUSH_S = 5
 
@@ -20,14 +22,14 @@ FLUSH_S = 5
 class TensorBoard(Callback):
     """Callback that writes updates and evaluations as TensorBoard scalars.
 
-    The step is the version, the wall time is the time on the run's clock.
+    The step is the version, the wall time is the time on the run's clock. If the event file cannot be written, the
+    failure is logged and the run continues without it.
 
     Args:
         folder: folder of the event files; a new run replaces them, a resumed run continues them.
 
     Raises:
         UsageError: tensorboard is not installed.
-        RunError: the event file cannot be written during the run.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -37,8 +39,12 @@ class TensorBoard(Callback):
             raise UsageError("tensorboard is not installed; run: pip install 'paceline[tensorboard]'") from error
         self._folder = Path(folder)
         self._make_writer = SummaryWriter
+
+    def on_start(self, run: RunInfo) -> None:
+        """Begin without scalars."""
         self._writer: Any = None
         self._scalars = Scalars()
+        self._has_failed = False
 
     def on_resume(self, history: Iterable[Record]) -> None:
         """Purge the scalars after the last evaluation, and write those of the kept updates again."""
@@ -51,7 +57,7 @@ class TensorBoard(Callback):
                 again = [point for point in again if point.version > evaluated]
             elif point := self._scalars.of(record):
                 again.append(point)
-        with writing(self._folder, KEPT):
+        with self._left_out_if_it_fails():
             self._open(evaluated + 1)
             for point in again:
                 self._add(point)
@@ -59,8 +65,17 @@ class TensorBoard(Callback):
     def on_record(self, record: Record) -> None:
         """Write the scalars of an update or an evaluation."""
         self._scalars.add(record)
-        with writing(self._folder, KEPT):
-            self._write(record)
+        if not self._has_failed:
+            with self._left_out_if_it_fails():
+                self._write(record)
+
+    @contextmanager
+    def _left_out_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._has_failed, self._writer = True, None
+            warn_of_failure(f"TensorBoard in {self._folder}", error)
 
     def _write(self, record: Record) -> None:
         if self._writer is None:

@@ -22,6 +22,12 @@ MAX_WAITING = 1000  # points that wait for a tracker which does not answer
 CLOSE_TIMEOUT_S = 30.0
 
 
+def warn_of_failure(name: str, error: BaseException) -> None:
+    """Log the failure of a tracker, in its `except` block."""
+    LOG.warning("%s failed (%s: %s): the run continues without it", name, type(error).__name__, error)
+    LOG.debug("traceback of %s", name, exc_info=True)
+
+
 class Tracker(Callback):
     """Callback that sends scalars to an experiment tracker.
 
@@ -124,7 +130,6 @@ class Tracker(Callback):
             while (point := self._points.get()) is not None:
                 self.log(point)
             self.finish(self._end)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # also SystemExit and CancelledError: nothing else handles them in a thread
             self._has_failed = True
-            LOG.warning("%s failed (%s: %s): the run continues without it", self.name, type(error).__name__, error)
-            LOG.debug("traceback of %s", self.name, exc_info=True)
+            warn_of_failure(self.name, error)

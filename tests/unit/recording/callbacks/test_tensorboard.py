@@ -1,11 +1,14 @@
 """TensorBoard reads back what the history holds."""
 
+import logging
+
 import numpy as np
 import pytest
 
 import paceline as pl
 from paceline.core.records import UpdateMade, VersionEvaluated
-from paceline.recording.callback import Memory
+from paceline.recording.callback import Memory, RunInfo
+from paceline.recording.metrics.network_counters import NetworkCounters
 from tiny_jobs import dataset, tiny_job
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -67,11 +70,14 @@ def test_a_resumed_run_hides_scalars_after_its_checkpoint(tmp_path):
     history = run(memory)
     records = memory.records
     checkpoint = next(i for i, each in enumerate(records) if isinstance(each, UpdateMade) and each.version == 12) + 1
+    about = RunInfo({}, history.totals, NetworkCounters())
     before = pl.TensorBoard(tmp_path)
+    before.on_start(about)
     for record in records[: checkpoint + 40]:  # the crash came later
         before.on_record(record)
     before._writer.close()
     after = pl.TensorBoard(tmp_path)
+    after.on_start(about)
     after.on_resume(records[:checkpoint])
     for record in records[checkpoint:]:
         after.on_record(record)
@@ -84,10 +90,42 @@ def test_a_resumed_run_has_all_scalars_once(tmp_path):
     assert_agree(scalars(tmp_path / "scalars"), history)
 
 
-def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path):
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_folder_that_cannot_be_written_is_logged_once_and_left_out(tmp_path, caplog):
+    folder = tmp_path / "file/tensorboard"
     (tmp_path / "file").write_text("")
-    with pytest.raises(pl.RunError, match=r"cannot write .*file/tensorboard: .*; the run stopped"):
-        run(pl.TensorBoard(tmp_path / "file/tensorboard"))
+    callback = pl.TensorBoard(folder)
+    assert run(callback).totals.updates == 30
+    [warning] = warnings_of(caplog)
+    assert warning.startswith(f"TensorBoard in {folder} failed (NotADirectoryError: ")
+    assert warning.endswith(": the run continues without it")
+    (tmp_path / "file").unlink()
+    assert_agree(scalars_after(folder, run(callback)), run())  # the next run tries again
+
+
+def test_a_resumed_run_goes_on_without_a_folder_that_cannot_be_written(tmp_path, caplog):
+    run(stop="updates=13", out=tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    assert run(pl.TensorBoard(tmp_path / "file"), resume=tmp_path / "run").totals.updates == 30
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_writer_that_fails_during_the_run_is_left_out(tmp_path, caplog):
+    class Full(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5:
+                callback._writer.add_scalar = fail
+
+    def fail(*arguments, **named):
+        raise OSError(28, "No space left on device")
+
+    callback = pl.TensorBoard(tmp_path)
+    assert run(callback, Full()).totals.updates == 30
+    assert len(warnings_of(caplog)) == 1
+    assert [event.step for event in scalars(tmp_path)["train/loss"]][:5] == [1, 2, 3, 4, 5]
 
 
 def test_without_tensorboard_the_error_names_the_package(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from asyncio import CancelledError
 
 import pytest
 
@@ -73,16 +74,17 @@ def test_a_resumed_run_sends_what_is_new_with_all_counts(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["begin", "log", "finish"])
-def test_a_tracker_that_fails_is_logged_once_and_left_out(method, caplog):
+@pytest.mark.parametrize("kind", [ConnectionError, SystemExit, CancelledError])
+def test_a_tracker_that_fails_is_logged_once_and_left_out(kind, method, caplog):
     kept = Kept()
 
     def fail(*arguments):
-        raise ConnectionError("the network is gone")
+        raise kind("the network is gone")
 
     setattr(kept, method, fail)
     assert run(kept).totals.updates == 10
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["Kept failed (ConnectionError: the network is gone): the run continues without it"]
+    assert warnings == [f"Kept failed ({kind.__name__}: the network is gone): the run continues without it"]
 
 
 def test_a_tracker_that_hangs_delays_the_end_for_a_time_and_takes_bounded_memory(monkeypatch, caplog):
