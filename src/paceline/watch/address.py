@@ -45,5 +45,13 @@ class Address(NamedTuple):
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all interfaces of this host, as 0.0.0.0 does."""
+        try:
+            return ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

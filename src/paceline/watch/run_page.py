@@ -87,30 +87,39 @@ def served_beside(folder: Path, address: Address | None) -> Iterator[str]:
     )
     assert child.stdout is not None
     with child, child.stdout:
-        url = child.stdout.readline().strip()
-        if not url:
-            raise UsageError(f"the page of the run cannot be served at {address or Address()}")
+        answer = child.stdout.readline().strip()  # URL, or why there is none
+        if not answer.startswith("http://"):
+            raise UsageError(answer or f"the page of the run cannot be served at {address or Address()}")
         try:
-            yield url
+            yield answer
         finally:
             child.terminate()
 
 
-def _tell_parent(url: str) -> None:
-    sys.stdout.write(f"{url}\n")
+def _tell_parent(answer: str) -> None:
+    sys.stdout.write(f"{answer}\n")
     sys.stdout.flush()
 
 
 def _main(parent: str, folder: str, address: str | None = None) -> None:
     logging.basicConfig(format="paceline: %(message)s")
     os.nice(NICENESS)
-    is_over = Event()
+    is_over, is_served = Event(), Event()
+
+    def announce(url: str) -> None:
+        is_served.set()
+        _tell_parent(url)
+
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
     try:
         has_ended = lambda: is_over.is_set() or os.getppid() != int(parent)  # noqa: E731
-        serve_page(Path(folder), Address.parse(address) if address else None, _tell_parent, has_ended)
+        serve_page(Path(folder), Address.parse(address) if address else None, announce, has_ended)
     except PacelineError as error:
-        sys.exit(f"paceline: {first_line(str(error))}")
+        reason = first_line(str(error))
+        if is_served.is_set():
+            sys.exit(f"paceline: {reason}")
+        _tell_parent(reason)  # which raises it as an error of its command
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import hmac
 import logging
 import secrets
 import socket
+import sys
 from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,7 @@ from paceline.errors import UsageError
 from paceline.watch.address import Address
 from paceline.watch.feed import Feed
 from paceline.watch.page.page import live_page
+from paceline.watch.refusals import Refusals
 
 TIMEOUT_S = 20.0  # of a viewer that does not take what is sent
 MOST_CONNECTIONS = 64
@@ -34,7 +36,7 @@ class PageServer:
         feed: sections of the page.
 
     Attributes:
-        url: URL of the page, with the token if there is one.
+        url: URL of the page, with the token if there is one; an address of all interfaces has the name of this host.
 
     Raises:
         UsageError: the address cannot be used.
@@ -48,7 +50,8 @@ class PageServer:
                 f"cannot listen at {address}: {error.strerror or error}; give another address, for example address=':0'"
             ) from error
         token = f"/?token={self._server.token}" if self._server.token else ""
-        self.url = f"http://{address._replace(port=self._server.server_address[1])}{token}"
+        host = socket.gethostname() if address.is_wildcard else address.host
+        self.url = f"http://{Address(host, self._server.server_address[1])}{token}"
         self._thread = Thread(target=self._server.serve_forever, name="paceline page server", daemon=True)
 
     def start(self) -> None:
@@ -60,6 +63,7 @@ class PageServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+        self._server.refusals.close()
 
 
 class _Server(ThreadingHTTPServer):
@@ -70,13 +74,14 @@ class _Server(ThreadingHTTPServer):
         self.feed = feed
         self.page = live_page()
         self.token = None if address.is_loopback else secrets.token_urlsafe(16)
+        self.refusals = Refusals()
         self.free_connections = BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((address.host, address.port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self.free_connections.acquire(blocking=False):
             self.shutdown_request(request)
-            LOG.warning("closed a connection from %s: %d are open", client_address[0], MOST_CONNECTIONS)
+            self.refusals.add(client_address[0], f"{MOST_CONNECTIONS} connections are open")
             return
         super().process_request(request, client_address)
 
@@ -87,7 +92,8 @@ class _Server(ThreadingHTTPServer):
             self.free_connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        LOG.exception("the connection from %s failed", client_address[0])
+        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR  # the viewer is gone
+        LOG.log(level, "the connection from %s failed", client_address[0], exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -138,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _refuse(self, status: HTTPStatus) -> None:
-        LOG.warning("refused a request from %s: %d %s", self.client_address[0], status, status.phrase)
+        self.server.refusals.add(self.client_address[0], f"{status} {status.phrase}")
         self._begin("text/plain; charset=utf-8", status)
         self.wfile.write(f"{status.phrase}\n".encode())
 

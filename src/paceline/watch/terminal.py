@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from paceline.errors import RunError
 from paceline.recording.validation import believed
 from paceline.report.run_data import FATES
 from paceline.report.summary_table import number
@@ -20,7 +21,7 @@ from paceline.report.worker_stats import QUANTILES
 from paceline.utils.wording import counted
 from paceline.watch.follow import POLL_S
 from paceline.watch.live_view import BYTES, LiveView
-from paceline.watch.watcher import State, Watcher
+from paceline.watch.watcher import SILENT_S, State, Watcher
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MEDIAN = QUANTILES.index(50)
@@ -34,14 +35,14 @@ STYLES = {State.RUNNING: "green", State.SILENT: "yellow", State.STOPPED: "red"}
 
 
 def watch_in_terminal(folder: Path, console: Console) -> None:
-    """Show a run until it ends; where the output is no terminal, print its state now.
+    """Show a run until it ends or is given up; where the output is no terminal, print its state now.
 
     Args:
         folder: folder of the run.
         console: console to draw on.
 
     Raises:
-        RunError: the log cannot be read.
+        RunError: the log cannot be read, or the run has stopped without an end.
         UsageError: the log holds what no run writes.
     """
     with believed(folder):
@@ -54,6 +55,8 @@ def watch_in_terminal(folder: Path, console: Console) -> None:
 def _follow(watcher: Watcher, console: Console) -> None:
     with Live(shown(watcher, console), console=console, auto_refresh=False) as live:
         while watcher.state is not State.ENDED:
+            if watcher.state is State.STOPPED and watcher.age_s >= SILENT_S:  # until then it may be restarted
+                raise RunError(f"{watcher.describe()}; to continue the run: paceline train --resume {watcher.folder}")
             is_behind = watcher.poll()
             live.update(shown(watcher, console), refresh=True)
             if not is_behind:

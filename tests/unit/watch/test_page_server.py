@@ -1,16 +1,20 @@
 import logging
 import re
+import socket
 from base64 import b64encode
 from contextlib import contextmanager
 from hashlib import sha256
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 
 from paceline.errors import UsageError
+from paceline.watch import refusals as refusals_module
 from paceline.watch.address import Address
 from paceline.watch.feed import Feed
+from paceline.watch.refusals import Refusals
 from paceline.watch.server import PageServer
 
 
@@ -78,7 +82,45 @@ def test_another_address_needs_the_token_of_its_url(caplog):
         with caplog.at_level(logging.WARNING):
             for path in ("/", "/events", "/?token=", f"/?{token[:-1]}", f"/?{token}x", "/?token=%ff", f"/#{token}"):
                 assert get(server, path)[0].status == 403
-    assert caplog.messages == ["refused a request from 127.0.0.1: 403 Forbidden"] * 7
+    assert caplog.messages == ["refused a request from 127.0.0.1: 403 Forbidden", "refused 7 requests in all"]
+
+
+def test_the_url_of_all_interfaces_has_the_name_of_this_host():
+    with served("0.0.0.0") as server:
+        name = socket.gethostname()
+        assert server.url.startswith(f"http://{name}:")
+        path = server.url.partition(f"{urlsplit(server.url).port}")[2]
+        assert get(server, path, Host=f"{name}:{urlsplit(server.url).port}")[0].status == 200
+
+
+def test_refused_requests_are_counted_and_logged_once_a_minute(caplog, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(refusals_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(refusals_module, "MAX_LOGGED_HOSTS", 2)
+    refusals = Refusals()
+    for number in range(1000):
+        now_s = 100.0 + 0.1 * number
+        refusals.add(f"10.0.0.{number % 3}", "403 Forbidden")
+    assert refusals.count == 1000
+    refusals.close()
+    refusals.close()
+    assert caplog.messages == [
+        "refused a request from 10.0.0.0: 403 Forbidden",
+        "refused a request from 10.0.0.1: 403 Forbidden",
+        "refused 602 requests so far, the last one from 10.0.0.1: 403 Forbidden",
+        "refused 1000 requests in all",
+    ]
+    assert len(refusals._hosts) == 2
+
+
+@pytest.mark.parametrize(("kind", "shown"), [(ConnectionResetError, 0), (ValueError, 1)])
+def test_a_connection_that_the_viewer_ends_is_no_error(local, kind, shown, caplog):
+    caplog.set_level(logging.INFO)
+    try:
+        raise kind
+    except kind:
+        local._server.handle_error(None, ("10.0.0.1", 1))
+    assert len(caplog.messages) == shown
 
 
 def test_too_many_connections_are_closed(monkeypatch, caplog):
@@ -91,7 +133,7 @@ def test_too_many_connections_are_closed(monkeypatch, caplog):
             get(server)
         server._server.feed.close()
         waiting.close()
-    assert caplog.messages == ["closed a connection from 127.0.0.1: 1 are open"]
+    assert caplog.messages == ["refused a request from 127.0.0.1: 1 connections are open"]
 
 
 def test_an_address_in_use_is_named(local):

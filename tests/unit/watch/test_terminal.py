@@ -1,11 +1,15 @@
 import io
+import os
+import time
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 import paceline as pl
 from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
+from paceline.recording.run_folder import EVENTS
 from paceline.watch.terminal import shown, watch_in_terminal
 from paceline.watch.watcher import Watcher
 from written_runs import arrival, begun, ended, train_run, two_updates, update, write_run
@@ -76,6 +80,25 @@ def test_the_view_on_a_terminal_ends_with_the_run(tmp_path):
     file = io.StringIO()
     watch_in_terminal(tmp_path / "run", Console(file=file, force_terminal=True, width=80))
     assert "ended: updates made" in file.getvalue()
+
+
+def watch_a_killed_run(folder, age_s):
+    write_run(folder, two_updates()[:-1])
+    written_s = time.time() - age_s
+    os.utime(folder / EVENTS, (written_s, written_s))
+    watch_in_terminal(folder, Console(file=io.StringIO(), force_terminal=True, width=80))
+
+
+def test_the_view_on_a_terminal_gives_up_a_killed_run(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(RunError, match=f"no process of this host writes .* paceline train --resume {folder}$"):
+        watch_a_killed_run(folder, age_s=40)
+
+
+def test_the_view_on_a_terminal_waits_for_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.watch.terminal.time", Mock(sleep=Mock(side_effect=[None, None, KeyboardInterrupt])))
+    with pytest.raises(KeyboardInterrupt):
+        watch_a_killed_run(tmp_path / "run", age_s=10)
 
 
 def test_a_log_that_no_run_writes_is_an_error(tmp_path):
