@@ -4,11 +4,13 @@ import ast
 import logging
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import paceline
+import paceline as pl
 from paceline.cli import main
 from paceline.cli.log_handler import is_quiet, logging_to_terminal, progress_console, set_verbosity
 from paceline.core.records import WorkerJoined, WorkerLost
@@ -16,7 +18,8 @@ from paceline.processes.child_process import ProcessSettings
 from paceline.recording.callbacks.progress_line import stderr_console
 from paceline.run.run_log import RunLog
 from paceline.utils.rank_logger import RankLogger
-from tiny_jobs import tiny_job
+from rank_threads import ranks
+from tiny_jobs import dataset, tiny_job
 
 SOURCE = Path(paceline.__file__).parent
 
@@ -168,3 +171,38 @@ def test_commands_print_only_their_results():
         if any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls):
             found.append(path.relative_to(SOURCE).parts[0])
     assert set(found) == {"cli", "probe"}
+
+
+class Evaluated(pl.Callback):
+    """Sets an event when the evaluator has done its first work."""
+
+    def __init__(self):
+        self.event = threading.Event()
+
+    def on_evaluate(self, evaluation):
+        self.event.set()
+
+
+@pytest.fixture
+def job():
+    """Job whose evaluator has done its first work."""
+    evaluated = Evaluated()
+    more = {"protocol": "asp", "stop": "updates=1000000", "evaluate_every": "updates=1", "callbacks": [evaluated]}
+    with ranks(2, tiny_job(eval_data=dataset(20)), **more) as job:
+        job.start_all()
+        assert evaluated.event.wait(20)
+        yield job
+
+
+def test_an_error_of_the_evaluator_names_it(job):
+    job.processes[0].kill()
+    with pytest.raises(pl.RunError, match=r"^the evaluator: rank 0 is gone: "):
+        job.end("beside")
+
+
+def test_an_evaluator_that_leaves_is_not_called_a_worker(job, caplog):
+    job.processes["beside"].leave("SIGTERM")
+    job.join("beside")
+    with pytest.raises(pl.RunError, match="the process that evaluates ended"):
+        job.end(0)
+    assert "the evaluator leaves the run: SIGTERM" in caplog.text

@@ -246,6 +246,16 @@ class Torchrun:
         return self.ranks.rank - 1 + self.has_worker_at_server
 
     @property
+    def worker_name(self) -> str:
+        """Name of the worker or the evaluator in this process, for messages."""
+        return "the evaluator" if self.worker == self.n else f"worker {self.worker}"
+
+    @property
+    def server_name(self) -> str:
+        """Name of the server's process in errors of this one; those of the evaluator, in the log of rank 0, name it."""
+        return f"the evaluator: {self.ranks.server_name}" if self.worker == self.n else self.ranks.server_name
+
+    @property
     def leaving_status(self) -> int:
         """Exit status of a process that leaves the run.
 

@@ -257,6 +257,8 @@ def test_every_process_has_a_local_rank_in_a_worker(started, nodes, local, at_se
         ranks.append(place(0, PACELINE_SIDECAR=0))
     evaluator = place(0, PACELINE_SIDECAR=server.n)
     assert (evaluator.worker, evaluator.rank_in_node, evaluator.node_size) == (server.n, 0, 1)
+    assert evaluator.worker_name == "the evaluator"
+    assert {cluster.worker_name for cluster in ranks} == {f"worker {number}" for number in range(server.n)}
     assert {cluster.n for cluster in ranks} == {server.n}
     places = sorted((cluster.worker, cluster.rank_in_node) for cluster in ranks)
     assert places == [(w, place) for w in range(server.n) for place in range(sum(each == w for each, _ in places))]

@@ -64,7 +64,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     rank.process.set_num_threads(cluster.worker_threads)
     worker = WorkerProcess(rank)
     try:
-        with raising_run_error(cluster.ranks.server_name), ExitStack() as open_sessions:
+        with raising_run_error(cluster.server_name), ExitStack() as open_sessions:
             worker.leader.gather(job_spec)
             final = None
             while final is None:
@@ -76,7 +76,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
                 except (ConnectionLost, ServerLostError) as error:
                     if worker.standby is None:
                         raise
-                    LOG.warning("%s; worker %d joins the standby", error, cluster.worker)
+                    LOG.warning("%s; %s joins the standby", error, cluster.worker_name)
                     open_sessions.close()
             worker.leader.finish(final)
             return final
@@ -90,7 +90,7 @@ def _join_servers(rank: Rank, job_spec: dict[str, Any], standby: tuple[str, int]
     cluster, transport = rank.cluster, rank.transport
     if standby is not None:
         cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=standby))
-    hello = messages.Hello(describe_process(f"worker {cluster.worker}", cluster), cluster.worker, job_spec)
+    hello = messages.Hello(describe_process(cluster.worker_name, cluster), cluster.worker, job_spec)
     rank_0 = join_rank_0(cluster, transport, hello)
     yield rank_0
     if cluster.shards == 1:
@@ -120,6 +120,7 @@ class WorkerProcess:
         job, cluster, seed = rank.job, rank.cluster, rank.seed
         self._process = rank.process
         self._worker = cluster.worker
+        self._name = cluster.worker_name
         self._leaving_status = cluster.leaving_status
         self._notice = cluster.notice if cluster.worker < cluster.n else None  # rank 0 ends the evaluator
         device = device_of(cluster.device, cluster.ranks.local_rank)
@@ -207,7 +208,7 @@ class WorkerProcess:
                 metrics = self._replica.evaluate(self._version)
                 self._session.connection.send(messages.EvaluationResult(version, metrics))
             case messages.Leave(reason):
-                LOG.warning("worker %d leaves the run: %s", self._worker, reason)
+                LOG.warning("%s leaves the run: %s", self._name, reason)
                 self._checkpoints.at_end()
                 self.leader.shut_down(messages.Shutdown(self._leaving_status))
                 self._session.finish(request)

@@ -72,7 +72,7 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
         UsageError: the process at that address does not belong to this job.
         RunError: rank 0 cannot be reached within the start timeout.
     """
-    server = cluster.ranks.server_name
+    server = cluster.server_name
     deadline_s = time.monotonic() + cluster.start_timeout_s
     refused_s = inf  # since when a process of another job answers
     reason = "its address is not known yet"
@@ -110,7 +110,7 @@ def join_rank_0(cluster: Torchrun, transport: Transport, hello: Hello) -> Client
     """Join rank 0 when it listens; raise what `find_rank_0` and `ClientSession.connect` raise."""
 
     def join(address: Address) -> ClientSession:
-        return ClientSession.connect(transport, address, hello, cluster.ranks.server_name)
+        return ClientSession.connect(transport, address, hello, cluster.server_name)
 
     return find_rank_0(cluster, transport, join)
 
