@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import PageAddress
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from paceline.watch.address import Address
@@ -42,7 +42,8 @@ def watch(
 
         from paceline.watch.terminal import watch_in_terminal
 
-        watch_in_terminal(run, Console(file=sys.stdout, highlight=False))
+        if watch_in_terminal(run, Console(file=sys.stdout, highlight=False)):
+            raise RunError(f"the run has stopped without an end; to continue it: paceline train --resume {run}")
 
 
 def page_while_training(address: str | None, *, serve: bool) -> Page:

@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.errors import RunError
 from paceline.recording.validation import believed
 from paceline.report.run_data import FATES
 from paceline.report.summary_table import number
@@ -34,33 +33,36 @@ RECENT = 12  # tasks of a worker
 STYLES = {State.RUNNING: "green", State.SILENT: "yellow", State.STOPPED: "red"}
 
 
-def watch_in_terminal(folder: Path, console: Console) -> None:
-    """Show a run until it ends or is given up; where the output is no terminal, print its state now.
+def watch_in_terminal(folder: Path, console: Console) -> bool:
+    """Show a run until it ends or has stopped, and return whether it has stopped without an end.
+
+    Where the output is no terminal, only print the state of the run now.
 
     Args:
         folder: folder of the run.
         console: console to draw on.
 
     Raises:
-        RunError: the log cannot be read, or the run has stopped without an end.
+        RunError: the log cannot be read.
         UsageError: the log holds what no run writes.
     """
     with believed(folder):
         if console.is_terminal:
-            _follow(Watcher(folder), console)
-        else:
-            console.print(shown(_caught_up(Watcher(folder)), console))
+            return _follow(Watcher(folder), console)
+        console.print(shown(_caught_up(Watcher(folder)), console))
+        return False
 
 
-def _follow(watcher: Watcher, console: Console) -> None:
+def _follow(watcher: Watcher, console: Console) -> bool:
     with Live(shown(watcher, console), console=console, auto_refresh=False) as live:
         while watcher.state is not State.ENDED:
             if watcher.state is State.STOPPED and watcher.age_s >= SILENT_S:  # until then it may be restarted
-                raise RunError(f"{watcher.describe()}; to continue the run: paceline train --resume {watcher.folder}")
+                return True
             is_behind = watcher.poll()
             live.update(shown(watcher, console), refresh=True)
             if not is_behind:
                 time.sleep(POLL_S)
+    return False
 
 
 def _caught_up(watcher: Watcher) -> Watcher:

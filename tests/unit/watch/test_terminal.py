@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 import paceline as pl
+from paceline.cli import main
 from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.recording.run_folder import EVENTS
 from paceline.watch.terminal import shown, watch_in_terminal
 from paceline.watch.watcher import Watcher
@@ -78,27 +79,40 @@ def test_of_many_workers_the_slowest_are_shown_on_a_low_terminal(tmp_path):
 def test_the_view_on_a_terminal_ends_with_the_run(tmp_path):
     write_run(tmp_path / "run", two_updates())
     file = io.StringIO()
-    watch_in_terminal(tmp_path / "run", Console(file=file, force_terminal=True, width=80))
+    assert not watch_in_terminal(tmp_path / "run", Console(file=file, force_terminal=True, width=80))
     assert "ended: updates made" in file.getvalue()
 
 
-def watch_a_killed_run(folder, age_s):
-    write_run(folder, two_updates()[:-1])
-    written_s = time.time() - age_s
-    os.utime(folder / EVENTS, (written_s, written_s))
-    watch_in_terminal(folder, Console(file=io.StringIO(), force_terminal=True, width=80))
+@pytest.fixture
+def killed(tmp_path):
+    """Function that returns the folder of a killed run whose last record is some seconds old."""
+
+    def folder(age_s):
+        write_run(tmp_path / "run", two_updates()[:-1])
+        written_s = time.time() - age_s
+        os.utime(tmp_path / "run" / EVENTS, (written_s, written_s))
+        return tmp_path / "run"
+
+    return folder
 
 
-def test_the_view_on_a_terminal_gives_up_a_killed_run(tmp_path):
-    folder = tmp_path / "run"
-    with pytest.raises(RunError, match=f"no process of this host writes .* paceline train --resume {folder}$"):
-        watch_a_killed_run(folder, age_s=40)
+def test_the_view_on_a_terminal_gives_up_a_killed_run(killed, monkeypatch, capsys):
+    folder = killed(age_s=40)
+    monkeypatch.setattr("sys.argv", ["paceline", "watch", str(folder)])
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    printed = capsys.readouterr()
+    assert "stopped without an end: no process of this host writes to the folder" in printed.out
+    error = "paceline: the run has stopped without an end; to continue it: paceline train --resume"
+    assert " ".join(printed.err.split()) == f"{error} {folder}"
 
 
-def test_the_view_on_a_terminal_waits_for_a_restart(tmp_path, monkeypatch):
+def test_the_view_on_a_terminal_waits_for_a_restart(killed, monkeypatch):
+    folder = killed(age_s=10)
     monkeypatch.setattr("paceline.watch.terminal.time", Mock(sleep=Mock(side_effect=[None, None, KeyboardInterrupt])))
     with pytest.raises(KeyboardInterrupt):
-        watch_a_killed_run(tmp_path / "run", age_s=10)
+        watch_in_terminal(folder, Console(file=io.StringIO(), force_terminal=True, width=80))
 
 
 def test_a_log_that_no_run_writes_is_an_error(tmp_path):
