@@ -324,6 +324,7 @@ def kept():
     return lines
 
 
+@pytest.mark.docs
 def test_the_pages_show_the_kept_results(kept):  # one test: each process that needs the times computes them for seconds
     checked = table.check(Store(settings.RESULTS / "real.jsonl").lines())
     shown = {

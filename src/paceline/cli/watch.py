@@ -43,7 +43,9 @@ def watch(
         from paceline.watch.terminal import watch_in_terminal
 
         if watch_in_terminal(run, Console(file=sys.stdout, highlight=False)):
-            raise RunError(f"the run has stopped without an end; to continue it: paceline train --resume {run}")
+            has_standby = SavedRun(run).configuration.get("has_standby", False)
+            where = ", if its standby has not gone on with it" if has_standby else ""
+            raise RunError(f"the run has stopped without an end; to continue it{where}: paceline train --resume {run}")
 
 
 def page_while_training(address: str | None, *, serve: bool) -> Page:

@@ -87,8 +87,8 @@ def test_the_view_on_a_terminal_ends_with_the_run(tmp_path):
 def killed(tmp_path):
     """Function that returns the folder of a killed run whose last record is some seconds old."""
 
-    def folder(age_s):
-        write_run(tmp_path / "run", two_updates()[:-1])
+    def folder(age_s, **configuration):
+        write_run(tmp_path / "run", two_updates()[:-1], **configuration)
         written_s = time.time() - age_s
         os.utime(tmp_path / "run" / EVENTS, (written_s, written_s))
         return tmp_path / "run"
@@ -96,16 +96,19 @@ def killed(tmp_path):
     return folder
 
 
-def test_the_view_on_a_terminal_gives_up_a_killed_run(killed, monkeypatch, capsys):
-    folder = killed(age_s=40)
+@pytest.mark.parametrize(
+    ("has_standby", "condition"), [(False, ""), (True, ", if its standby has not gone on with it")]
+)
+def test_the_view_on_a_terminal_gives_up_a_killed_run(killed, has_standby, condition, monkeypatch, capsys):
+    folder = killed(age_s=40, has_standby=has_standby)
     monkeypatch.setattr("sys.argv", ["paceline", "watch", str(folder)])
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     with pytest.raises(SystemExit, match="1"):
         main()
     printed = capsys.readouterr()
     assert "stopped without an end: no process of this host writes to the folder" in printed.out
-    error = "paceline: the run has stopped without an end; to continue it: paceline train --resume"
-    assert " ".join(printed.err.split()) == f"{error} {folder}"
+    error = "paceline: the run has stopped without an end; to continue it"
+    assert " ".join(printed.err.split()) == f"{error}{condition}: paceline train --resume {folder}"
 
 
 def test_the_view_on_a_terminal_waits_for_a_restart(killed, monkeypatch):

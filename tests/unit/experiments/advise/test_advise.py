@@ -17,6 +17,7 @@ from paceline.clusters.timing.trace import Trace
 from paceline.core.records import UpdateMade
 from paceline.policies.controllers.auto_candidates import default_candidates
 
+pytestmark = pytest.mark.usefixtures("few_trips")
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
 

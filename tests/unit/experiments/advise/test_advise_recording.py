@@ -12,6 +12,7 @@ from paceline.errors import UsageError
 from paceline.experiments.advise.protocol_choice import score
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 
+pytestmark = pytest.mark.usefixtures("few_trips")
 STEPS = 40
 PROTOCOLS = ["bsp", "k_sync(k=3)", "k_batch_async(k=4)"]
 
