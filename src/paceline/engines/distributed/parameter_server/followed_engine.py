@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.core.events import AbortRun, Apply, Event
+from collections.abc import Sequence
+
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import AbortRun, Command, EndRun, Event
+from paceline.engines.base import Observer
 from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
@@ -48,7 +52,6 @@ class FollowedEngine(ParameterServerEngine):
             self._peer_events,
             self._ready,
             lambda: self._coordinator.live_workers,
-            is_sync=rank.cluster.standby_sync,
         )
 
     def _start_workers(self) -> None:
@@ -72,10 +75,16 @@ class FollowedEngine(ParameterServerEngine):
             raise HandedOver(self._cluster.leaving_status)
         return super().abort_by_signal()
 
-    def apply(self, command: Apply) -> None:
-        """Make the update and publish it; with `standby_sync`, wait until the standby has it."""
-        super().apply(command)
-        self._standby.on_update()
+    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
+        """Run to the end and return the last command; with `standby_sync`, observe what the standby has received."""
+
+        def seen(now: float, event: Event | None, commands: Sequence[Command]) -> None:
+            if self._cluster.standby_sync:
+                self._standby.flush()
+            if observe is not None:
+                observe(now, event, commands)
+
+        return super().run(coordinator, seen, first)
 
     def _advance(self) -> None:
         self._standby.send()

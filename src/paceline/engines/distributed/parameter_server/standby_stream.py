@@ -29,8 +29,7 @@ class StandbyStream:
     """Stream of what the standby needs to hold the same state as rank 0.
 
     A mean gradient is sent when this process has nothing else to do, after the workers have their tasks. The standby
-    lacks at most the newest update, because an update waits until the standby has the one before. With `is_sync` it is
-    sent at once, and the standby lacks none that a worker or a callback has seen.
+    lacks at most the newest update, because an update waits until the standby has the one before.
 
     If the standby and most workers are lost together, they may go on without this process, so its run ends.
 
@@ -39,7 +38,6 @@ class StandbyStream:
         events: queue in which the messages of the standby arrive.
         workers: function that returns the workers that are connected.
         live: function that returns the workers that take part in the run, as far as its coordinator knows.
-        is_sync: whether a version waits until the standby has it.
 
     Attributes:
         is_missing: whether the standby has not joined yet.
@@ -51,11 +49,8 @@ class StandbyStream:
         events: EventQueue[PeerEvent],
         workers: Callable[[], Collection[int]],
         live: Callable[[], Collection[int]],
-        *,
-        is_sync: bool,
     ) -> None:
         self.is_missing = True
-        self._is_sync = is_sync
         self._events = events
         self._workers = workers
         self._live = live
@@ -132,19 +127,12 @@ class StandbyStream:
             return
         self._mean.copy_(mean)
         self._unsent = self._followed(update.version, mean=self._mean.memory)
-        if self._is_sync:
-            self.send()
 
     def send(self) -> None:
         """Send the mean gradient that has not been sent yet, if there is one."""
         if self._peer is not None and self._unsent is not None:
             self._peer.connection.send(self._unsent)
             self._sent, self._unsent = self._unsent.version, None
-
-    def on_update(self) -> None:
-        """Handle an update that this process has made: with `is_sync`, wait until the standby has it."""
-        if self._is_sync:
-            self.flush()
 
     def flush(self) -> None:
         """Wait until the standby has all updates that were made."""

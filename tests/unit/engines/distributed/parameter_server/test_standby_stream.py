@@ -27,10 +27,10 @@ class Stream:
         sent: messages to the standby.
     """
 
-    def __init__(self, *, is_sync):
+    def __init__(self):
         self.layout = FlatLayout(nn.Linear(2, 1))
         self._answers = EventQueue()
-        self.stream = StandbyStream(self.layout, self._answers, lambda: [0], lambda: [0], is_sync=is_sync)
+        self.stream = StandbyStream(self.layout, self._answers, lambda: [0], lambda: [0])
         self.sent = []
         connection = SimpleNamespace(peer_host="standby", send=self.sent.append)
         self.stream.on_join(AcceptedPeer(PEER_ID, 2, connection))
@@ -67,12 +67,11 @@ class Stream:
 
 @pytest.fixture
 def stream():
-    return Stream(is_sync=False)
+    return Stream()
 
 
 def test_a_mean_gradient_is_sent_when_there_is_nothing_else_to_do(stream):
     stream.add_mean(1, 0.5)
-    stream.stream.on_update()
     assert stream.updates() == []
     stream.stream.add(Timer(1.5))
     stream.stream.send()
@@ -88,14 +87,14 @@ def test_an_update_waits_until_the_standby_has_the_one_before(stream):
     assert [version for version, _, _ in stream.updates()] == [1]
 
 
-def test_a_synchronous_stream_sends_at_once_and_waits_after_the_step():
-    stream = Stream(is_sync=True)
-    stream.receive(1)
+def test_a_flush_sends_and_waits_for_the_newest_update(stream):
     stream.add_mean(1, 0.5)
+    stream.receive(1)
+    stream.stream.flush()
     assert stream.updates() == [(1, [1.0], [0.5])]
-    assert not stream.has_read_all
-    stream.stream.on_update()
     assert stream.has_read_all
+    stream.stream.flush()
+    assert len(stream.sent) == 1
 
 
 def test_the_end_follows_the_last_update(stream):
