@@ -252,7 +252,7 @@ class Torchrun:
 
     @property
     def server_name(self) -> str:
-        """Name of the server's process in errors of this one; those of the evaluator, in the log of rank 0, name it."""
+        """Name of the server in errors of this process; the evaluator puts its own before, because rank 0 has its log."""
         return f"the evaluator: {self.ranks.server_name}" if self.worker == self.n else self.ranks.server_name
 
     @property

@@ -1,4 +1,4 @@
-"""Count and log of the requests to the page that are refused; a stranger who asks again and again fills neither."""
+"""Count and log of the refused requests to the page, of bounded size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG = logging.getLogger("paceline")
 
 
 class Refusals:
-    """Count of refused requests; the log has the first one of each host, and then the count once a minute at most.
+    """Counter of refused requests. The log has the first one of each host, and then the count once a minute at most.
 
     Attributes:
         count: number of refused requests.
