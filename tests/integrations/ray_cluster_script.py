@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import ray
 import torch
+from ray.cluster_utils import Cluster
 
 import paceline as pl
 from paceline.run.ray_actors import ActorGroup
@@ -102,8 +103,20 @@ def train_slowly(**settings):
 def kill_when_training(rank):
     """Kill the actor of a rank when the run has made 20 updates."""
     await_updates(20)
+    ray.kill(actor_group()._actors[rank])
+
+
+def lose_host_when_training(rank):
+    """Remove the host of a rank when the run has made 20 updates."""
+    await_updates(20)
+    address = actor_group()._supervisor._hosts[rank]
+    (host,) = [each for each in hosts if each.node_ip_address == address]
+    cluster.remove_node(host, allow_graceful=False)
+
+
+def actor_group():
     (group,) = [each for each in gc.get_objects() if type(each) is ActorGroup]
-    ray.kill(group._actors[rank])
+    return group
 
 
 def interrupt_when_training(updates=20):
@@ -124,6 +137,11 @@ def in_background(function, *arguments):
 
 def kill_worker():
     in_background(kill_when_training, 2)
+    return train_slowly()
+
+
+def lose_host():
+    in_background(lose_host_when_training, 2)
     return train_slowly()
 
 
@@ -167,6 +185,7 @@ CASES = {
     "own job": train_own_job,
     "all_reduce": lambda: train(protocol="all_reduce", workers=3),
     "kill worker": kill_worker,
+    "lose host": lose_host,
     "kill server": lambda: train_slowly(callbacks=[KillOnce()]),
     "interrupt": interrupt,
     "errors": errors,
@@ -176,7 +195,12 @@ if __name__ == "__main__":
     os.chdir(FOLDER)
     (FOLDER / "code").mkdir()
     elsewhere = {"working_dir": "code"}  # the working directory of the actors is a copy of this folder
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env=elsewhere)
+    if sys.argv[1] == "lose host":  # four hosts, which are addresses of this one, and a head without actors
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        hosts = [cluster.add_node(num_cpus=1, node_ip_address=f"127.0.1.{number}") for number in range(1, 5)]
+        ray.init(cluster.address, runtime_env=elsewhere)
+    else:
+        ray.init(num_cpus=4, include_dashboard=False, runtime_env=elsewhere)
     answer = CASES[sys.argv[1]]()
     (FOLDER / "answer.json").write_text(json.dumps(answer))
     ray.shutdown()

@@ -61,6 +61,17 @@ def test_an_actor_that_is_killed_is_made_again_under_its_rank(answer, tmp_path):
     assert "rank 2 is made again" in (tmp_path / "printed").read_text()
 
 
+def test_an_actor_whose_host_is_lost_is_made_again_on_another_one(answer, tmp_path):
+    assert answer("lose host")["reason"] == "200 updates made"
+    records = SavedRun(tmp_path / "run").history.records
+    (lost,) = [record for record in records if isinstance(record, WorkerLost)]
+    (joined,) = [record for record in records if isinstance(record, WorkerJoined) and record.now_s > 0]
+    assert (lost.worker, joined.worker) == (1, 1)
+    again = [each for each in records if isinstance(each, GradientArrived) and each.now_s > joined.now_s]
+    assert {each.worker for each in again} == {0, 1}
+    assert not any(isinstance(record, RunResumed) for record in records)
+
+
 def test_when_the_actor_of_rank_0_is_killed_the_run_is_resumed(answer, tmp_path):
     found = answer("kill server")
     assert (found["reason"], found["updates"]) == ("200 updates made", 200)
