@@ -9,6 +9,7 @@ from typing import Any
 from paceline.engines.distributed.transport.security import READ, AuthenticationFailed, Steps
 from paceline.engines.distributed.transport.stream import StreamSocket
 
+OTHER_SECRET = "as with another PACELINE_TOKEN, another tls_ca or an expired tls_cert"
 FIRST_BYTES = 1 << 14  # received at once, until the other side is authenticated and sends more
 BATCH_BYTES = 1 << 19  # encrypted or received at once afterwards
 
@@ -161,5 +162,7 @@ class TLSSocket:
 
 def _explain(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "its certificate is not that of this job"
+        return f"its certificate is not that of this job, {OTHER_SECRET}"
+    if error.reason == "TLSV1_ALERT_UNKNOWN_CA":
+        return f"it does not accept the certificate of this process, {OTHER_SECRET}"
     return (error.reason or str(error)).lower().replace("_", " ")
