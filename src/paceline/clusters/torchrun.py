@@ -81,8 +81,8 @@ class Torchrun:
             same up to rounding.
         standby: number of standby servers, 0 or 1. A process beside the last rank follows every update, and becomes the
             server if rank 0 is lost. Not under torchrun itself, which ends all ranks when one fails.
-        standby_sync: whether an update is recorded, and passed to callbacks, only when the standby has what it needs for
-            it, so that none of these is lost; else the standby may lack the newest one.
+        standby_sync: whether an update is recorded, and passed to callbacks, only when the standby has what it needs
+            for it, so that none of these is lost; else the standby may lack the newest one.
         standby_address: host and port of the standby, as ``"10.0.0.2:29501"``, for every process. Processes that start
             after the loss of rank 0 find it there; without it only those that were there do.
         bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
@@ -252,7 +252,7 @@ class Torchrun:
 
     @property
     def server_name(self) -> str:
-        """Name of the server in errors of this process; the evaluator puts its own before, because rank 0 has its log."""
+        """Name of the server in errors of this process; the evaluator, which shares the log of rank 0, adds its own."""
         return f"the evaluator: {self.ranks.server_name}" if self.worker == self.n else self.ranks.server_name
 
     @property
