@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import ray
@@ -156,8 +158,11 @@ def interrupt():
 
 
 def actors():
-    """Return the titles of the processes of Ray that are actors of paceline."""
-    titles = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    """Return the titles of the processes of this driver's Ray that are actors of paceline."""
+    titles = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            titles.append(" ".join(process.cmdline()))
     return [title for title in titles if title.startswith("ray::") and "RankActor" in title]
 
 
@@ -195,12 +200,16 @@ if __name__ == "__main__":
     os.chdir(FOLDER)
     (FOLDER / "code").mkdir()
     elsewhere = {"working_dir": "code"}  # the working directory of the actors is a copy of this folder
-    if sys.argv[1] == "lose host":  # four hosts, which are addresses of this one, and a head without actors
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        hosts = [cluster.add_node(num_cpus=1, node_ip_address=f"127.0.1.{number}") for number in range(1, 5)]
-        ray.init(cluster.address, runtime_env=elsewhere)
-    else:
-        ray.init(num_cpus=4, include_dashboard=False, runtime_env=elsewhere)
-    answer = CASES[sys.argv[1]]()
-    (FOLDER / "answer.json").write_text(json.dumps(answer))
-    ray.shutdown()
+    with ExitStack() as started:
+        if sys.argv[1] == "lose host":  # four hosts, which are addresses of this one, and a head without actors
+            # Ray notes the cluster there, and other drivers would find it.
+            os.environ["RAY_TMPDIR"] = started.enter_context(TemporaryDirectory(prefix="ray"))
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+            started.callback(cluster.shutdown)
+            hosts = [cluster.add_node(num_cpus=1, node_ip_address=f"127.0.1.{number}") for number in range(1, 5)]
+            ray.init(cluster.address, runtime_env=elsewhere)
+        else:
+            ray.init(num_cpus=4, include_dashboard=False, runtime_env=elsewhere)
+        started.callback(ray.shutdown)
+        answer = CASES[sys.argv[1]]()
+        (FOLDER / "answer.json").write_text(json.dumps(answer))
