@@ -128,7 +128,8 @@ class Storm:
         self._log.close()
 
     def _strike_worker(self, kind: str) -> None:
-        ranks = [rank for rank in range(1, WORKERS + 1) if self._runs(rank) and rank not in self._continues]
+        last = WORKERS - (kind == "notice")  # the standby would leave with the last rank
+        ranks = [rank for rank in range(1, last + 1) if self._runs(rank) and rank not in self._continues]
         if not ranks:
             return
         rank = self._random.choice(ranks)

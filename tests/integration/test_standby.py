@@ -264,6 +264,27 @@ def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, worker
             job.end(0)
 
 
+def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_are_lost(tmp_path, caplog):
+    class LoseMost(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5:
+                job.processes[3].leave("SIGTERM")  # the rank that has started the standby
+                job.processes[1].kill()
+
+    has_left = threading.Event()
+    train = waiting_for(has_left, tiny_job(), gradients=20)
+    settings = {"protocol": "asp", "stop": "updates=40", "callbacks": [LoseMost()], "out": tmp_path / "run"}
+    with ranks(4, train, STANDBY, **settings) as job:
+        job.start_all()
+        for process in (3, "standby"):
+            job.join(process)
+            assert job.processes[process].answer.code == 128 + signal.SIGTERM
+        has_left.set()
+        assert job.end(0).reason == "40 updates made"
+    assert "the standby leaves the run, which goes on without one: SIGTERM" in caplog.text
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
 def test_too_few_workers_do_not_make_the_standby_a_server():
     class KillMost(pl.Callback):
         def on_update(self, update):

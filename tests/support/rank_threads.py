@@ -122,6 +122,13 @@ class Sidecar:
         if self._process is not None:
             self._process.kill()
 
+    def terminate(self):
+        if self._process is not None:
+            self._process.leave("SIGTERM")
+
+    def wait(self, timeout_s):
+        self.stop()
+
     def stop(self, timeout_s=LIMIT_S):
         if self._process is not None:
             self._process.thread.join(LIMIT_S)

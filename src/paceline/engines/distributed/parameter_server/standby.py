@@ -44,7 +44,7 @@ LOG = RankLogger(__name__)
 
 
 class FollowedRunEnded(SystemExit):
-    """Rank 0 has ended the run, so the standby exits."""
+    """Exit of the standby, because rank 0 has ended the run, or because this process leaves it."""
 
 
 class _RankZeroLost(Exception):  # noqa: N818  # the reason to take over
@@ -79,7 +79,7 @@ class StandbyEngine(Engine):
         self._step: Step | None = None
 
     def __enter__(self) -> Self:
-        """Join rank 0; signals act as usual while this process follows it."""
+        """Join rank 0."""
         cluster = self._rank.cluster
         hello = messages.Hello(describe_process("the standby", cluster), cluster.worker, self._job_spec)
         self._session = join_rank_0(cluster, self._rank.transport, hello)
@@ -109,16 +109,20 @@ class StandbyEngine(Engine):
         """Follow rank 0 until its run ends, which ends this process; if rank 0 is lost, go on with the run.
 
         Raises:
-            FollowedRunEnded: rank 0 has ended the run.
+            FollowedRunEnded: rank 0 has ended the run, or this process leaves it.
             RunError: rank 0 is lost, and too few workers have come here.
         """
         try:
-            super().run(coordinator, observe, first)
-            while True:  # the run is over, and rank 0 still has to say so
-                self.next_event()
+            with self._rank.process.leaving_on_sigterm(self._leave):
+                super().run(coordinator, observe, first)
+                while True:  # the run is over, and rank 0 still has to say so
+                    self.next_event()
         except _RankZeroLost as lost:
             LOG.warning("%s; the standby goes on at update %d", lost, coordinator.version)
             return self._take_over(coordinator, observe)
+
+    def _leave(self, reason: str) -> None:
+        self._received.put(messages.Leave(reason))
 
     def _take_over(self, coordinator: Coordinator, observe: Observer | None) -> EndRun:
         def seen(now: float, event: Event | None, commands: object) -> None:
@@ -157,6 +161,11 @@ class StandbyEngine(Engine):
                         self._session.connection.send(UpdateReceived(version))
             case messages.End():
                 raise FollowedRunEnded(0)
+            case messages.Leave(reason):  # of this process
+                LOG.warning("the standby leaves the run: %s", reason)
+                assert self._session is not None
+                self._session.leave(reason)
+                raise FollowedRunEnded(self._rank.cluster.leaving_status)
             case Exception():
                 raise _RankZeroLost(str(message))
 

@@ -86,14 +86,22 @@ class StandbyStream:
         match event:
             case PeerLost(_, reason):
                 LOG.warning("the standby is lost, and the run goes on without one: %s", reason)
-                self._peer, self._address, self._is_lost = None, None, True
-                self._pending, self._unsent = [], None
+                self._drop()
+                self._is_lost = True
                 self.check_workers()
+            case PeerMessage(_, messages.Leave(reason)):
+                LOG.warning("the standby leaves the run, which goes on without one: %s", reason)
+                self._peer.connection.close()
+                self._drop()
             case PeerMessage(_, StandbyListens(port)):
                 self._address = StandbyAddress(self._peer.connection.peer_host, port)
                 self.is_missing = False
             case PeerMessage(_, UpdateReceived(version)):
                 self._received = version
+
+    def _drop(self) -> None:
+        self._peer = self._address = self._unsent = None
+        self._pending = []
 
     def check_workers(self) -> None:
         """Check that the workers that are left have not all gone to the standby.
@@ -160,4 +168,5 @@ class StandbyStream:
     def _is_awaited(self, event: PeerEvent) -> bool:
         if isinstance(event, PeerLost):
             return self.is_from(event)
-        return isinstance(event, PeerMessage) and self.is_from(event) and isinstance(event.message, UpdateReceived)
+        awaited = UpdateReceived | messages.Leave
+        return isinstance(event, PeerMessage) and self.is_from(event) and isinstance(event.message, awaited)

@@ -32,7 +32,7 @@ class Stream:
         self._answers = EventQueue()
         self.stream = StandbyStream(self.layout, self._answers, lambda: [0], lambda: [0])
         self.sent = []
-        connection = SimpleNamespace(peer_host="standby", send=self.sent.append)
+        connection = SimpleNamespace(peer_host="standby", send=self.sent.append, close=lambda: None)
         self.stream.on_join(AcceptedPeer(PEER_ID, 2, connection))
         self.stream.on_event(message(StandbyListens(29000)))
 
@@ -43,9 +43,9 @@ class Stream:
         mean.parameters[0].fill_(value)
         self.stream.add_mean(mean, Apply(version, (), 1.0, ""))
 
-    def receive(self, version):
-        """Let the answer of the standby come."""
-        self._answers.put(message(UpdateReceived(version)))
+    def receive(self, content):
+        """Let a message of the standby come."""
+        self._answers.put(message(content))
 
     @property
     def has_read_all(self):
@@ -81,7 +81,7 @@ def test_a_mean_gradient_is_sent_when_there_is_nothing_else_to_do(stream):
 
 def test_an_update_waits_until_the_standby_has_the_one_before(stream):
     stream.add_mean(1, 0.5)
-    stream.receive(1)
+    stream.receive(UpdateReceived(1))
     stream.add_mean(2, 0.25)
     assert stream.has_read_all
     assert [version for version, _, _ in stream.updates()] == [1]
@@ -89,12 +89,22 @@ def test_an_update_waits_until_the_standby_has_the_one_before(stream):
 
 def test_a_flush_sends_and_waits_for_the_newest_update(stream):
     stream.add_mean(1, 0.5)
-    stream.receive(1)
+    stream.receive(UpdateReceived(1))
     stream.stream.flush()
     assert stream.updates() == [(1, [1.0], [0.5])]
     assert stream.has_read_all
     stream.stream.flush()
     assert len(stream.sent) == 1
+
+
+def test_a_standby_that_leaves_is_waited_for_no_longer(stream):
+    stream.add_mean(1, 0.5)
+    stream.receive(messages.Leave("SIGTERM"))
+    stream.stream.flush()
+    assert not stream.stream.is_there
+    stream.add_mean(2, 0.25)
+    stream.stream.flush()
+    assert [version for version, _, _ in stream.updates()] == [1]
 
 
 def test_the_end_follows_the_last_update(stream):
