@@ -93,9 +93,10 @@ def test_a_loop_that_skips_by_itself_is_settled_at_the_next_batch():
         return steps
 
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "asp")
-    assert sum(ranks.run(loop)) == 12
+    steps = ranks.run(loop)
+    assert sum(steps) == 12
     skipped = [each for each in ranks.server.result.history.of(pl.GradientArrived) if not each.used]
-    assert len(skipped) == 2
+    assert len(skipped) == sum(count > 1 for count in steps)  # a busy machine may leave all but one to one rank
 
 
 def test_the_scaler_is_restored_at_the_end():
