@@ -9,30 +9,43 @@ import pytest
 
 import paceline as pl
 from paceline.clusters.launch_env import SIDECAR
-from paceline.core.records import RunResumed, UpdateMade, VersionEvaluated
+from paceline.core.records import RunEnded, RunResumed, UpdateMade, VersionEvaluated
 from paceline.recording.run_folder import SavedRun
 from paths import environment
 from ranks import free_port
 from this_process import wait_until
 
 LIMIT_S = 120
-COMMAND = "train digits --protocol bsp --cluster torchrun(standby=1) --evaluate-every updates=50"
+OPTIONS = "train digits --protocol bsp --cluster torchrun(standby=1) --evaluate-every updates=50"
+SIGTERM_AT_THE_TAKEOVER = """
+import os, signal, sys
+from paceline.cli import main
+from paceline.clusters.launch_env import SIDECAR
+
+if SIDECAR in os.environ:
+    from paceline.engines.distributed.parameter_server.standby import StandbyEngine
+    take_over = StandbyEngine._take_over
+
+    def take_over_after_sigterm(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return take_over(*arguments)
+
+    StandbyEngine._take_over = take_over_after_sigterm
+main()
+"""
 
 
 def records(folder, kind):
     return SavedRun(folder).history.of(kind) if (folder / "events.jsonl").exists() else []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:.*is cut short")  # a record may be half written when it is read
-def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
+def start_ranks(folder, *program):
+    """Return three ranks of a run in "safe", as processes of this program."""
     names = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "paceline", *COMMAND.split(), "--stop", "updates=1000000", "--out", "safe"]
-    ranks = [
+    return [
         subprocess.Popen(
-            command,
-            cwd=tmp_path,
+            [*program, *OPTIONS.split(), "--stop", "updates=1000000", "--out", "safe"],
+            cwd=folder,
             env=environment(**names, RANK=str(rank), LOCAL_RANK=str(rank)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -40,6 +53,13 @@ def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
         )
         for rank in range(3)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.*is cut short")  # a record may be half written when it is read
+def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
+    ranks = start_ranks(tmp_path, sys.executable, "-m", "paceline")
     try:
         wait_until(lambda: len(records(tmp_path / "safe", UpdateMade)) > 60)
         ranks[0].kill()
@@ -61,3 +81,23 @@ def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
     assert (folder / "model.safetensors").exists()
     assert pl.replay(folder).is_same
     assert sorted(each.name for each in tmp_path.iterdir()) == ["safe", "safe-standby"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.*is cut short")  # a record may be half written when it is read
+def test_sigterm_between_the_loss_of_rank_0_and_the_takeover_saves_the_run(tmp_path):
+    (tmp_path / "command.py").write_text(SIGTERM_AT_THE_TAKEOVER)
+    ranks = start_ranks(tmp_path, sys.executable, "command.py")
+    folder = tmp_path / "safe-standby"
+    try:
+        wait_until(lambda: len(records(tmp_path / "safe", UpdateMade)) > 60)
+        ranks[0].kill()
+        wait_until(lambda: records(folder, RunEnded))
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    [end] = records(folder, RunEnded)
+    assert end.reason == "interrupted by SIGTERM"
+    assert (folder / "model.safetensors").exists()

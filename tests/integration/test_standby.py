@@ -10,6 +10,7 @@ import paceline as pl
 from end_when import FOREVER
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
+from paceline.engines.distributed.parameter_server.standby import StandbyEngine
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
 from rank_threads import LIMIT_S, ranks, run
@@ -283,6 +284,28 @@ def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_
         assert job.end(0).reason == "40 updates made"
     assert "the standby leaves the run, which goes on without one: SIGTERM" in caplog.text
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkeypatch):
+    read = StandbyEngine._read
+
+    def read_after_sigterm(engine, message):
+        if isinstance(message, Exception):  # rank 0 is lost
+            engine._leave("SIGTERM")
+        read(engine, message)
+
+    monkeypatch.setattr(StandbyEngine, "_read", read_after_sigterm)
+    killing = KillRankZero(10)
+    settings = {"protocol": "bsp", "stop": FOREVER, "callbacks": [killing], "out": tmp_path / "run"}
+    with ranks(4, tiny_job(), STANDBY, **settings) as job:
+        killing.job = job
+        job.start_all()
+        job.join(0)
+        end = job.end("standby")
+    assert end.reason == "interrupted by SIGTERM"
+    [resumed] = end.of(RunResumed)
+    assert resumed.version in {9, 10}
+    assert [*(tmp_path / "run-standby" / "checkpoints").iterdir()]
 
 
 def test_too_few_workers_do_not_make_the_standby_a_server():

@@ -35,6 +35,7 @@ from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived
+from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -77,6 +78,7 @@ class StandbyEngine(Engine):
         self._events: deque[Event] = deque()
         self._mean: Tensor | None = None
         self._step: Step | None = None
+        self._leaves_on = ""
 
     def __enter__(self) -> Self:
         """Join rank 0."""
@@ -105,6 +107,7 @@ class StandbyEngine(Engine):
         """Follow from this time."""
         self.now = now
 
+    @holding_sigterm()  # else a signal between the handlers of follower and successor would be lost
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Follow rank 0 until its run ends, which ends this process; if rank 0 is lost, go on with the run.
 
@@ -122,6 +125,7 @@ class StandbyEngine(Engine):
             return self._take_over(coordinator, observe)
 
     def _leave(self, reason: str) -> None:
+        self._leaves_on = reason
         self._received.put(messages.Leave(reason))
 
     def _take_over(self, coordinator: Coordinator, observe: Observer | None) -> EndRun:
@@ -136,6 +140,7 @@ class StandbyEngine(Engine):
             seen(self.now, applied, coordinator.handle(applied))
         self._successor.resume_at(coordinator.version, self.now)
         self._successor.known_workers = coordinator.live_workers
+        self._successor.signals.caught = self._leaves_on
         restarted = Restarted(self.now, self._rank.cluster.n, self._stop)
         with self._successor as engine:
             return engine.run(coordinator, seen, restarted)
