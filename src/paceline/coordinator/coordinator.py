@@ -191,7 +191,7 @@ class Coordinator:
             case events.Joined():
                 self._membership.join(event.worker)
             case events.Lost():
-                self._membership.lose(event.worker)
+                self._membership.lose(event.worker, is_failure=event.reason not in events.NO_FAILURES)
             case events.Evaluated():
                 self._handle_evaluation(event)
             case events.AbortRun():

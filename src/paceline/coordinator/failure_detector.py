@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.coordinator.worker_table import WorkerState
 from paceline.errors import UsageError
-from paceline.policies.estimators.round_trip_timeout import LEAST_S, RoundTripTimeout
+from paceline.policies.estimators.round_trip_timeout import RoundTripTimeout
 
 NOTICEABLE = 2.0  # a change of the timeout by this factor is logged
 
@@ -44,6 +44,9 @@ class FailureDetector:
             round_trip_s: time from assigned work to its gradient, in seconds.
         """
         return ""
+
+    def add_loss(self, worker: int) -> None:
+        """Adapt the timeout to the loss of a worker, other than that by its timeout; a fixed one does not change."""
 
     def timeout_of(self, worker: int) -> float:
         """Return the timeout of this worker, in seconds, at least `timeout_s`."""
@@ -104,12 +107,12 @@ class FailureDetector:
 
 
 class RoundTripFailureDetector(FailureDetector):
-    """Timeout on silent workers that follows observed round trips; see `RoundTripTimeout`.
+    """Timeout on silent workers that follows observed round trips and losses; see `RoundTripTimeout`.
 
     Example:
         >>> detector = RoundTripFailureDetector()
         >>> detector.observe(0, 3.0)  # the first round trip makes the timeout known
-        '7.77e+03 s, as the median round trip is 3 s'
+        '7.66e+03 s, at a median round trip of 3 s and 0.1 losses per hour'
     """
 
     observes = True
@@ -134,7 +137,11 @@ class RoundTripFailureDetector(FailureDetector):
         if self._logged_s / NOTICEABLE < self.timeout_s < self._logged_s * NOTICEABLE:
             return ""
         self._logged_s = self.timeout_s
-        return f"{self.timeout_s:.3g} s, as the median round trip is {self._timeout.median_s:.3g} s"
+        return _describe(self.timeout_s, self._timeout.median_of_all_s, self._timeout.hazards.largest)
+
+    def add_loss(self, worker: int) -> None:
+        """Adapt the timeout to the loss of a worker, other than that by its timeout; it changes at the next arrival."""
+        self._timeout.hazards.add_loss(worker)
 
     def timeout_of(self, worker: int) -> float:
         """Return the timeout of this worker, in seconds, at least `timeout_s`."""
@@ -142,7 +149,8 @@ class RoundTripFailureDetector(FailureDetector):
 
     def describe(self, worker: int) -> str:
         """Return a description of the timeout of this worker."""
-        return f"{self.timeout_of(worker):.3g} s, {self._timeout.multiple:.0f} x the median round trip or {LEAST_S:g} s"
+        timeout = self._timeout
+        return _describe(timeout.of(worker), timeout.median_s(worker), timeout.hazards.of(worker))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the timer and what was observed."""
@@ -154,3 +162,7 @@ class RoundTripFailureDetector(FailureDetector):
             self._timeout.load_state_dict(state["round_trips"])
             self.timeout_s, self._logged_s = self._timeout.timeout_s, state["logged_s"]
         super().load_state_dict(state)
+
+
+def _describe(timeout_s: float, median_s: float, hazard: float) -> str:
+    return f"{timeout_s:.3g} s, at a median round trip of {median_s:.3g} s and {3600 * hazard:.2g} losses per hour"

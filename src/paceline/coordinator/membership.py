@@ -66,14 +66,16 @@ class Membership(Stateful):
     def join(self, worker: int) -> None:
         """Add a worker; one that is still believed to be there loses its work first."""
         if self.table.status(worker) in {IDLE, BUSY}:
-            self.lose(worker)
+            self.lose(worker, is_failure=True)
         self.dispatcher.admit([worker])
         self._no_workers_until_s = inf
         self._update.joining.add(worker)
         self.dispatcher.is_due = True
 
-    def lose(self, worker: int) -> None:
-        """Remove a worker that is gone."""
+    def lose(self, worker: int, *, is_failure: bool) -> None:
+        """Remove a worker that is gone; its failures shorten its timeout."""
+        if is_failure:
+            self.detector.add_loss(worker)
         status = self.table.status(worker)
         if status in {EXCLUDED, PROBED}:
             self.table.workers[worker].status = LOST
@@ -126,7 +128,7 @@ class Membership(Stateful):
             return
         for worker, timeout in self.detector.expired(self._in_flight, now).items():
             self._run.decide(SILENT, f"worker {worker}: silent for {timeout}", worker)
-            self.lose(worker)
+            self.lose(worker, is_failure=False)  # it may be a false alarm
             if not self.table.live:
                 self._no_workers_until_s = now + self.detector.timeout_s
                 self._run.set_timer(self._no_workers_until_s)
@@ -148,7 +150,7 @@ class Membership(Stateful):
         self.dispatcher.cancel_all()
         for worker, state in list(self.table.workers.items()):
             if worker >= workers or (lose_excluded and state.status is EXCLUDED):
-                self.lose(worker)
+                self.lose(worker, is_failure=False)
 
     def join_all(self, workers: int) -> None:
         """Add every worker below this number that is lost."""

@@ -83,7 +83,8 @@ class Joined(NamedTuple):
     worker: int
 
 
-NOT_JOINED = "it has not joined yet"  # reason of a loss at the beginning of a run
+NOT_JOINED, PAUSE, END_OF_LOOP = "it has not joined yet", "a pause of its loop", "the end of its loop"
+NO_FAILURES = frozenset({NOT_JOINED, PAUSE, END_OF_LOOP})  # reasons of a loss that does not count as a failure
 
 
 class Lost(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core import records
-from paceline.core.events import NOT_JOINED
+from paceline.core.events import NO_FAILURES
 from paceline.core.stop import LEAST_LOSS_WINDOW, Stop
 from paceline.core.targets import Target
 from paceline.recording.run_folder import SavedRun
@@ -296,7 +296,7 @@ class RunReader:
                 change = "returned" if record.late_return else "joined"
                 self._mark(record.now_s, "joined", f"worker {record.worker} {change}")
             case records.WorkerLost():
-                self.losses_of_workers[record.worker] += record.reason != NOT_JOINED
+                self.losses_of_workers[record.worker] += record.reason not in NO_FAILURES
                 self._leave(record.worker, record.now_s)
                 if not record.silent:  # the decision on a silent worker has its own mark
                     self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")

@@ -12,7 +12,7 @@ from paceline.coordinator.worker_table import WorkerState
 from paceline.core.records import DecisionMade, GradientArrived, Record, RunEnded, TimerRang
 
 KIND = "worker_timeout"
-CURRENT_RULE = "median round trip"
+CURRENT_RULE = "losses per hour"
 
 
 class LoggedFailureDetector(FailureDetector):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from paceline.core.events import NOT_JOINED
+from paceline.core.events import NO_FAILURES
 from paceline.core.records import DecisionMade, Record, RunEnded, WorkerJoined, WorkerLost
 from paceline.recording.callback import Callback
 from paceline.utils.rank_logger import RankLogger
@@ -28,7 +28,7 @@ class RunLog(Callback):
         """Log a record of an event that is rare."""
         match record:
             case WorkerLost():
-                level = logging.INFO if record.reason == NOT_JOINED else self._lost
+                level = logging.INFO if record.reason in NO_FAILURES else self._lost
                 LOG.log(level, "lost worker %d: %s", record.worker, record.reason)
             case WorkerJoined():
                 LOG.info("worker %d joined", record.worker)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.clusters.torchrun import Torchrun
+from paceline.core.events import END_OF_LOOP, PAUSE
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
@@ -33,7 +34,6 @@ from paceline.utils.rank_logger import RankLogger
 from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
-END_OF_LOOP, PAUSE = "the end of its loop", "a pause of its loop"
 SERVER_END_S = 1.0  # from the loss of its connections to the end of the process
 
 

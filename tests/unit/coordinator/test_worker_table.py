@@ -147,29 +147,47 @@ def test_without_a_timeout_no_worker_is_ever_lost():
 
 def test_a_derived_timeout_is_logged_when_it_changes_noticeably():
     script = """
-        at 2 w0.1 arrives    | worker_timeout: 5.18e+03 s, as the median round trip is 2 s; wake at 5177.07
-                             | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
-        at 4 w0.2 arrives    | worker_timeout: 2.32e+03 s, as the median round trip is 2 s; wake at 2324.72
-                             | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); compute w0.3 on v2
-        at 6 w0.3 arrives    | wake at 1585.4
-                             | accept w0.3; apply v3 = w0.3 (quorum of 1 reached); compute w0.4 on v3
-        at 1585.5 timer      | lost: worker 1: silent for 1.59e+03 s, 756 x the median round trip or 10 s
-                             | wake at 1591.4
-        at 1592 timer        | lost: worker 0: silent for 1.59e+03 s, 756 x the median round trip or 10 s
-                             | wake at 3177.4
+        at 2 w0.1 arrives | worker_timeout: 5.11e+03 s, at a median round trip of 2 s and 0.1 losses per hour
+          | wake at 5108.89
+          | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 4 w0.2 arrives | worker_timeout: 2.3e+03 s, at a median round trip of 2 s and 0.1 losses per hour
+          | wake at 2297.22
+          | accept w0.2; apply v2 = w0.2 (quorum of 1 reached); compute w0.3 on v2
+        at 6 w0.3 arrives | wake at 1567.66
+          | accept w0.3; apply v3 = w0.3 (quorum of 1 reached); compute w0.4 on v3
+        at 1567.7 timer | lost: worker 1: silent for 1.57e+03 s, at a median round trip of 2 s and 0.1 losses per hour
+          | wake at 1573.66
+        at 1574 timer | lost: worker 0: silent for 1.57e+03 s, at a median round trip of 2 s and 0.1 losses per hour
+          | wake at 3141.66
         at 3000 w1.1 arrives | drop w1.1 stale 3 (its worker had been declared lost); compute w1.2 on v3
-                             | wake at 4265.55
+          | wake at 4251.87
     """
     play(asp(), 2, script, failure_detector=RoundTripFailureDetector())
 
 
 def test_a_derived_timeout_is_at_least_ten_seconds():
     script = """
-        at 0.001 w0.1 arrives | worker_timeout: 10 s, as the median round trip is 0.001 s; wake at 10
-                              | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
-        at 10 timer           | lost: worker 1: silent for 10 s, 2468 x the median round trip or 10 s; wake at 10.001
+        at 0.001 w0.1 arrives | worker_timeout: 10 s, at a median round trip of 0.001 s and 0.1 losses per hour
+          | wake at 10
+          | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 10 timer | lost: worker 1: silent for 10 s, at a median round trip of 0.001 s and 0.1 losses per hour
+          | wake at 10.001
     """
     play(asp(), 2, script, failure_detector=RoundTripFailureDetector())
+
+
+def test_a_loss_counts_for_the_timeout_and_a_false_alarm_does_not():
+    silent = """
+        at 60 w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached); compute w0.2 on v1
+        at 60000 timer | lost: worker 1: silent for 5.69e+04 s, at a median round trip of 60 s and 0.1 losses per hour
+          | lost: worker 0: silent for 5.69e+04 s, at a median round trip of 60 s and 0.1 losses per hour
+    """
+    detector = RoundTripFailureDetector()
+    play(asp(), 2, silent, failure_detector=detector)
+    assert detector.describe(1).endswith("0.1 losses per hour")
+    detector = RoundTripFailureDetector()
+    play(asp(), 2, silent + "w1 is lost |", failure_detector=detector)  # its connection is closed, at last
+    assert detector.describe(1).endswith("0.6 losses per hour")
 
 
 # -- edges of membership and phases

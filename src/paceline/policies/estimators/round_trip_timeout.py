@@ -1,16 +1,20 @@
-"""Adaptive timeout for silent workers, from the medians of observed round trips."""
+"""Adaptive timeout for silent workers, from the medians of observed round trips and the hazards of loss."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
-from math import exp, inf, log, pi, sqrt
+from math import exp, inf, pi, sqrt
+from statistics import NormalDist
 from typing import Any
 
+from paceline.policies.estimators.loss_hazard import LossHazards
+
 LEAST_S = 10.0
-MOST_MEDIANS = 300.0
-ENOUGH = 50
+MOST_SIGMA = 1.16  # standard deviation of the logarithms of round trips up to which false alarms are as rare as stated
+LEAST_PROBABILITY = 1e-6
+ALARMS_PER_LOSS = 0.01
 SLACK = 1.1  # the timeout in force is between the estimate and this multiple of it
 RECENT, RECENT_OF_WORKER = 101, 21
 
@@ -59,37 +63,61 @@ def variance_of_median(count: int) -> float:
     return pi / (2 * (count - 1) + pi)
 
 
-DEVIATIONS = log(MOST_MEDIANS / SLACK) / sqrt(1 + variance_of_median(ENOUGH))  # 5.52
+def false_alarm_probability(hazard: float, round_trip_s: float) -> float:
+    """Return the probability with which a gradient of a live worker may raise a false alarm.
 
+    ``max(1e-6, min(1, hazard round_trip_s) / 100)``: one false alarm in a hundred losses, or one in a million gradients
+    if losses are rarer than one in 10,000 gradients.
 
-def multiple(count: int) -> float:
-    """Return the timeout in medians of `count` observed round trips, count >= 1.
-
-    ``exp(5.52 sqrt(1 + v))`` with ``v = variance_of_median(count)``. Let the logarithms of round trips be normal with
-    standard deviation sigma. Then the logarithm of the next one over their median is normal with standard deviation
-    ``sigma sqrt(1 + v)``. It exceeds this timeout with probability ``P(Z > 5.52 / sigma)`` for every count:
-    2e-8 at sigma = 1, and 1e-6 at sigma = 1.16. The constant 5.52 gives 300 medians for 50 round trips, the 10 % of
-    `SLACK` included.
-
-    >>> [round(multiple(count)) for count in (1, 2, 10, 50, 101)]
-    [2468, 1108, 372, 273, 261]
+    Args:
+        hazard: losses of the worker per second, >= 0.
+        round_trip_s: its usual round trip in seconds, >= 0.
     """
-    return exp(DEVIATIONS * sqrt(1 + variance_of_median(count)))
+    return max(LEAST_PROBABILITY, ALARMS_PER_LOSS * min(1.0, hazard * round_trip_s))
+
+
+def multiple(count: int, probability: float = LEAST_PROBABILITY) -> float:
+    """Return the timeout in medians of observed round trips.
+
+    ``exp(1.16 z sqrt(1 + v))`` with ``v = variance_of_median(count)`` and ``P(Z > z) = probability``. Let the
+    logarithms of round trips be normal with standard deviation sigma. Then the logarithm of the next one over their
+    median is normal with standard deviation ``sigma sqrt(1 + v)``. It exceeds this timeout with `probability` at
+    sigma = 1.16, and less often for a smaller sigma, for every count.
+
+    Args:
+        count: number of observed round trips, >= 1.
+        probability: probability of a false alarm, > 0 and < 1/2.
+
+    Example:
+        >>> [round(multiple(count)) for count in (1, 2, 10, 50, 101)]
+        [2436, 1095, 369, 270, 259]
+        >>> [round(multiple(101, probability)) for probability in (1e-5, 1e-4, 1e-3)]
+        [146, 77, 37]
+    """
+    return exp(-_NORMAL.inv_cdf(probability) * MOST_SIGMA * sqrt(1 + variance_of_median(count)))
+
+
+_NORMAL = NormalDist()
 
 
 class RoundTripTimeout:
-    """Timeout of a silent worker, estimated from the round trips observed so far.
+    """Timeout of a silent worker, estimated from the round trips and losses observed so far.
 
-    ``timeout_s = max(10 s, multiple(n) * median)``. The ``median`` is that of the latest ``n`` <= 101 round trips of
-    all workers, or that of the worker's own latest 21, whichever is larger. So a slow worker has a longer timeout. A
-    worker that stops is detected after at most 300 medians, once 50 round trips were observed, and not before 10 s.
+    ``timeout_s = max(10 s, multiple(n, p) * median)`` with ``p = false_alarm_probability(hazard, median)``. The
+    ``median`` is that of the latest ``n`` <= 101 round trips of all workers, or that of the worker's own latest 21,
+    whichever is larger. So a slow worker has a longer timeout. The ``hazard`` is that of the worker, see `LossHazards`:
+    the more often it is lost, the sooner its silence is believed to be a loss. A worker that stops is detected after at
+    most 300 medians, once 50 round trips were observed, and not before 10 s.
 
     Probability that a gradient of a live worker raises a false alarm:
 
-    - log-normal round trips up to sigma = 1.16: at most 1e-6, from the first one on (2e-8 at sigma = 1);
-    - after 50 round trips, Pareto(2.5): 4e-7, exponential: below 1e-80 (1 in 2,500 after a single one, which may be
-      arbitrarily short);
-    - heavier tails: the probability beyond 300 medians, for example 1e-3 for Pareto(1.1).
+    - log-normal round trips up to sigma = 1.16: at most ``p``, from the first one on. Where ``p`` is 1e-6, it is 2e-8
+      at sigma = 1;
+    - after 50 round trips and with ``p`` = 1e-6: Pareto(2.5): 4e-7, exponential: below 1e-80 (1 in 2,500 after a single
+      one, which may be arbitrarily short);
+    - heavier tails: the probability beyond the timeout, for example 1e-3 for Pareto(1.1) and 300 medians.
+
+    False alarms are no losses, so they do not shorten the timeout.
 
     The first round trip of a worker is compared with the median of the others only. If the worker is 20 times slower,
     it exceeds the timeout with probability 0.5 % at sigma = 1, and 1e-7 at sigma = 0.5. It joins again when its
@@ -98,8 +126,9 @@ class RoundTripTimeout:
     The minimum of 10 s covers pauses of the operating system, such as swapping or the migration of a virtual machine.
 
     Attributes:
-        timeout_s: timeout of a worker that is no slower than the others, in seconds; inf before the first round trip.
-            It stays within 10 % of the estimate and changes rarely.
+        hazards: hazards of loss of the workers.
+        timeout_s: timeout of a worker that is no slower than the others and has the largest hazard, in seconds; inf
+            before the first round trip. It stays within 10 % of the estimate and changes rarely.
 
     Example:
         >>> timeout = RoundTripTimeout()
@@ -111,28 +140,20 @@ class RoundTripTimeout:
     """
 
     def __init__(self) -> None:
+        self.hazards = LossHazards()
         self.timeout_s = inf
         self._all = RunningMedian(RECENT)
         self._own: dict[int, RunningMedian] = {}
 
-    @property
-    def median_s(self) -> float:
-        """Median of the latest round trips of all workers, in seconds."""
-        return self._all.value
-
-    @property
-    def multiple(self) -> float:
-        """The timeout in medians."""
-        return multiple(len(self._all))
-
     def observe(self, worker: int, round_trip_s: float) -> bool:
         """Add a round trip of a worker, in seconds; return whether `timeout_s` has changed."""
+        self.hazards.add_round_trip(worker, round_trip_s)
         self._all.add(round_trip_s)
         own = self._own.get(worker)
         if own is None:
             own = self._own[worker] = RunningMedian(RECENT_OF_WORKER)
         own.add(round_trip_s)
-        estimate_s = max(LEAST_S, _MULTIPLES[len(self._all)] * self._all.value)
+        estimate_s = self._estimate_s(self._all.value, self.hazards.largest)
         if estimate_s <= self.timeout_s <= SLACK * estimate_s:
             return False
         self.timeout_s = estimate_s if estimate_s == LEAST_S else sqrt(SLACK) * estimate_s
@@ -140,12 +161,25 @@ class RoundTripTimeout:
 
     def of(self, worker: int) -> float:
         """Return the timeout of a worker in seconds, at least `timeout_s`."""
+        return max(self.timeout_s, self._estimate_s(self.median_s(worker), self.hazards.of(worker)))
+
+    @property
+    def median_of_all_s(self) -> float:
+        """Median of the latest round trips of all workers, in seconds."""
+        return self._all.value
+
+    def median_s(self, worker: int) -> float:
+        """Return the median of the latest round trips of a worker, in seconds, at least that of all workers."""
         own = self._own.get(worker)
-        return self.timeout_s if own is None else max(self.timeout_s, self.multiple * own.value)
+        return self._all.value if own is None else max(self._all.value, own.value)
+
+    def _estimate_s(self, median_s: float, hazard: float) -> float:
+        return max(LEAST_S, multiple(len(self._all), false_alarm_probability(hazard, median_s)) * median_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the latest round trips and the timeout in force."""
+        """Return the latest round trips, the hazards and the timeout in force."""
         return {
+            "hazards": self.hazards.state_dict(),
             "timeout_s": self.timeout_s,
             "all": list(self._all.recent),
             "own": {worker: list(own.recent) for worker, own in self._own.items()},
@@ -153,9 +187,7 @@ class RoundTripTimeout:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
+        self.hazards.load_state_dict(state["hazards"])
         self.timeout_s = state["timeout_s"]
         self._all = RunningMedian(RECENT, state["all"])
         self._own = {worker: RunningMedian(RECENT_OF_WORKER, values) for worker, values in state["own"].items()}
-
-
-_MULTIPLES = [0.0, *(multiple(count) for count in range(1, RECENT + 1))]

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 import paceline as pl
-from paceline.core.events import NOT_JOINED
+from paceline.core.events import END_OF_LOOP, NOT_JOINED, PAUSE
 from paceline.core.records import DecisionMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.policies.estimators.loss_hazard import loss_hazards
 from paceline.report.curves import groups
@@ -153,8 +153,9 @@ def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
     assert "Losses of workers" not in page_of(train_run(tmp_path / "healthy"))
 
 
-def test_a_worker_that_was_late_is_not_lost(tmp_path):
-    begin = [begun(2), WorkerLost(0.0, 1, NOT_JOINED)]
+@pytest.mark.parametrize("reason", [NOT_JOINED, PAUSE, END_OF_LOOP])
+def test_a_worker_that_is_late_or_pauses_is_not_lost(reason, tmp_path):
+    begin = [begun(2), WorkerLost(0.0, 1, reason)]
     saved = write_run(tmp_path / "late", [*begin, WorkerJoined(0.5, 1), *two_updates()[1:]])
     assert read_run(saved, "late").losses_of_workers == [0, 0]
 
