@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.core.records import RunEnded
 from paceline.recording.lock import is_locked
 from paceline.recording.log_tail import LogTail
-from paceline.recording.run_folder import EVENTS, SavedRun, standby_folder
+from paceline.recording.run_folder import EVENTS, RUN, SavedRun, standby_folder
 from paceline.watch.live_run import LiveRun
 
 QUIET_S = 2.0  # without a record, before the lock of the folder is tested
@@ -81,19 +81,19 @@ class Watcher:
     @property
     def state(self) -> State:
         """State of the run now."""
-        if self.live is None:
-            return State.WAITING
         if self._left_bytes:
             return State.READING
         if self._end is not None:
             return State.ENDED
-        if self._has_stopped():
+        if (self.live is not None or (self.folder / RUN).exists()) and self._has_stopped():
             return State.STOPPED
+        if self.live is None:
+            return State.WAITING
         return State.SILENT if self.age_s >= SILENT_S else State.RUNNING
 
     def describe(self) -> str:
         """Return the state as a sentence."""
-        age = f"last record {self.age_s:.0f} s ago"
+        age = "it has no record" if self.live is None else f"last record {self.age_s:.0f} s ago"
         match self.state:
             case State.WAITING:
                 return f"waiting for the first record in {self.folder}"
@@ -111,8 +111,7 @@ class Watcher:
 
     def _successor(self) -> str:
         """Return where a standby goes on with the run, if it had one."""
-        assert self.live is not None
-        has_standby = self.live.run.configuration.get("has_standby", False)
+        has_standby = self.live is not None and self.live.run.configuration.get("has_standby", False)
         return f"; its standby may go on in {standby_folder(self.folder)} of its host" if has_standby else ""
 
     def _has_stopped(self) -> bool:

@@ -50,6 +50,18 @@ def test_a_run_without_a_folder_is_waited_for(tmp_path):
     assert watcher.describe() == "ended: updates made"
 
 
+def test_a_run_that_was_killed_before_its_first_record_has_stopped(running, monkeypatch):
+    monkeypatch.setattr(module, "QUIET_S", 0.0)
+    folder, writer = running
+    (folder / EVENTS).unlink()
+    watcher = caught_up(Watcher(folder))
+    assert watcher.state is State.WAITING
+    writer.close()
+    watcher = caught_up(Watcher(folder))
+    assert watcher.state is State.STOPPED
+    assert watcher.describe().endswith("no process of this host writes to the folder; it has no record")
+
+
 def test_a_run_that_writes_is_running(running):
     folder, writer = running
     watcher = caught_up(Watcher(folder))
