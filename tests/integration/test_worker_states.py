@@ -95,6 +95,15 @@ def test_a_resumed_run_continues_with_the_state_of_every_rank(case, stops, tmp_p
     assert logged(caplog, "state")
 
 
+@pytest.mark.parametrize(("protocol", "delay"), [("bsp", 0), ("dc_s3gd", 1)])
+def test_checkpoints_are_saved_at_the_interval_and_one_update_later_without_a_server(protocol, delay, tmp_path):
+    settings = {"checkpoint_every": "updates=10", "keep_checkpoints": 9, "out": tmp_path / "run"}
+    run(3, tiny_job(), protocol=protocol, stop="updates=34", **settings)
+    names = sorted(each.name for each in (tmp_path / "run" / "checkpoints").glob("*-update-*"))
+    versions = [int(name.rpartition("-")[2]) for name in names]
+    assert versions == [0, 1 + delay, *(each + delay for each in (10, 20, 30)), 34]
+
+
 def float32_net():
     return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 

@@ -57,7 +57,8 @@ class Checkpointer:
         self._every = policy.every
         self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, policy.keep)
         is_new = session.coordinator.version == 0
-        self._saved_at = -inf if is_new else self._position()
+        self._due_at = -inf if is_new else self._position()  # when the last checkpoint was due
+        self._is_due = False  # whether a checkpoint is saved as soon as the engine allows it
         self._version = -1 if is_new else session.coordinator.version
         self._awaits_first = is_new  # the first update, which creates the state of the optimizer
         self._is_saved = False  # whether the current state is saved
@@ -65,17 +66,18 @@ class Checkpointer:
     def after(self) -> None:
         """Save at the beginning, after the first update, and at the first update after each interval.
 
-        The state is not saved while the engine is unsettled, as between the sums of `local_sgd` on real ranks.
+        Real ranks without a server save it one update later, because each of them must save what only it has. The
+        state is not saved while the engine is unsettled, as between the sums of `local_sgd` on real ranks.
         """
         self._is_saved = False
         if self._coordinator.awaits_step or self._coordinator.version == self._version:
             return  # an update is incomplete until its step is measured
         self._version = self._coordinator.version
-        is_due = self._position() - self._saved_at >= self._every.amount
-        if (is_due or self._awaits_first) and self._engine.prepare_checkpoint() and self._engine.is_settled:
-            self._awaits_first = self._version == 0
-            if is_due:
-                self._saved_at = self._position()
+        position = self._position()
+        if position - self._due_at >= self._every.amount:
+            self._due_at, self._is_due = position, True
+        if (self._is_due or self._awaits_first) and self._engine.prepare_checkpoint() and self._engine.is_settled:
+            self._is_due, self._awaits_first = False, self._version == 0
             self.save()
 
     def at_end(self) -> None:

@@ -93,8 +93,8 @@ def train(
         evaluate_every: interval between evaluations of ``job.eval_data``, as ``Duration("epochs", 1)`` or "epochs=1".
             The default is one epoch, or 100 updates for data without a length.
         checkpoint_every: interval between checkpoints, as "updates=100" or "seconds=60" (real time). A checkpoint is
-            also saved at the beginning, after the first update and at the end. With `local_sgd` on real ranks it is
-            saved at the first sum or evaluation after the interval.
+            also saved at the beginning, after the first update and at the end. Real ranks without a server save it one
+            update later, and with `local_sgd` at the first sum or evaluation after the interval.
         keep_checkpoints: number of checkpoints kept, >= 1.
         worker_timeout_s: seconds without an answer after which a worker is lost, > 0. The default is derived from the
             round trips and losses of real workers (``paceline.policies.estimators.round_trip_timeout``); simulated
