@@ -1,6 +1,7 @@
 """Scripts of these tests, which need their frameworks to be imported."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -18,7 +19,9 @@ def answer(request, tmp_path):
     def run(name):
         command = [sys.executable, str(request.module.SCRIPT), name, str(tmp_path)]
         limit_s = request.module.LIMIT_S
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, cwd=ROOT, check=False)
+        path = os.pathsep.join([str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")])
+        settings = {"capture_output": True, "text": True, "timeout": limit_s, "cwd": ROOT, "check": False}
+        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, **settings)
         printed = ended.stdout + ended.stderr
         assert ended.returncode == 0, printed[-6000:]
         (tmp_path / "printed").write_text(printed)

@@ -7,25 +7,37 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
 import ray
 import torch
+from ray._private import state as ray_state
 from ray.cluster_utils import Cluster
 
 import paceline as pl
+from paceline.core.records import GradientArrived, UpdateMade, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
 from paceline.run.ray_actors import ActorGroup
+from tiny_counting import BATCH, counting_job
 
 FOLDER = Path(sys.argv[2])
 RUN = FOLDER / "run"
 SEED = 1
 SLOW = pl.Cluster(2, timing=pl.ShiftedExponential(shift_s=0.1, mean_s=0.001))
 DIGITS = pl.jobs.digits()
+# Ray has no CPU for the actor of the fourth worker.
+WAITING = {"workers": 3, "torchrun": {"slowness": replace(SLOW, n=4), "max_workers": 4}}
+FIRST, MOST = 2, 4  # workers of a run that grows
+EPOCHS, MINIBATCHES = 40, 100  # more than four slow workers compute within the time limit of the test
+COUNTING = counting_job(MINIBATCHES * BATCH)
 
 
 class Net(torch.nn.Module):
@@ -54,6 +66,12 @@ def failing_loss(outputs, targets):
     if os.environ["RANK"] == "2" and (FOLDER / "may fail").exists():
         raise ValueError("no such class")
     return own_loss(outputs, targets)
+
+
+def slow_until_it_has_shrunk(model, batch):
+    if not (FOLDER / "has shrunk").exists():
+        time.sleep(0.25)
+    return COUNTING.step(model, batch)
 
 
 class LetFail(pl.Callback):
@@ -99,7 +117,7 @@ def train_own_job():
 
 def train_slowly(**settings):
     settings = {"stop": "updates=200", "checkpoint_every": "updates=10", "out": "run", **settings}
-    return train(torchrun={"slowness": SLOW}, **settings)
+    return train(**{"torchrun": {"slowness": SLOW}, **settings})
 
 
 def kill_when_training(rank):
@@ -109,11 +127,40 @@ def kill_when_training(rank):
 
 
 def lose_host_when_training(rank):
-    """Remove the host of a rank when the run has made 20 updates."""
+    """Remove the host of a rank when the run has made 20 updates, and end the run when both workers compute again."""
+
+    def have_both(records):
+        joins_s = [each.now_s for each in records if isinstance(each, WorkerJoined) and each.now_s > 0]
+        begin_s = min(joins_s, default=inf)
+        return {0, 1} == {each.worker for each in records if isinstance(each, GradientArrived) and each.now_s > begin_s}
+
     await_updates(20)
     address = actor_group()._supervisor._hosts[rank]
     (host,) = [each for each in hosts if each.node_ip_address == address]
     cluster.remove_node(host, allow_graceful=False)
+    await_records(have_both)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def add_and_remove_host(late, training):
+    """Add a host when the run has begun, remove it when its workers have contributed, and note that they are lost."""
+
+    def has_begun(records):
+        return any(isinstance(each, UpdateMade) for each in records)
+
+    def have_contributed(records):
+        used = Counter(each.worker for each in records if isinstance(each, GradientArrived) and each.used)
+        return all(used[worker] >= 3 for worker in late)
+
+    def are_lost(records):
+        return late <= {each.worker for each in records if isinstance(each, WorkerLost) and each.now_s > 0}
+
+    await_records(has_begun, training.done)
+    host = cluster.add_node(num_cpus=len(late), node_ip_address="127.0.1.9")
+    await_records(have_contributed, training.done)
+    cluster.remove_node(host, allow_graceful=False)
+    await_records(are_lost, training.done)
+    (FOLDER / "has shrunk").touch()
 
 
 def actor_group():
@@ -133,6 +180,12 @@ def await_updates(count):
         time.sleep(0.05)
 
 
+def await_records(hold, is_over=lambda: False):
+    log = RUN / "events.jsonl"
+    while not (is_over() or (log.exists() and hold(SavedRun(RUN).history.records))):
+        time.sleep(0.05)
+
+
 def in_background(function, *arguments):
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
@@ -144,17 +197,36 @@ def kill_worker():
 
 def lose_host():
     in_background(lose_host_when_training, 2)
-    return train_slowly()
+    return train_slowly(stop="updates=100000")
 
 
 def interrupt():
     in_background(interrupt_when_training)
-    answer = train_slowly(stop="updates=100000")
+    answer = {**train_slowly(stop="updates=100000", **WAITING), **what_is_left()}
+    resumed = train(resume="run", stop=f"updates={answer['updates'] + 5}", **WAITING)
+    return {**answer, "resumed": resumed}
+
+
+def grow_and_shrink(protocol):
+    """Train in another thread, because Ray adds hosts in the main thread only."""
+    job = replace(COUNTING, step=slow_until_it_has_shrunk)
+    settings = {"torchrun": {"max_workers": MOST}, "stop": f"epochs={EPOCHS}", "out": "run"}
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train, job, protocol, FIRST, **settings)
+        add_and_remove_host({*range(FIRST, MOST)}, training)
+        return {**training.result(), **what_is_left()}
+
+
+def what_is_left():
+    """Return the processes of actors and the states of the actors, when all have ended or after a while."""
+
+    def found():
+        return {"actors left": actors(), "states": sorted({each["State"] for each in ray_state.actors().values()})}
+
     deadline_s = time.monotonic() + 10
-    while (left := actors()) and time.monotonic() < deadline_s:
+    while (left := found()) != {"actors left": [], "states": ["DEAD"]} and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    resumed = train(resume="run", torchrun={"slowness": SLOW}, stop=f"updates={answer['updates'] + 5}")
-    return {**answer, "actors left": left, "resumed": resumed}
+    return left
 
 
 def actors():
@@ -191,22 +263,30 @@ CASES = {
     "all_reduce": lambda: train(protocol="all_reduce", workers=3),
     "kill worker": kill_worker,
     "lose host": lose_host,
-    "kill server": lambda: train_slowly(callbacks=[KillOnce()]),
+    "kill server": lambda: train_slowly(callbacks=[KillOnce()], **WAITING),
     "interrupt": interrupt,
+    "stay small": lambda: {**train(out="run", **WAITING), **what_is_left()},
+    "grow bsp": lambda: grow_and_shrink("bsp"),
+    "grow all_reduce": lambda: grow_and_shrink("all_reduce"),
     "errors": errors,
 }
+
+CPUS_OF_HOSTS = {"lose host": [1, 1, 1, 1], "grow bsp": [FIRST + 1], "grow all_reduce": [FIRST]}
 
 if __name__ == "__main__":
     os.chdir(FOLDER)
     (FOLDER / "code").mkdir()
     elsewhere = {"working_dir": "code"}  # the working directory of the actors is a copy of this folder
     with ExitStack() as started:
-        if sys.argv[1] == "lose host":  # four hosts, which are addresses of this one, and a head without actors
+        if sys.argv[1] in CPUS_OF_HOSTS:  # hosts are addresses of this one, and a head without actors
             # Ray notes the cluster there, and other drivers would find it.
             os.environ["RAY_TMPDIR"] = started.enter_context(TemporaryDirectory(prefix="ray"))
             cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
             started.callback(cluster.shutdown)
-            hosts = [cluster.add_node(num_cpus=1, node_ip_address=f"127.0.1.{number}") for number in range(1, 5)]
+            hosts = [
+                cluster.add_node(num_cpus=cpus, node_ip_address=f"127.0.1.{number}")
+                for number, cpus in enumerate(CPUS_OF_HOSTS[sys.argv[1]], 1)
+            ]
             ray.init(cluster.address, runtime_env=elsewhere)
         else:
             ray.init(num_cpus=4, include_dashboard=False, runtime_env=elsewhere)

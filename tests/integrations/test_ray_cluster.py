@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost
+from paceline.core.records import GradientArrived, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT
 
@@ -62,7 +62,7 @@ def test_an_actor_that_is_killed_is_made_again_under_its_rank(answer, tmp_path):
 
 
 def test_an_actor_whose_host_is_lost_is_made_again_on_another_one(answer, tmp_path):
-    assert answer("lose host")["reason"] == "200 updates made"
+    assert answer("lose host")["stopped_by"] == "interrupted"
     records = SavedRun(tmp_path / "run").history.records
     (lost,) = [record for record in records if isinstance(record, WorkerLost)]
     (joined,) = [record for record in records if isinstance(record, WorkerJoined) and record.now_s > 0]
@@ -81,9 +81,34 @@ def test_when_the_actor_of_rank_0_is_killed_the_run_is_resumed(answer, tmp_path)
 
 def test_ctrl_c_saves_the_run_and_ends_the_actors(answer):
     found = answer("interrupt")
-    assert (found["stopped_by"], found["actors left"]) == ("interrupted", [])
+    assert found["stopped_by"] == "interrupted"
+    assert (found["actors left"], found["states"]) == ([], ["DEAD"])
     assert 20 <= found["updates"] < 100_000
     assert found["resumed"]["updates"] == found["updates"] + 5
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+def test_a_run_grows_and_shrinks_with_the_hosts_of_ray_and_uses_every_sample_once_an_epoch(protocol, answer, tmp_path):
+    found = answer(f"grow {protocol}")
+    assert found["reason"].startswith("40 epochs")
+    assert found["parameters"] == pytest.approx([-40.0] * len(found["parameters"]))
+    assert (found["actors left"], found["states"]) == ([], ["DEAD"])
+    records = SavedRun(tmp_path / "run").history.records
+    assert sorted(each.worker for each in records if isinstance(each, WorkerJoined) and each.now_s > 0) == [2, 3]
+    assert sorted(each.worker for each in records if isinstance(each, WorkerLost)) == [2, 2, 3, 3]  # first not there
+    assert {update.k for update in records if isinstance(update, UpdateMade)} >= {2, 4}
+    assert not any(isinstance(record, RunResumed) for record in records)
+    assert "Ray has not made" not in (tmp_path / "printed").read_text()
+
+
+def test_a_run_ends_with_the_first_workers_if_ray_has_no_resources_for_others(answer, tmp_path):
+    found = answer("stay small")
+    assert (found["reason"], found["updates"]) == ("20 updates made", 20)
+    assert (found["actors left"], found["states"]) == ([], ["DEAD"])
+    records = SavedRun(tmp_path / "run").history.records
+    lost = [(each.worker, each.reason) for each in records if isinstance(each, WorkerLost)]
+    assert lost == [(3, "it has not joined yet")]
+    assert {update.k for update in records if isinstance(update, UpdateMade)} == {3}
 
 
 def test_errors_reach_the_driver_with_their_cause(answer, tmp_path):

@@ -19,12 +19,14 @@ class Placement:
         port: port of rank 0, from 1 to 65535.
         starts: number of times that rank 0 has been started, >= 1.
         may_spread: whether a rank that is started later may be on another host, although all are on one now.
+        late: number of the last ranks, >= 0, that join after the start and do not count in ``WORLD_SIZE``.
     """
 
     hosts: tuple[str, ...]
     port: int
     starts: int = 1
     may_spread: bool = False
+    late: int = 0
 
     def replaced(self, hosts: Mapping[int, str]) -> Placement:
         """Return the placement after some ranks were started again.
@@ -46,13 +48,14 @@ class Placement:
         >>> [Placement(("a", "b", "b"), 4711).environment(rank)["LOCAL_RANK"] for rank in range(3)]
         ['0', '0', '1']
         """
+        world_size = len(self.hosts) - self.late
         beside = [other for other, host in enumerate(self.hosts) if host == self.hosts[rank]]
         is_on_one_host = len({*self.hosts} - {""}) == 1 and not self.may_spread
         return {
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(self.hosts)),
+            "WORLD_SIZE": str(world_size),
             "LOCAL_RANK": str(beside.index(rank)),
-            "LOCAL_WORLD_SIZE": str(len(beside)),
+            "LOCAL_WORLD_SIZE": str(min(len(beside), world_size)),  # `LaunchEnv` accepts no larger one
             "MASTER_ADDR": LOOPBACK if is_on_one_host else self.hosts[0],
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.starts - 1),

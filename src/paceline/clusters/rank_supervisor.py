@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, Self
@@ -35,11 +35,33 @@ class TrainRank:
 
 
 @dataclass(frozen=True)
+class EndRank:
+    """End the process of a rank, if there is one, also if Ray has not made it yet."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class InterruptRank0:
     """Ask rank 0 to save the run and to end it."""
 
 
-SupervisorAction = MakeRank | TrainRank | InterruptRank0
+SupervisorAction = MakeRank | TrainRank | EndRank | InterruptRank0
+
+
+@dataclass(frozen=True)
+class StartCondition:
+    """Condition under which a run begins.
+
+    Attributes:
+        ranks: number of the first ranks, >= 1; the run begins when all of them are there.
+        least: number of them that are enough when the timeout has passed.
+        timeout_s: seconds within which they must be there, > 0.
+    """
+
+    ranks: int
+    least: int
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,9 @@ class RankFailure:
 class RankSupervisor:
     """Supervisor of the ranks of one run: decides which processes are made and made again, and when the run fails.
 
+    The run begins with the first ranks. The late ones are made as soon as these train, and each joins when it is there;
+    the run does not wait for them.
+
     A rank that is lost is made again. If rank 0 is lost, or a rank of those that cannot go on without each other, all
     are made again. An exception in a rank ends the run. A RunError often follows from the loss of another rank, so it
     counts only if no such loss is reported within `GRACE_S`.
@@ -91,11 +116,10 @@ class RankSupervisor:
     Args:
         resources: resources that Ray reserves for each rank, by name; one or more ranks.
         token: token of the run.
+        start: condition under which the run begins.
         max_restarts: number of times that each rank is made again, >= 0; -1 for no limit.
-        least: number of ranks that are enough to begin when the start timeout has passed.
-        start_timeout_s: seconds within which all processes must be there, > 0.
         folder: folder of the run; empty if it is not recorded.
-        may_spread: whether ranks may be on several hosts, now or later.
+        may_spread: whether the first ranks may be on several hosts, now or later.
         falls_together: whether no rank can go on after the loss of another.
     """
 
@@ -103,19 +127,18 @@ class RankSupervisor:
         self,
         resources: Sequence[Mapping[str, float]],
         token: str,
+        start: StartCondition,
         *,
         max_restarts: int,
-        least: int,
-        start_timeout_s: float,
         folder: str,
         may_spread: bool,
         falls_together: bool,
     ) -> None:
         self._resources = resources
         self._token = token
+        self._start = start
+        self._late = range(start.ranks, len(resources))
         self._max_restarts = max_restarts
-        self._least = least
-        self._start_timeout_s = start_timeout_s
         self._folder = folder
         self._may_spread = may_spread
         self._falls_together = falls_together
@@ -124,18 +147,19 @@ class RankSupervisor:
         self._failure: PacelineError | None = None  # raised when rank 0 has ended
         self._is_stopping = False
         self._deadline_s = self._reminder_s = inf
-        self._placement: Placement | None = None  # until all ranks have a host
+        self._placement: Placement | None = None  # until the run begins
         self._port = 0
         self._hosts: dict[int, str] = {}
         self._run_errors: dict[int, tuple[RankFailure, float]] = {}  # with the end of their grace
 
     def begin(self, now: float) -> list[SupervisorAction]:
-        """Make all ranks, in place of those that exist."""
+        """Make the first ranks, in place of all that exist."""
+        late = self._late if self._starts else ()
         self._starts += 1
-        self._deadline_s, self._reminder_s = now + self._start_timeout_s, now + REMINDER_S
+        self._deadline_s, self._reminder_s = now + self._start.timeout_s, now + REMINDER_S
         self._placement = None
         self._hosts, self._run_errors = {}, {}
-        return [MakeRank(rank) for rank in range(len(self._resources))]
+        return [*map(EndRank, late), *map(MakeRank, range(self._start.ranks))]
 
     def on_made(self, rank: int, host: str, port: int) -> list[SupervisorAction]:
         """Handle the process of a rank that is there, on a host with a free port."""
@@ -145,7 +169,7 @@ class RankSupervisor:
         if self._placement is not None:
             self._placement = self._placement.replaced({rank: host})
             return [self._train(self._placement, rank)]
-        return self._train_all() if len(self._hosts) == len(self._resources) else []
+        return self._train_all() if len(self._hosts) == self._start.ranks else []
 
     def on_lost(self, rank: int, reason: str, now: float) -> list[SupervisorAction]:
         """Handle the end of the process of a rank before the end of the run.
@@ -228,10 +252,10 @@ class RankSupervisor:
         return self._interrupt()
 
     def _start_without_missing(self) -> list[SupervisorAction]:
-        if 0 in self._hosts and len(self._hosts) >= self._least:
+        if 0 in self._hosts and len(self._hosts) >= self._start.least:
             return self._train_all()
         raise RunError(
-            f"Ray has not made {self._missing()} within start_timeout_s={self._start_timeout_s:g}: ray status shows "
+            f"Ray has not made {self._missing()} within start_timeout_s={self._start.timeout_s:g}: ray status shows "
             "what is free; give fewer workers or smaller resources"
         )
 
@@ -239,26 +263,33 @@ class RankSupervisor:
         """Log which ranks are missing, each `REMINDER_S`."""
         if now >= self._reminder_s:
             self._reminder_s = now + REMINDER_S
-            waited_s = now - self._deadline_s + self._start_timeout_s
+            waited_s = now - self._deadline_s + self._start.timeout_s
             LOG.warning(
                 "Ray has not made %s for %.0f s: ray status shows what is free; the run waits for start_timeout_s=%g",
                 self._missing(),
                 waited_s,
-                self._start_timeout_s,
+                self._start.timeout_s,
             )
 
     def _missing(self) -> str:
-        """Return the ranks that are missing, with the resources of each."""
+        """Return the names of the first ranks that are missing."""
+        return self._names(rank for rank in range(self._start.ranks) if rank not in self._hosts)
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        """Return the names of ranks, with the resources of each."""
         found: dict[str, list[int]] = {}
-        for rank, resources in enumerate(self._resources):
-            if rank not in self._hosts:
-                found.setdefault(str(dict(resources)), []).append(rank)
+        for rank in ranks:
+            found.setdefault(str(dict(self._resources[rank])), []).append(rank)
         return join_words(f"{listed('rank', ranks)} (resources {each})" for each, ranks in found.items())
 
     def _train_all(self) -> list[SupervisorAction]:
+        """Begin the run with the ranks that are there, and make the late ones."""
         hosts = tuple(self._hosts.get(rank, "") for rank in range(len(self._resources)))
-        self._placement = Placement(hosts, self._port, self._starts, self._may_spread)
-        return [self._train(self._placement, rank) for rank in sorted(self._hosts)]
+        may_spread = self._may_spread or "" in hosts
+        self._placement = placement = Placement(hosts, self._port, self._starts, may_spread, len(self._late))
+        if self._late:
+            LOG.info("the run begins; %s may join when Ray has resources", self._names(self._late))
+        return [*(self._train(placement, rank) for rank in sorted(self._hosts)), *map(MakeRank, self._late)]
 
     def _train(self, placement: Placement, rank: int) -> TrainRank:
         return TrainRank(rank, actor_environment(placement, rank, self._token))

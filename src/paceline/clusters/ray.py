@@ -28,7 +28,6 @@ NO_STANDBY = "it makes the actor of rank 0 again, and the run resumes from its l
 FROM_RAY = {  # arguments of `Torchrun` that a user does not give here, and what to do instead
     "address": "the actors exchange their addresses; omit it",
     "device": "workers with a GPU compute on it; give resources_per_worker={'GPU': 1}",
-    "max_workers": "all actors are made at the start; give workers=N, and min_workers if fewer are enough to begin",
     "ranks": "the driver numbers the actors; omit it",
     **dict.fromkeys(("standby", "standby_sync", "standby_address"), NO_STANDBY),
     "worker_at_server": "rank 0 has an actor of its own; give one more in workers",
@@ -49,8 +48,12 @@ class Ray:
     actors are made again, and the run in ``out`` is resumed from its last checkpoint. An exception in an actor ends the
     run, and is raised in the driver.
 
+    With ``torchrun={"max_workers": 8}`` the driver asks Ray for the actors of further workers, up to eight, as soon as
+    the run has begun. Each joins when Ray has resources for it; the run does not wait for them.
+
     Args:
-        workers: number of workers, >= 1. A protocol without a server has an actor for each, else one more for rank 0.
+        workers: number of workers with which the run begins, >= 1. A protocol without a server has an actor for each,
+            else one more for rank 0.
         resources_per_worker: resources that Ray reserves for each worker, by name: "CPU" (1 if not given; also the
             number of its threads), "GPU" (a worker with one computes on it), "memory" in bytes, or one of your own.
         server_resources: the same for rank 0 where it hosts the server, which also evaluates.
@@ -78,6 +81,11 @@ class Ray:
         for name, advice in FROM_RAY.items():
             if name in self.torchrun:
                 raise UsageError(f"torchrun has {name!r}, which pl.Ray does not take: {advice}")
+        if not isinstance(self.n, Integral) or self.n < self.workers:
+            raise UsageError(
+                f"torchrun has max_workers={self.n!r}, expected a whole number >= workers={self.workers}: "
+                f"give max_workers={self.workers} or more, or fewer workers"
+            )
         self._rank_0(self.workers + 1, is_server=True)
 
     def __str__(self) -> str:
@@ -85,11 +93,12 @@ class Ray:
 
     @property
     def n(self) -> int:
-        """Number of workers."""
-        return self.workers
+        """Number of workers; the largest one if the run may grow."""
+        most: int | None = self.torchrun.get("max_workers")
+        return self.workers if most is None else most
 
     def size(self, plan: Plan) -> int:
-        """Return the number of actors: the workers, and the server if the plan has one."""
+        """Return the number of actors with which the run begins: the workers, and the server if the plan has one."""
         return self.workers + (plan.allreduce is None)
 
     def fitted_to(self, plan: Plan) -> Torchrun:

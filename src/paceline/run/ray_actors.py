@@ -18,7 +18,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from paceline.clusters.job_token import make_token
-from paceline.clusters.rank_supervisor import MakeRank, RankFailure, RankSupervisor, SupervisorAction, TrainRank
+from paceline.clusters.rank_supervisor import (
+    EndRank,
+    MakeRank,
+    RankFailure,
+    RankSupervisor,
+    StartCondition,
+    SupervisorAction,
+    TrainRank,
+)
 from paceline.clusters.ray import Ray
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Outcome
@@ -189,13 +197,13 @@ class ActorGroup:
         self._cluster = cluster
         self._has_server = plan.allreduce is None
         self._task = ray.put(task)
-        size = cluster.size(plan)
+        first = cluster.size(plan)
+        least = first if rank_0.min_workers is None else rank_0.min_workers + self._has_server
         self._supervisor = RankSupervisor(
-            [cluster.resources(is_server=self._has_server and rank == 0) for rank in range(size)],
+            [cluster.resources(is_server=rank < self._has_server) for rank in range(cluster.n + self._has_server)],
             make_token(),
+            StartCondition(first, least, rank_0.start_timeout_s),
             max_restarts=cluster.max_restarts,
-            least=size if rank_0.min_workers is None else rank_0.min_workers + self._has_server,
-            start_timeout_s=rank_0.start_timeout_s,
             folder=folder,
             may_spread=has_many_hosts(),
             falls_together=not self._has_server and not rank_0.is_elastic,
@@ -257,6 +265,8 @@ class ActorGroup:
                     self._make(rank)
                 case TrainRank(rank, environment):
                     self._calls[self._actors[rank].train.remote(environment, self._task)] = rank
+                case EndRank(rank):
+                    self._kill(rank)
                 case _:
                     self._interrupt()
 

@@ -5,31 +5,30 @@ import logging
 import pytest
 
 import paceline as pl
+from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.rank_supervisor import (
     GRACE_S,
+    EndRank,
     InterruptRank0,
     MakeRank,
     RankFailure,
     RankSupervisor,
+    StartCondition,
     TrainRank,
 )
 
 SIZE = 3
-RESOURCES = [{"CPU": 1}, {"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 1}]
+WORKER = {"CPU": 2, "GPU": 1}
 ALL = [MakeRank(rank) for rank in range(SIZE)]
-DEFAULTS = {
-    "max_restarts": -1,
-    "least": SIZE,
-    "start_timeout_s": 60.0,
-    "folder": "/runs/a",
-    "may_spread": False,
-    "falls_together": False,
-}
+LATE = (3, 4)
+DEFAULTS = {"max_restarts": -1, "folder": "/runs/a", "may_spread": False, "falls_together": False}
 
 
-def started(**changes):
-    """Return a supervisor whose ranks have been made but are not there."""
-    supervisor = RankSupervisor(RESOURCES, "a token", **{**DEFAULTS, **changes})
+def started(late=0, least=SIZE, start_timeout_s=60.0, **changes):
+    """Return a supervisor whose first ranks have been made but are not there."""
+    resources = [{"CPU": 1}, *[WORKER] * (SIZE - 1 + late)]
+    condition = StartCondition(SIZE, least, start_timeout_s)
+    supervisor = RankSupervisor(resources, "a token", condition, **{**DEFAULTS, **changes})
     assert supervisor.begin(0.0) == ALL
     return supervisor
 
@@ -41,8 +40,13 @@ def training(**changes):
     return supervisor
 
 
+def growing(**changes):
+    """Return a supervisor whose first ranks train on one host, and whose late ranks are not there."""
+    return training(late=len(LATE), **changes)
+
+
 def make_all(supervisor, host, port=4000):
-    """Let all ranks be there, and return what follows from the last one."""
+    """Let the first ranks be there, and return what follows from the last one."""
     first = [supervisor.on_made(rank, host, port + rank) for rank in (2, 0)]
     assert first == [[], []]
     return supervisor.on_made(1, host, port + 1)
@@ -265,10 +269,78 @@ def test_a_run_begins_without_missing_ranks_if_the_others_are_enough():
         assert supervisor.on_made(rank, "10.0.0.1", 4000) == []
     found = environments(supervisor.on_time(60.1))
     assert {rank: environment["LOCAL_WORLD_SIZE"] for rank, environment in found.items()} == {0: "2", 2: "2"}
-    assert environments(supervisor.on_made(1, "10.0.0.1", 4001))[1]["LOCAL_RANK"] == "1"
+    late = environments(supervisor.on_made(1, "10.0.0.2", 4001))[1]
+    assert (late["LOCAL_RANK"], late["MASTER_ADDR"]) == ("0", found[0]["MASTER_ADDR"])
+    assert found[0]["MASTER_ADDR"] == "10.0.0.1"  # which another host can reach
 
 
 def test_the_log_names_a_rank_that_is_made_again(caplog):
     with caplog.at_level(logging.WARNING):
         training().on_lost(1, "its node is gone", 5.0)
     assert "rank 1 is made again: its node is gone" in caplog.text
+
+
+def test_late_ranks_are_made_when_the_first_ones_train(caplog):
+    with caplog.at_level(logging.INFO):
+        actions = make_all(started(late=len(LATE)), "10.0.0.1")
+    assert actions[SIZE:] == [MakeRank(rank) for rank in LATE]
+    found = environments(actions[:SIZE])
+    assert list(found) == [0, 1, 2]
+    assert {each["WORLD_SIZE"] for each in found.values()} == {"3"}
+    assert {each["MASTER_ADDR"] for each in found.values()} == {"10.0.0.1"}
+    assert caplog.messages == [
+        "the run begins; ranks 3 and 4 (resources {'CPU': 2, 'GPU': 1}) may join when Ray has resources"
+    ]
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "10.0.0.2"])
+def test_a_late_rank_joins_with_the_world_size_of_the_first_ones(host):
+    supervisor = growing()
+    for rank in reversed(LATE):
+        (found,) = environments(supervisor.on_made(rank, host, 5000)).values()
+        assert found["RANK"] == str(rank)
+        assert (found["WORLD_SIZE"], found["MASTER_ADDR"], found["MASTER_PORT"]) == ("3", "10.0.0.1", "4000")
+        assert LaunchEnv.from_environment(found).token == "a token"
+
+
+def test_the_run_does_not_wait_for_late_ranks(caplog):
+    assert growing(start_timeout_s=60.0).on_time(1e6) == []
+    assert caplog.messages == []
+    assert growing().stop() == [InterruptRank0()]
+    assert growing().on_ended("20 updates made", 5.0, is_interrupted=False) == []
+
+
+def test_the_run_begins_without_missing_ranks_although_late_ones_may_join():
+    supervisor = started(late=len(LATE), least=2)
+    for rank in (0, 2):
+        supervisor.on_made(rank, "10.0.0.1", 4000)
+    *trained, third, fourth = supervisor.on_time(60.1)
+    assert list(environments(trained)) == [0, 2]
+    assert [third, fourth] == [MakeRank(rank) for rank in LATE]
+
+
+def test_late_ranks_are_not_among_those_that_are_missing():
+    with pytest.raises(pl.RunError, match=r"made rank 0 \(.*\) and ranks 1 and 2 \(.*\) within"):
+        started(late=len(LATE)).on_time(60.1)
+
+
+def test_a_late_rank_is_made_again_alone_max_restarts_times(caplog):
+    supervisor = growing(max_restarts=1)
+    supervisor.on_made(4, "10.0.0.2", 5000)
+    assert supervisor.on_lost(4, "its node is gone", 10.0) == [MakeRank(4)]
+    assert list(environments(supervisor.on_made(4, "10.0.0.3", 5000))) == [4]
+    assert supervisor.on_lost(4, "its node is gone", 20.0) == []
+    assert "rank 4 is gone, after max_restarts=1: its node is gone" in caplog.text
+
+
+@pytest.mark.parametrize("there", [(), LATE])
+def test_when_rank_0_dies_late_ranks_end_and_are_made_again_after_the_first_ones(there):
+    supervisor = growing()
+    for rank in there:
+        supervisor.on_made(rank, "10.0.0.2", 5000)
+    assert supervisor.on_lost(0, "killed", 10.0) == [*(EndRank(rank) for rank in LATE), *ALL]
+    actions = make_all(supervisor, "10.0.0.1")
+    assert list(environments(actions[:SIZE])) == [0, 1, 2]
+    assert actions[SIZE:] == [MakeRank(rank) for rank in LATE]
+    (found,) = environments(supervisor.on_made(3, "10.0.0.2", 5000)).values()
+    assert found["TORCHELASTIC_RESTART_COUNT"] == "1"

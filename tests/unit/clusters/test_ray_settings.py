@@ -28,7 +28,11 @@ WRONG = [
     ({"resources_per_worker": {"GPU": "one"}}, r"resources_per_worker\['GPU'\]='one', expected a number"),
     ({"torchrun": {"address": "10.0.0.1"}}, r"torchrun has 'address', which pl.Ray does not take: the actors exchange"),
     ({"torchrun": {"device": "cuda"}}, r"torchrun has 'device', .* give resources_per_worker=\{'GPU': 1\}"),
-    ({"torchrun": {"max_workers": 9}}, r"torchrun has 'max_workers', .* give workers=N, and min_workers"),
+    ({"torchrun": {"max_workers": 1}}, r"torchrun has max_workers=1, expected a whole number >= workers=2: give max_"),
+    ({"torchrun": {"max_workers": 0}}, r"torchrun has max_workers=0, .*: give max_workers=2 or more, or fewer workers"),
+    ({"torchrun": {"max_workers": 2.5}}, r"torchrun has max_workers=2.5, expected a whole number >= workers=2"),
+    ({"torchrun": {"max_workers": "all"}}, r"torchrun has max_workers='all', expected a whole number >= workers=2"),
+    ({"workers": 1, "torchrun": {"max_workers": True}}, r"max_workers=True, expected a whole number"),
     ({"torchrun": {"worker_at_server": True}}, r"torchrun has 'worker_at_server', .* give one more in workers"),
     ({"torchrun": {"workers": "node"}}, r"torchrun has 'workers', .* omit it"),
     ({"torchrun": {"standby": 1}}, r"torchrun has 'standby', which pl.Ray does not take: it makes the actor of rank 0"),
@@ -50,6 +54,7 @@ def test_a_text_has_the_same_arguments():
     resources, torchrun = {"CPU": 2, "GPU": 0.5}, {"wire": "bf16", "threads": 4}
     assert parse_cluster(text) == pl.Ray(8, resources_per_worker=resources, max_restarts=3, torchrun=torchrun)
     assert parse_cluster("ray(workers=2)").n == 2
+    assert parse_cluster("ray(workers=4, torchrun={max_workers=8})") == pl.Ray(4, torchrun={"max_workers": 8})
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,15 @@ def test_a_plan_with_a_server_has_one_more_actor():
         fitted = cluster.fitted_to(plan)
         assert (fitted.n, fitted.ranks.world_size, fitted.is_server) == (3, cluster.size(plan), True)
         assert str(fitted).endswith("threads=1) with 3 workers")
+
+
+def test_a_plan_has_the_largest_number_of_workers_and_begins_with_the_first_ones():
+    cluster = pl.Ray(workers=4, torchrun={"max_workers": 8})
+    assert (cluster.n, cluster.size(BSP), cluster.size(ALL_REDUCE)) == (8, 5, 4)
+    for plan in (BSP, ALL_REDUCE):
+        fitted = cluster.fitted_to(plan)
+        assert (fitted.n, fitted.started, fitted.ranks.world_size) == (8, 4, cluster.size(plan))
+    assert pl.Ray(4, torchrun={"max_workers": None}).n == 4
 
 
 def test_the_resources_of_an_actor_are_those_of_ray():
@@ -107,6 +121,7 @@ def test_device_and_threads_of_an_actor_follow_from_its_resources():
     [
         (BSP, pl.Ray(2, torchrun={"min_workers": 3}), "min_workers=3, but the run has 2 workers"),
         (BSP, pl.Ray(2, torchrun={"slowness": pl.Cluster(3)}), "slowness has 3 workers, these ranks 2"),
+        (BSP, pl.Ray(2, torchrun={"max_workers": 4, "min_workers": 5}), "min_workers=5, but the run has 4 workers"),
         (ALL_REDUCE, pl.Ray(2, torchrun={"wire": "bf16"}), "wire='bf16': all_reduce sums in float32"),
     ],
 )
