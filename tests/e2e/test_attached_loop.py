@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+import restarted_loop
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT
 from torchrun import torchrun
@@ -73,13 +74,13 @@ def test_every_protocol_without_a_server_ends_on_all_ranks_and_learns(protocol, 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["all_reduce", "bsp"])
 def test_a_run_is_resumed_after_a_restart_by_torchrun(protocol, tmp_path):
-    script = SCRIPT.with_name("restarted_loop.py")
-    done = torchrun(tmp_path, "--max-restarts", 1, "--nproc-per-node", 2, script, protocol)
+    done = torchrun(tmp_path, "--max-restarts", 1, "--nproc-per-node", 2, restarted_loop.__file__, protocol)
     assert done.returncode == 0, done.stderr
     last = [int(line.split()[2]) for line in done.stdout.splitlines() if line.endswith("steps, epochs")]
     assert len(last) == 2
-    assert 0 < sum(last) <= 32 - 2 * 5  # of 32 in all
-    assert SavedRun(tmp_path / "run").history.totals.applied == 32
+    total = restarted_loop.EPOCHS * restarted_loop.BATCHES
+    assert 0 < sum(last) <= total - 2 * restarted_loop.STEPS
+    assert SavedRun(tmp_path / "run").history.totals.applied == total
     assert pl.replay(tmp_path / "run").is_same
 
 

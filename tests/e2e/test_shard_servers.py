@@ -117,10 +117,10 @@ def test_the_death_of_a_server_ends_the_run_of_everybody():
 def fall_silent(how, version):
     """Let the server of this process do nothing any more when it is to make a version."""
 
-    def apply(self, command):
+    def apply(self, command, *arguments):
         if command.version == version:
             how()
-        return original(self, command)
+        return original(self, command, *arguments)
 
     original = ParameterServer.apply
     ParameterServer.apply = apply
