@@ -70,7 +70,7 @@ def test_named_controllers(protocol, tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
-ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=40 >> asp"
+ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=20 >> asp"
 
 
 @pytest.mark.parametrize(
