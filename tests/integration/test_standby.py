@@ -297,11 +297,13 @@ def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkey
     monkeypatch.setattr(StandbyEngine, "_read", read_after_sigterm)
     killing = KillRankZero(10)
     settings = {"protocol": "bsp", "stop": FOREVER, "callbacks": [killing], "out": tmp_path / "run"}
-    with ranks(4, tiny_job(), STANDBY, **settings) as job:
+    with ranks(4, tiny_job(), {**STANDBY, "start_timeout_s": 1.0}, **settings) as job:
         killing.job = job
         job.start_all()
         job.join(0)
         end = job.end("standby")
+        for rank in (1, 2, 3):  # one that comes too late finds no server
+            job.join(rank)
     assert end.reason == "interrupted by SIGTERM"
     [resumed] = end.of(RunResumed)
     assert resumed.version in {9, 10}
