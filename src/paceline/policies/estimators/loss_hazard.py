@@ -33,8 +33,8 @@ def loss_hazards(losses: Sequence[int], live_s: Sequence[float]) -> list[float]:
     """Return the hazard of loss of each worker, per second of its live time.
 
     ``hazard_i = (1 + losses_i) / (1 / pooled + live_i)``, with the pooled hazard of all workers: the posterior mean of
-    a Poisson rate under the prior Gamma(1, 1 / pooled), which counts as much as one loss. So one
-    loss does not set a worker apart that has been live for a short time.
+    a Poisson rate under the prior Gamma(1, 1 / pooled), which counts as much as one loss. So one loss does not set a
+    worker apart that has been live for a short time.
 
     Args:
         losses: number of losses of each worker, >= 0.
@@ -54,8 +54,8 @@ def loss_hazards(losses: Sequence[int], live_s: Sequence[float]) -> list[float]:
 class LossHazards(Stateful):
     """Hazards of loss of the workers of a run, while it goes on.
 
-    The live time of a worker is here the sum of its round trips. They are estimated anew at each loss, and every 100
-    round trips.
+    The live time of a worker is here the sum of its round trips. The hazards are estimated anew at each loss, and every
+    100 round trips.
 
     Attributes:
         largest: largest hazard of a worker, in losses per second.
@@ -86,10 +86,8 @@ class LossHazards(Stateful):
 
     def _estimate(self) -> None:
         workers = sorted({*self._losses, *self._live_s})
-        losses, live_s = (
-            [self._losses.get(each, 0) for each in workers],
-            [self._live_s.get(each, 0.0) for each in workers],
-        )
+        losses = [self._losses.get(worker, 0) for worker in workers]
+        live_s = [self._live_s.get(worker, 0.0) for worker in workers]
         self._pooled = pooled_hazard(losses, live_s)
         self._hazards = dict(zip(workers, loss_hazards(losses, live_s), strict=True))
         self.largest = max([self._pooled, *self._hazards.values()])
