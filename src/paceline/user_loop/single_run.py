@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -74,8 +74,12 @@ class SingleRun(LoopProgress):
         """End the run."""
         self.over = True
 
-    def _after_step(self, *_: object) -> None:
-        self._progress = TaskProgress(self.update + 1, self.workload + 1, "used")
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        has_overflown = getattr(optimizer, "found_inf", None)  # of a fused optimizer, which skips the step by itself
+        if has_overflown is not None and has_overflown:
+            self._progress = TaskProgress(self.update, self.workload, "skipped")
+        else:
+            self._progress = TaskProgress(self.update + 1, self.workload + 1, "used")
 
     def __enter__(self) -> SingleRun:
         return self
@@ -89,5 +93,18 @@ def _clip(
 ) -> StepArguments | None:
     """Clip the gradient before a step, after a closure has computed it."""
     arguments = call_closure(args, kwargs)
-    torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], clip_norm)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    _unscale(optimizer, parameters)
+    torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
     return arguments
+
+
+def _unscale(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Divide the gradients by the scale that a GradScaler leaves to the step of a fused optimizer."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.div_(scale.to(parameter.grad.device))
+    optimizer.grad_scale = None  # type: ignore[attr-defined]

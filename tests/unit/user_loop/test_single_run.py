@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -60,3 +61,34 @@ def test_it_clips_the_gradient_of_each_step(parts, by_closure):
         closure()
         optimizer.step()
     assert torch.linalg.vector_norm(model.weight - before).item() == pytest.approx(LR * 0.1)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("is_unscaled", [False, True])
+def test_it_clips_the_gradient_without_the_scale_of_a_scaler(parts, fused, is_unscaled):
+    model, _, loader = parts
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, fused=fused)
+    run = pl.attach(model, optimizer, loader, protocol="bsp", clip_norm=0.1)
+    scaler = GradScaler("cpu")
+    before = model.weight.detach().clone()
+    x, y = next(iter(run.loader))
+    scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+    if is_unscaled:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert torch.linalg.vector_norm(model.weight - before).item() == pytest.approx(LR * 0.1)
+
+
+def test_a_step_that_a_fused_optimizer_skips_is_no_update(parts):
+    model, _, loader = parts
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, fused=True)
+    run = pl.attach(model, optimizer, loader, protocol="bsp", clip_norm=0.1)
+    scaler = GradScaler("cpu")
+    before = model.weight.detach().clone()
+    for factor, expected in [(torch.inf, (0, "skipped")), (1.0, (1, "used"))]:
+        optimizer.zero_grad()
+        scaler.scale(model.weight.sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert (run.update, run.last.fate) == expected
+        assert torch.equal(model.weight, before) == (expected[0] == 0)
