@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
-from paceline.integrations.alone import EpochLoader, alone, end_run, rank, with_batch_size
+from paceline.integrations.alone import EpochLoader, alone, end_run, rank, with_plain_shuffling
 from paceline.user_loop.attach import attach
 
 
@@ -72,7 +72,7 @@ class PacelineAccelerator(accelerate.Accelerator):  # type: ignore[misc]  # no t
         self._loader.run = attach(
             model,
             optimizer,
-            with_batch_size(objects[place]),
+            with_plain_shuffling(objects[place]),
             protocol=self._protocol,
             stop=self._stop,
             clip_norm=self._clip_norm,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from paceline.user_loop.allreduce_run import AllReduceRun
 from paceline.user_loop.attached_run import AttachedRun
@@ -109,12 +109,15 @@ class EpochLoader:
             yield batch if self._to is None else to_device(batch, self._to)
 
 
-def with_batch_size(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return the DataLoader that a framework has rebuilt around a batch sampler, with its batch size again."""
+def with_plain_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a DataLoader with torch's shuffling in place of Accelerate's, which differs in its seeds only."""
     batches = loader.batch_sampler
-    if not isinstance(batches, BatchSampler) or loader.batch_size is not None:
+    if not isinstance(batches, BatchSampler) or type(batches.sampler).__name__ != "SeedableRandomSampler":
         return loader
-    return rebuild_loader(loader, batch_size=batches.batch_size, sampler=batches.sampler, drop_last=batches.drop_last)
+    theirs = batches.sampler
+    assert isinstance(theirs, RandomSampler)
+    shuffling = RandomSampler(theirs.data_source, theirs.replacement, len(theirs))
+    return rebuild_loader(loader, batch_size=batches.batch_size, sampler=shuffling, drop_last=batches.drop_last)
 
 
 def end_run(run: AttachedRun | SingleRun) -> None:

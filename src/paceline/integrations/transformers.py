@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.integrations.alone import EpochLoader, alone, end_run, rank, ranks, with_batch_size
+from paceline.integrations.alone import EpochLoader, alone, end_run, rank, ranks, with_plain_shuffling
 from paceline.user_loop.attach import attach
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class PacelineMixin:
         self._epoch_loader.run = attach(
             self.model,  # type: ignore[attr-defined]
             getattr(prepared, "optimizer", prepared),
-            with_batch_size(self._epoch_loader.loader),
+            with_plain_shuffling(self._epoch_loader.loader),
             protocol=args.protocol,
             stop=f"epochs={math.ceil(args.num_train_epochs)}",
             clip_norm=args.max_grad_norm or None,

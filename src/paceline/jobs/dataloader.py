@@ -29,7 +29,7 @@ class LoaderParts(NamedTuple):
         collate: collate function, None for torch's default.
         workers: processes that prepare batches, >= 0.
         prefetch: batches that each process prepares ahead, None without processes.
-        sampler: custom sampler, None for a sequential, random or distributed one.
+        sampler: custom sampler, None for a sequential or shuffling one, and for a DistributedSampler.
         ignored: settings without a counterpart in a job, as phrases.
     """
 
@@ -51,7 +51,7 @@ def loader_parts(loader: DataLoader[Any], what: str, sampling: Literal["replacem
         sampling: sampling of the training data; None for evaluation data, which are read once in order.
 
     Raises:
-        UsageError: the DataLoader has a custom batch sampler, or no batches.
+        UsageError: the DataLoader has a custom batch sampler, no batches, or a sampler for the part of one rank.
 
     >>> loader_parts(DataLoader(range(8), batch_size=4, pin_memory=True), "job j: eval_data", None).ignored
     ('pin_memory=True',)
@@ -63,8 +63,12 @@ def loader_parts(loader: DataLoader[Any], what: str, sampling: Literal["replacem
             f"{what} is a DataLoader with {given}, but a job makes minibatches of equal size itself: give a DataLoader "
             "with batch_size, or data=loader.dataset with batch_size and, for another order, sampler"
         )
-    known = (RandomSampler, SequentialSampler, DistributedSampler)
-    is_custom = not isinstance(loader.dataset, IterableDataset) and not isinstance(loader.sampler, known)
+    if isinstance(loader.sampler, DistributedSampler) and type(loader.sampler) is not DistributedSampler:
+        raise UsageError(
+            f"{what} is a DataLoader with a {type(loader.sampler).__name__}, which selects the samples of one rank, "
+            "but the job shares the data among the workers itself: give the sampler of a single process"
+        )
+    is_custom = not isinstance(loader.dataset, IterableDataset) and not _is_of_a_job(loader, sampling)
     return LoaderParts(
         loader.dataset,
         loader.batch_size,
@@ -74,6 +78,17 @@ def loader_parts(loader: DataLoader[Any], what: str, sampling: Literal["replacem
         loader.sampler if is_custom else None,  # type: ignore[arg-type]  # a sampler, or another iterable
         (*_order(loader, sampling), *_settings(loader)),
     )
+
+
+def _is_of_a_job(loader: DataLoader[Any], sampling: str | None) -> bool:
+    """Return whether a job has the order of a sampler itself; that of a subclass is unknown."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        draws_all = len(sampler) == len(sampler.data_source) == len(loader.dataset)  # type: ignore[arg-type]  # sized
+        return draws_all and (not sampler.replacement or sampling == "replacement")
+    if type(sampler) is SequentialSampler:
+        return len(sampler) == len(loader.dataset)  # type: ignore[arg-type]  # map-style
+    return isinstance(sampler, DistributedSampler)
 
 
 def _order(loader: DataLoader[Any], sampling: str | None) -> Iterator[str]:

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
@@ -45,6 +53,8 @@ class LoopData(msgspec.Struct, frozen=True):
         drop_last: whether an epoch leaves out the samples after the last whole minibatch.
         ahead: minibatches that each rank loads ahead, >= 0.
         shuffles: whether each epoch shuffles the samples.
+        drawn: samples that each epoch draws at random, >= 1; None for an epoch of every sample once.
+        replacement: whether they are drawn with replacement.
     """
 
     samples: int
@@ -52,18 +62,27 @@ class LoopData(msgspec.Struct, frozen=True):
     drop_last: bool
     ahead: int
     shuffles: bool
+    drawn: int | None
+    replacement: bool
 
     @classmethod
     def of_loader(cls, loader: DataLoader[Any], accumulate: int) -> LoopData:
         """Return the data of a loop whose steps take several batches of a DataLoader."""
-        samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style
-        batch_size = (loader.batch_size or 0) * accumulate
+        batches = loader.batch_sampler
+        assert isinstance(batches, BatchSampler)
+        order = batches.sampler
+        assert isinstance(order, RandomSampler | SequentialSampler)
+        samples = len(order.data_source)
+        replacement = isinstance(order, RandomSampler) and order.replacement
+        batch_size = batches.batch_size * accumulate
         return cls(
             samples,
             batch_size,
-            drop_last=loader.drop_last or samples % batch_size < accumulate,  # no batch of a step may be empty
+            drop_last=batches.drop_last or len(order) % batch_size < accumulate,  # no batch of a step may be empty
             ahead=-(-loader.num_workers * (loader.prefetch_factor or 0) // accumulate),
-            shuffles=isinstance(loader.sampler, RandomSampler),
+            shuffles=isinstance(order, RandomSampler),
+            drawn=len(order) if replacement or len(order) != samples else None,
+            replacement=replacement,
         )
 
     def job_settings(self) -> dict[str, Any]:
@@ -71,12 +90,20 @@ class LoopData(msgspec.Struct, frozen=True):
         data = SampleNumbers(self.samples)
         return {
             "data": data,
-            "sampler": None if self.shuffles else SequentialSampler(data),
+            "sampler": self._sampler(data),
             "sampling": "epoch",
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "ahead": self.ahead,
         }
+
+    def _sampler(self, data: SampleNumbers) -> Sampler[int] | None:
+        """Return the order of an epoch, None for that of a job without a sampler: each sample once, shuffled."""
+        if not self.shuffles:
+            return SequentialSampler(data)
+        if self.drawn is None:
+            return None
+        return RandomSampler(data, self.replacement, self.drawn)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -98,12 +125,12 @@ class LoopJob(Job):
 
     def minibatches_per_epoch(self, shards: int = 1) -> int:
         """Return the number of minibatches in an epoch, of which the last one may be smaller."""
-        samples = len(self.data)  # type: ignore[arg-type]  # numbers of samples
+        samples = len(self.data if self.sampler is None else self.sampler)  # type: ignore[arg-type]  # sized here
         whole, rest = divmod(samples, self.batch_size)
         per_epoch = whole + (rest > 0 and not self.drop_last)
         if not per_epoch:
             raise UsageError(
-                f"the data set has {counted(samples, 'sample')}, too few for a step of {self.batch_size}: give the "
+                f"an epoch has {counted(samples, 'sample')}, too few for a step of {self.batch_size}: give the "
                 "loader a smaller batch_size"
             )
         return per_epoch
@@ -120,18 +147,25 @@ def check_loader(loader: DataLoader[Any]) -> None:
             "the loader is over an IterableDataset, whose samples have no numbers that the server could deal to the "
             "ranks: give a map-style data set"
         )
-    if isinstance(loader.sampler, DistributedSampler):
+    batches = loader.batch_sampler
+    if batches is None:
+        raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
+    if type(batches) is not BatchSampler:
+        raise UsageError(
+            f"the loader has a {type(batches).__name__} as batch_sampler, but the server deals minibatches of equal "
+            "size: omit batch_sampler, and give batch_size= and shuffle="
+        )
+    sampler = batches.sampler
+    if isinstance(sampler, DistributedSampler):
         raise UsageError(
             "the loader has a DistributedSampler, but the server deals the samples to the ranks: omit it, and give "
             "shuffle=True"
         )
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+    if type(sampler) not in (RandomSampler, SequentialSampler):  # a subclass has another order
         raise UsageError(
-            f"the loader has a {type(loader.sampler).__name__}, but the server deals the samples in order or shuffled: "
-            "omit sampler, and give shuffle="
+            f"the loader has a {type(sampler).__name__}, but the server deals the samples in order or as a "
+            "RandomSampler draws them: omit sampler, and give shuffle="
         )
-    if loader.batch_size is None:
-        raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
 
 
 def rebuild_loader(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:

@@ -79,7 +79,11 @@ class MinibatchLoader:
             return stream(self._seed, "epoch", shard, epoch).permutation(self._shard(shard))
         if hasattr(self._job.sampler, "set_epoch"):
             self._job.sampler.set_epoch(epoch)
-        with seeded(derived_seed(self._seed, "sampler", epoch)):
+        seed = derived_seed(self._seed, "sampler", epoch)
+        own = getattr(self._job.sampler, "generator", None)
+        if isinstance(own, torch.Generator):  # else the order would depend on the epochs that this process has read
+            own.manual_seed(seed)
+        with seeded(seed):
             return np.fromiter(self._job.sampler, dtype=np.int64)
 
     def _samples_of_shard(self, shard: int) -> NDArray[np.int64]:

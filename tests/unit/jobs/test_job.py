@@ -11,6 +11,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    RandomSampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -92,6 +93,17 @@ def test_what_a_job_ignores_of_a_loader_is_a_warning(changes, words):
     assert job.batch_size == changes.get("batch_size", changes["data"].batch_size if "batch_size" not in changes else 0)
 
 
+class OwnOrder(SequentialSampler):
+    """Sampler whose base class does not say its order."""
+
+    def __iter__(self):
+        return iter(range(len(self.data_source))[::-1])
+
+
+class OwnPart(DistributedSampler):
+    """Sampler for the part of one rank, in another order."""
+
+
 OWN_BATCHES = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 8, drop_last=True))
 OWN_BATCHES_OF_ANOTHER_KIND = DataLoader(DATA, batch_sampler=[[0, 1], [2]])
 PART = SubsetRandomSampler(range(40))
@@ -104,6 +116,22 @@ REFUSED = {
     "sampler": (
         {"data": DataLoader(DATA, 8, sampler=PART)},
         "SubsetRandomSampler, which orders epochs; give sampling='epoch'",
+    ),
+    "draws": (
+        {"data": DataLoader(DATA, 8, sampler=RandomSampler(DATA, replacement=True, num_samples=24))},
+        "RandomSampler, which orders epochs; give sampling='epoch'",
+    ),
+    "own order": (
+        {"data": DataLoader(DATA, 8, sampler=OwnOrder(DATA))},
+        "OwnOrder, which orders epochs; give sampling='epoch'",
+    ),
+    "own part": (
+        {"data": DataLoader(DATA, 8, sampler=OwnPart(DATA, 2, 0)), "sampling": "epoch"},
+        "OwnPart, which selects the samples of one rank",
+    ),
+    "evaluation of some": (
+        {"data": DATA, "batch_size": 8, "eval_data": DataLoader(DATA, 8, sampler=RandomSampler(DATA, num_samples=9))},
+        "a RandomSampler, but evaluation reads every sample",
     ),
     "evaluation sampler": (
         {"data": DATA, "batch_size": 8, "eval_data": DataLoader(DATA, 8, sampler=PART)},
@@ -133,10 +161,26 @@ def test_unsupported_loaders_are_refused(changes, words):
     assert words in str(refusal.value)
 
 
-def test_the_sampler_of_a_loader_orders_epochs():
-    job, _ = job_of(data=DataLoader(DATA, 8, sampler=PART, drop_last=True), sampling="epoch")
-    assert job.sampler is PART
-    assert job.minibatches_per_epoch() == 5
+@pytest.mark.parametrize(
+    ("sampler", "minibatches"),
+    [
+        (PART, 5),
+        (RandomSampler(DATA, replacement=True, num_samples=24), 3),
+        (RandomSampler(DATA, num_samples=16), 2),
+        (RandomSampler(DATA, replacement=True), 12),
+        (OwnOrder(DATA), 12),
+        (SequentialSampler(range(16)), 2),
+    ],
+)
+def test_the_sampler_of_a_loader_orders_epochs(sampler, minibatches):
+    job, _ = job_of(data=DataLoader(DATA, 8, sampler=sampler, drop_last=True), sampling="epoch")
+    assert job.sampler is sampler
+    assert job.minibatches_per_epoch() == minibatches
+
+
+def test_draws_with_replacement_are_those_of_the_job():
+    job, said = job_of(data=DataLoader(DATA, 8, sampler=RandomSampler(DATA, replacement=True)))
+    assert (job.sampler, said) == (None, [])
 
 
 @pytest.mark.parametrize(("eval_batch_size", "expected"), [(0, [8, 8, 8, 1]), (20, [20, 5])])

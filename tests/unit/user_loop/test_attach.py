@@ -6,9 +6,20 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import paceline as pl
+from paceline.integrations.alone import with_plain_shuffling
 from paceline.policies.compensation.base import Compensator
 from paceline.user_loop.local_steps_run import LocalStepsRun
 
@@ -43,6 +54,22 @@ class Numbers(IterableDataset):
 
     def __len__(self):
         return 8
+
+
+class OwnShuffling(RandomSampler):
+    pass
+
+
+class SeedableRandomSampler(RandomSampler):
+    """Stand-in: that of Accelerate has seeds of its own."""
+
+
+class OwnOrder(SequentialSampler):
+    pass
+
+
+class OwnBatches(BatchSampler):
+    pass
 
 
 class OwnOptimizer(torch.optim.SGD):
@@ -83,6 +110,14 @@ def parallel():
             {"loader": DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler([1.0] * 8, 8))},
             "has a WeightedRandomSampler",
         ),
+        ({"loader": DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(4)))}, "has a SubsetRandomSampler"),
+        ({"loader": DataLoader(DATA, 2, sampler=OwnShuffling(DATA))}, "the loader has a OwnShuffling"),
+        ({"loader": DataLoader(DATA, 2, sampler=OwnOrder(DATA))}, "the loader has a OwnOrder"),
+        (
+            {"loader": DataLoader(DATA, batch_sampler=OwnBatches(SequentialSampler(DATA), 2, drop_last=False))},
+            "the loader has a OwnBatches as batch_sampler",
+        ),
+        ({"loader": DataLoader(DATA, batch_sampler=[[0, 1], [2]])}, "the loader has a list as batch_sampler"),
         ({"loader": DataLoader(DATA, batch_size=None)}, "the loader has no batch_size"),
         ({"optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())}, "LBFGS evaluates the loss within a step"),
         ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "OwnOptimizer is not of torch.optim"),
@@ -153,6 +188,14 @@ def test_a_text_of_another_cluster_is_refused_also_alone(text, expected, alone, 
     with pytest.raises(pl.UsageError) as refused:
         attach(cluster=text)
     assert expected in str(refused.value)
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_the_shuffling_of_accelerate_is_accepted_as_that_of_torch():
+    batches = BatchSampler(SeedableRandomSampler(DATA, num_samples=5), 2, drop_last=True)
+    plain = with_plain_shuffling(DataLoader(DATA, batch_sampler=batches))
+    assert (type(plain.sampler), len(plain.sampler), plain.batch_size, plain.drop_last) == (RandomSampler, 5, 2, True)
+    attach(loader=plain).finish()
 
 
 @pytest.mark.usefixtures("torchrun")

@@ -1,13 +1,16 @@
 """Whole epochs of attached loops: every sample is applied once, whatever is dropped, dies and comes back."""
 
 import threading
+from collections import Counter
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads, Killed
 from paceline.core.records import WorkerJoined, WorkerLost
 
@@ -24,10 +27,10 @@ class Counts(nn.Module):
         self.counts = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
 
 
-def make_parts():
+def make_parts(**loader):
     model = Counts()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, optimizer, DataLoader(range(SAMPLES), batch_size=BATCH, shuffle=True)
+    return model, optimizer, DataLoader(range(SAMPLES), **(loader or {"batch_size": BATCH, "shuffle": True}))
 
 
 class Faults:
@@ -84,3 +87,41 @@ def test_with_drops_two_deaths_and_a_return_every_sample_is_applied_once_an_epoc
     assert {each.worker for each in history.of(WorkerLost)} == set(faults.deaths)
     assert history.totals.dropped + history.totals.interrupted > 0
     assert ranks.parts[0][0].counts.tolist() == [EPOCHS] * SAMPLES
+
+
+DRAWN = 20
+SAMPLERS = {
+    "with replacement": RandomSampler(range(SAMPLES), replacement=True, num_samples=DRAWN),
+    "some": RandomSampler(range(SAMPLES), num_samples=DRAWN),
+    "more than there are": RandomSampler(range(SAMPLES), num_samples=SAMPLES + DRAWN),
+    "of a part": RandomSampler(range(DRAWN)),
+    "the first": SequentialSampler(range(DRAWN)),
+}
+
+
+@pytest.mark.parametrize("as_batches", [False, True])
+@pytest.mark.parametrize(("protocol", "kind"), [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops)])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_an_epoch_has_the_samples_of_its_sampler(name, protocol, kind, as_batches):
+    def loop(run, model, optimizer):
+        used = []
+        for _ in run.epochs(2):
+            for numbers in run.loader:
+                (-model.counts[numbers].sum()).backward()
+                optimizer.step()
+                used += numbers.tolist()
+        return used
+
+    sampler = SAMPLERS[name]
+    loader = {"batch_size": BATCH, "sampler": sampler}
+    if as_batches:
+        loader = {"batch_sampler": BatchSampler(sampler, BATCH, drop_last=False)}
+    first, second = kind(2, partial(make_parts, **loader), protocol).run(loop)
+    times = Counter([*first, *second])
+    assert times.total() == 2 * len(sampler)
+    if name == "some":
+        assert max(times.values()) <= 2
+    if name == "more than there are":
+        assert set(times.values()) <= {2, 3, 4}
+    if name in ("of a part", "the first"):
+        assert times == dict.fromkeys(range(DRAWN), 2)

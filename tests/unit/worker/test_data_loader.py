@@ -122,10 +122,11 @@ def test_partitioned_replacement_stays_in_the_shard():
     assert not drawn[0] & drawn[1] | drawn[1] & drawn[2] | drawn[0] & drawn[2]
 
 
-def test_a_sampler_orders_the_epoch():
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+def test_a_sampler_orders_the_epoch(generator):
     ordered = loader(sampling="epoch", sampler=SequentialSampler(range(SAMPLES)))
     assert ordered.batch(0, 1, Minibatch(0, 4, 2)).tolist() == list(range(16, 24))
-    weighted = WeightedRandomSampler([1.0] * 8 + [0.0] * (SAMPLES - 8), SAMPLES)
+    weighted = WeightedRandomSampler([1.0] * 8 + [0.0] * (SAMPLES - 8), SAMPLES, generator=generator)
     first, again = (loader(sampling="epoch", sampler=weighted) for _ in range(2))
     one = first.batch(0, 1, Minibatch(0, 0, 0)).tolist()
     assert max(one) < 8
