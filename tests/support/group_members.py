@@ -47,7 +47,7 @@ def rank(**changes):
 
 
 def server_with(*members, **changes):
-    server = MembershipServer(rank(**changes), {}, lambda: 0.0)
+    server = MembershipServer(rank(**changes), {}, lambda: 0.0, groups=1)
     server._acceptor = Mock()
     for member in members:
         server.on_join(member)

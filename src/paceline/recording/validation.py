@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct, ValidationError, convert, defstruct
 
+from paceline.core.bounds import LARGEST, Whole
 from paceline.core.records import Record, RunResumed, RunStarted, UpdateMade
 from paceline.errors import PacelineError, UsageError
 from paceline.recording.schema import upgrade
@@ -22,12 +23,11 @@ from paceline.utils.files import ContentError
 from paceline.utils.wording import in_one_line
 
 MOST_WORKERS = 100_000
-LARGEST = 1 << 53  # whole numbers that a float holds exactly
 SHOWN = 60
 
 Type = Any  # for msgspec
 
-WHOLE: Type = Annotated[int, Meta(ge=0, le=LARGEST)]
+WHOLE: Type = Whole
 NUMBER: Type = float | Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]  # nan included
 TIMEOUT: Type = Annotated[float, Meta(ge=0)]  # which refuses nan
 WORKERS: Type = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.core.bounds import Count, Seconds
 from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
@@ -89,13 +90,13 @@ class GradientStats(NamedTuple):
     """Scalars of one gradient, as in `Arrival`."""
 
     loss: float
-    samples: int
+    samples: Count
     squared_norm: float
     variance: float
     finite: bool
-    compute_s: float
+    compute_s: Seconds
     skipped: bool = False
-    minibatches: int = 1
+    minibatches: Count = 1
 
 
 class TaskProgress(NamedTuple):

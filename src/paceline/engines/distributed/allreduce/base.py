@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -72,8 +72,13 @@ class GroupMembership(ABC):
         """Wait for sums; after each timeout, rank 0 expels the ranks that do not take part."""
 
     @abstractmethod
-    def report(self, report: StepReport) -> None:
-        """Send the report of this rank."""
+    def report(self, report: StepReport, draws: Mapping[int, int]) -> None:
+        """Send the report of this rank.
+
+        Args:
+            report: the report.
+            draws: draw of each worker's task in this iteration, by worker.
+        """
 
     @abstractmethod
     def summary(self, timeout_s: float) -> StepSummary:

@@ -82,7 +82,9 @@ class AllReduceEngine(WallClockEngine):
         self._interruption = Interruption(rank, self.signals)
         self._is_rank_0 = cluster.is_server
         self._membership: GroupMembership = (
-            MembershipServer(rank, job_spec, self._elapsed_s) if self._is_rank_0 else MembershipClient(rank, job_spec)
+            MembershipServer(rank, job_spec, self._elapsed_s, len(algorithm.server.optimizer.param_groups))
+            if self._is_rank_0
+            else MembershipClient(rank, job_spec)
         )
         self._tasks: dict[int, Compute] = {}
         self._evaluation: Evaluate | None = None
@@ -203,7 +205,8 @@ class AllReduceEngine(WallClockEngine):
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
         about = {"generation": self._membership.generation, "interruption": self._interruption.ends_run}
-        self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked))
+        draws = {worker: each.draw for worker, each in self._tasks.items()}
+        self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked), draws)
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ class MembershipClient(GroupMembership):
             except ConnectionLost as error:
                 self._report_broken(error)
 
-    def report(self, report: sum_messages.StepReport) -> None:
+    def report(self, report: sum_messages.StepReport, draws: Mapping[int, int]) -> None:
         """Send the report of this rank."""
         self._send(report)
         self._steps += 1

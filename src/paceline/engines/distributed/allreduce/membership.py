@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -58,20 +58,23 @@ class MembershipServer(GroupMembership):
         rank: settings of this process.
         job_spec: settings that must be equal on all processes.
         clock: returns the seconds since the run began.
+        groups: number of parameter groups of the optimizer.
     """
 
-    def __init__(self, rank: Rank, job_spec: dict[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(self, rank: Rank, job_spec: dict[str, Any], clock: Callable[[], float], groups: int) -> None:
         super().__init__()
         self._rank = rank
         self._cluster = rank.cluster
         self._job_spec = job_spec
         self._clock = clock
+        self._groups = groups
         self._lock = threading.Condition()
         self._results: queue.SimpleQueue[sum_messages.StepSummary | _GroupChanged] = queue.SimpleQueue()
         self._members = Members()
         self._joining: dict[int, AcceptedPeer] = {}
         self._lost: dict[int, str] = {}
         self._reports: dict[int, sum_messages.StepReport] = {}
+        self._draws: Mapping[int, int] = {}  # of the tasks of this iteration, by worker
         self._progress = ProgressMonitor(self._send_all)
         self._link_checks = 0
         self._store: GroupStore | None = None  # of the current group
@@ -112,10 +115,11 @@ class MembershipServer(GroupMembership):
             except ConnectionLost as error:
                 self._on_broken(0, str(error), is_unreachable=isinstance(error, Unreachable))
 
-    def report(self, report: sum_messages.StepReport) -> None:
-        """Add the report of rank 0."""
+    def report(self, report: sum_messages.StepReport, draws: Mapping[int, int]) -> None:
+        """Add the report of rank 0, which knows what the other ranks can report."""
         with self._lock:
             self._steps += 1
+            self._draws = draws
             self._add_report(0, report)
 
     def summary(self, timeout_s: float) -> sum_messages.StepSummary:
@@ -277,6 +281,11 @@ class MembershipServer(GroupMembership):
     def _add_report(self, worker: int, report: sum_messages.StepReport) -> None:
         self._reports[worker] = report
         if self._lost or len(self._reports) <= len(self._members):
+            return
+        for each, of in list(self._reports.items()):
+            if reason := of.why_refused(self._draws.get(each), self._groups):
+                self._disconnect(self._members[each], reason)
+        if self._lost:
             return
         reports = {each: self._reports[each] for each in sorted(self._reports)}
         self._reports = {}

@@ -94,6 +94,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._handler = QueueHandler(self._peer_events)
         self._acceptor: Acceptor | None = None
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
+        self._groups = len(server.optimizer.param_groups)
         self._joined = 0  # number of workers so far
         self._newest_rates = 0  # draw whose learning rates are used
         self._evaluator: RemoteWorker | None = None
@@ -302,6 +303,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 self._disconnect(worker, f"it answered task {draw}, which it did not have")
             case messages.EvaluationResult() if worker is not self._evaluator:
                 self._disconnect(worker, "it sent the result of an evaluation, but is not the evaluator")
+            case task_messages.RemoteTaskDone() as done if reason := done.why_refused(self._groups):
+                self._disconnect(worker, reason)
             case task_messages.RemoteTaskDone() as done:
                 if done.learning_rates and done.draw >= self._newest_rates:  # of the rank with the most steps
                     self._newest_rates = done.draw

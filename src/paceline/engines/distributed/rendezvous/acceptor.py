@@ -256,7 +256,8 @@ class Acceptor:
         """Record or return the port of a node's leader; return whether the message was about one."""
         match message:
             case messages.LeaderListens(worker, port):
-                self._leaders[worker] = port
+                if worker < len(self._buffers):
+                    self._leaders[worker] = port
             case messages.FindLeader(worker):
                 connection.send(self._end or messages.LeaderPort(self._leaders.get(worker)))
             case _:
@@ -316,8 +317,9 @@ class _ServedConnection:
                 return
             case task_messages.RemoteTaskDone(_, busy_s):
                 if self._task_s is not None:  # the message itself has waited behind buckets
-                    contents_s += at_s - (self._task_s + busy_s)
-                    at_s = self._task_s + busy_s
+                    done_s = min(at_s, self._task_s + busy_s)
+                    contents_s += at_s - done_s
+                    at_s = done_s
                 if (buffer := self._acceptor.buffer_of(peer)) is not None:
                     buffer.unpack()
                 self._task_s = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import torch
 from torch import Tensor
 
+from paceline.core.bounds import Port, Whole
 from paceline.engines.distributed.transport.standby_messages import FollowedEvent, StandbyMessage
 from paceline.engines.distributed.transport.sum_messages import SumMessage
 from paceline.engines.distributed.transport.task_messages import MessageStruct, TaskMessage
@@ -153,20 +154,20 @@ class EvaluationResult(MessageStruct, frozen=True):
 class ShardListens(MessageStruct, frozen=True):
     """The server of a shard listens on this port of its host."""
 
-    port: int
+    port: Port
 
 
 class ShardAddresses(MessageStruct, frozen=True):
     """All shard servers listen: their addresses, from shard 1 on."""
 
-    addresses: list[tuple[str, int]]
+    addresses: list[tuple[str, Port]]
 
 
 class LeaderListens(MessageStruct, frozen=True):
     """The leader of a worker's node listens on this port of its host; sent on a connection of its own."""
 
-    worker: int
-    port: int
+    worker: Whole
+    port: Port
 
 
 class FindLeader(MessageStruct, frozen=True):
@@ -178,7 +179,7 @@ class FindLeader(MessageStruct, frozen=True):
 class LeaderPort(MessageStruct, frozen=True):
     """Answer to `FindLeader`: the port; None if the leader does not listen yet."""
 
-    port: int | None
+    port: Port | None
 
 
 class FormNodeGroup(MessageStruct, frozen=True):
@@ -303,6 +304,8 @@ ControlMessage = (
 Message = ControlMessage | StandbyMessage | SumMessage | TaskMessage
 
 
+MAX_NAMED_BYTES = 1 << 16  # of a message whose wrong field is named in the error
+
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -317,6 +320,7 @@ def describe(tensor: Any) -> tuple[str, list[int]]:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=describe)
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> tuple[bytes, list[Tensor]]:
@@ -332,5 +336,32 @@ def decode(content: bytes | memoryview) -> Message:
     """
     try:
         return _DECODER.decode(content)
+    except msgspec.ValidationError as error:
+        raise ValueError(_with_names(content, str(error))) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
+
+
+def _with_names(content: bytes | memoryview, text: str) -> str:
+    """Return the text of an error of msgspec with the names of message and field in place of positions."""
+    expected, _, place = text.partition(" - at ")
+    kind: Any = _kind_of(content) if len(content) <= MAX_NAMED_BYTES else None
+    if kind is None:
+        return text
+    names, first = [kind.__name__], 1  # the name of the message comes before its fields
+    for position in map(int, re.findall(r"\[(\d+)\]", place)):
+        known = getattr(kind, "__struct_fields__", getattr(kind, "_fields", None))
+        if known is None:
+            break
+        names.append(known[position - first])
+        kind, first = get_type_hints(kind).get(names[-1]), 0
+    return f"{'.'.join(names)}: {expected[:1].lower()}{expected[1:]}"
+
+
+def _kind_of(content: bytes | memoryview) -> type[Any] | None:
+    """Return the class that a message names; None if it names none."""
+    try:
+        fields = msgspec.msgpack.decode(content, type=list[msgspec.Raw])
+        return _KINDS.get(msgspec.msgpack.decode(fields[0], type=str)) if fields else None
+    except (msgspec.DecodeError, RecursionError):
+        return None

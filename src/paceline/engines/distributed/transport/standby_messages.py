@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from paceline.core import events
+from paceline.core.bounds import Port, Whole
 from paceline.engines.distributed.transport.task_messages import MessageStruct
 
 
@@ -55,14 +56,14 @@ _FIELDS: dict[type[Any], str] = {
 class StandbyListens(MessageStruct, frozen=True):
     """The standby listens on this port of its host."""
 
-    port: int
+    port: Port
 
 
 class StandbyAddress(MessageStruct, frozen=True):
     """Workers that lose rank 0 join the standby, at this address."""
 
     host: str
-    port: int
+    port: Port
 
 
 class NotServing(MessageStruct, frozen=True):
@@ -72,7 +73,7 @@ class NotServing(MessageStruct, frozen=True):
 class UpdateReceived(MessageStruct, frozen=True):
     """The standby has all that it needs for this version."""
 
-    version: int
+    version: Whole
 
 
 StandbyMessage = StandbyListens | StandbyAddress | NotServing | UpdateReceived

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
-from paceline.engines.distributed.transport.task_messages import MessageStruct
+from paceline.core.bounds import CountOrNone, Finite, Seconds, Whole, check_norms
+from paceline.engines.distributed.transport.task_messages import MessageStruct, wrong_count
 
 
 class StoreKey(MessageStruct, frozen=True):
@@ -68,8 +69,8 @@ class Progress(MessageStruct, frozen=True):
         is_summing: whether the sender waits for a sum.
     """
 
-    generation: int
-    steps: int
+    generation: Whole
+    steps: Whole
     is_summing: bool
 
 
@@ -105,20 +106,36 @@ class StepReport(MessageStruct, frozen=True):
         saves: whether the worker, which is rank 0, saves the run after the next update that is settled.
     """
 
-    generation: int = 0
-    draw: int = 0
+    generation: Whole = 0
+    draw: Whole = 0
     loss: float = nan
-    samples: int = 0
+    samples: CountOrNone = 0
     squared_norm: float = nan
     variance: float = nan
     finite: bool = False
     factor: float = nan
-    compute_s: float = 0.0
-    waited_s: float = 0.0
+    compute_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
     interruption: str = ""
-    learning_rates: tuple[float, ...] = ()
+    learning_rates: tuple[Finite, ...] = ()
     skipped: bool = False
     saves: bool = False
+
+    def __post_init__(self) -> None:
+        check_norms(self.squared_norm, self.variance)
+        if self.draw and not self.samples:
+            raise ValueError(f"draw {self.draw} of no samples")
+
+    def why_refused(self, draw: int | None, groups: int) -> str:
+        """Return what is wrong with the report, empty if nothing is.
+
+        Args:
+            draw: number of the worker's task in this iteration; None if it had none.
+            groups: number of parameter groups of the optimizer.
+        """
+        if self.draw not in {0, draw}:
+            return f"it reported draw {self.draw}, which it did not have"
+        return wrong_count("learning rates", self.learning_rates, groups)
 
 
 class StepSummary(MessageStruct, frozen=True):

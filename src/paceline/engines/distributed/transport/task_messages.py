@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from paceline.core.bounds import Finite, Momentum, Seconds, Whole, check_norms
 from paceline.core.events import Apply, Minibatch
 from paceline.worker.replica import GradientStats, TaskProgress
 
 
 class MessageStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array on the wire, which begins with the name of the class."""
+
+
+def wrong_count(what: str, sent: Sequence[float], groups: int) -> str:
+    """Return that there is another number of options than of parameter groups, empty for none and for that number."""
+    return "" if len(sent) in {0, groups} else f"it sent {len(sent)} {what}, expected {groups}"
 
 
 class RemoteTask(MessageStruct, frozen=True):
@@ -58,8 +66,8 @@ class GradientStarted(MessageStruct, frozen=True):
         busy_s: seconds from the arrival of the task to this message.
     """
 
-    draw: int
-    busy_s: float
+    draw: Whole
+    busy_s: Seconds
 
 
 class RemoteTaskDone(MessageStruct, frozen=True):
@@ -73,11 +81,24 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         momenta: momentum of each parameter group for its step, beta1 for Adam, 0 for none; empty likewise.
     """
 
-    draw: int
-    busy_s: float
+    draw: Whole
+    busy_s: Seconds
     stats: GradientStats
-    learning_rates: tuple[float, ...] = ()
-    momenta: tuple[float, ...] = ()
+    learning_rates: tuple[Finite, ...] = ()
+    momenta: tuple[Momentum, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_norms(self.stats.squared_norm, self.stats.variance)
+
+    def why_refused(self, groups: int) -> str:
+        """Return what is wrong with the options of the step, empty if nothing is.
+
+        Args:
+            groups: number of parameter groups of the optimizer.
+        """
+        return wrong_count("learning rates", self.learning_rates, groups) or wrong_count(
+            "momenta", self.momenta, groups
+        )
 
 
 class RemoteTaskCancelled(MessageStruct, frozen=True):

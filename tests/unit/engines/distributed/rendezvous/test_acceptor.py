@@ -137,12 +137,12 @@ def test_another_number_of_processes_is_rejected_with_what_to_type():
 
 def test_the_port_of_a_leader_is_published_and_found():
     with accepting() as server, server.connect() as follower, server.connect() as leader:
-        follower.send(FindLeader(3))
+        follower.send(FindLeader(1))
         assert follower.recv(20) == LeaderPort(None)
-        leader.send(LeaderListens(3, 1234))
-        leader.send(FindLeader(3))
+        leader.send(LeaderListens(1, 1234))
+        leader.send(FindLeader(1))
         assert leader.recv(20) == LeaderPort(1234)
-        follower.send(FindLeader(3))
+        follower.send(FindLeader(1))
         assert follower.recv(20) == LeaderPort(1234)
 
 

@@ -1,5 +1,7 @@
 """Messages on the wire: what is encoded is decoded unchanged, and nothing else is a message."""
 
+from math import nan
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,9 +30,11 @@ def test_tasks_are_decoded_unchanged(draw, version, sends_version, run_s, miniba
     assert [type(value) for value in (again.run_s, again.minibatch)] == [float, type(minibatch)]
 
 
-@given(st.lists(st.floats(), min_size=4, max_size=4), WHOLE, st.booleans())
-def test_measurements_are_decoded_unchanged(numbers, samples, finite):
-    loss, squared_norm, variance, compute_s = numbers
+SQUARE = st.one_of(st.just(nan), st.floats(min_value=0))
+
+
+@given(st.floats(), st.integers(1, 2**32), SQUARE, SQUARE, st.floats(0, 1e9), st.booleans())
+def test_measurements_are_decoded_unchanged(loss, samples, squared_norm, variance, compute_s, finite):
     done = RemoteTaskDone(3, 0.1, GradientStats(loss, samples, squared_norm, variance, finite, compute_s))
     again = sent(done)
     assert (again.draw, again.busy_s) == (3, 0.1)

@@ -1,0 +1,30 @@
+"""Bounds of numbers that come from a file or from another process; msgspec checks them while it decodes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from msgspec import Meta
+
+LARGEST = 1 << 53  # whole numbers that a float holds exactly
+MOST_AT_ONCE = 1 << 32  # of one gradient, so that the sum over the gradients of an update is not above LARGEST
+LONGEST_S = 1e9
+
+Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
+Count = Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)]
+CountOrNone = Annotated[int, Meta(ge=0, le=MOST_AT_ONCE)]
+Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Momentum = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
+
+
+def check_norms(squared_norm: float, variance: float) -> None:
+    """Check squares that a worker has measured; nan is a value that was not measured.
+
+    Raises:
+        ValueError: one of them is negative.
+    """
+    if squared_norm < 0 or variance < 0:
+        raise ValueError(f"squared norm {squared_norm}, variance {variance}, expected no negative number")

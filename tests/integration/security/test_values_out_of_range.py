@@ -1,0 +1,89 @@
+"""Numbers that no worker measures, from a process with the token: its connection ends, and the log stays readable."""
+
+from math import inf, nan
+
+import pytest
+
+import paceline as pl
+from altered_messages import altered
+from paceline.engines.distributed.transport.sum_messages import StepReport
+from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
+from paceline.errors import RunError
+from paceline.report.write import write_report
+from rank_threads import ranks
+from ranks import lost
+from tiny_jobs import tiny_job
+
+BUSY_S, STATS, RATES, MOMENTA = 2, 3, 4, 5  # positions in a `RemoteTaskDone`
+LOSS, SAMPLES, SQUARED_NORM, VARIANCE, COMPUTE_S, MINIBATCHES = 0, 1, 2, 3, 5, 7  # in its statistics
+
+
+def stats(position, value):
+    def change(fields):
+        fields[STATS][position] = value
+
+    return change
+
+
+def field(position, value):
+    def change(fields):
+        fields += [[]] * (position + 1 - len(fields))
+        fields[position] = value
+
+    return change
+
+
+OF_GRADIENTS = {
+    "no samples": (stats(SAMPLES, 0), "stats.samples: expected `int` >= 1"),
+    "negative samples": (stats(SAMPLES, -1), "stats.samples: expected `int` >= 1"),
+    "2^62 samples": (stats(SAMPLES, 1 << 62), "stats.samples: expected `int` <= 4294967296"),
+    "minibatches": (stats(MINIBATCHES, -7), "stats.minibatches: expected `int` >= 1"),
+    "norm": (stats(SQUARED_NORM, -1.0), "squared norm -1.0"),
+    "variance": (stats(VARIANCE, -inf), "variance -inf"),
+    "seconds": (stats(COMPUTE_S, -1.0), "stats.compute_s: expected `float` >= 0.0"),
+    "seconds that are no number": (stats(COMPUTE_S, nan), "stats.compute_s: expected `float` >= 0.0"),
+    "endless seconds": (stats(COMPUTE_S, inf), "stats.compute_s: expected `float` <= 1000000000.0"),
+    "busy": (field(BUSY_S, -1.0), "busy_s: expected `float` >= 0.0"),
+    "rates": (field(RATES, [0.1, 0.1, 0.1]), "it sent 3 learning rates, expected 1"),
+    "an infinite rate": (field(RATES, [inf]), "learning_rates: expected `float` <= 1.79"),
+    "momenta": (field(MOMENTA, [0.1, 0.1]), "it sent 2 momenta, expected 1"),
+    "a momentum": (field(MOMENTA, [2.0]), "momenta: expected `float` <= 1.0"),
+}
+
+
+def assert_is_left_out(kind, change, reason, folder, **settings):
+    with (
+        ranks(3, tiny_job(), stop="updates=12", out=folder, **settings) as job,
+        altered(1, kind, change, after=2) as done,
+    ):
+        job.start_workers()
+        end = job.serve()
+        with pytest.raises(RunError, match=r"rank 0 is gone"):
+            job.end(1)
+    assert len(done) == 1
+    assert end.reason == "12 updates made"
+    assert [reason in text for _, text in lost(end)] == [True]
+    assert pl.replay(folder).difference == ""
+    assert write_report([folder], folder.parent / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_a_worker_with_a_value_out_of_range_is_lost(name, tmp_path):
+    change, reason = OF_GRADIENTS[name]
+    assert_is_left_out(RemoteTaskDone, change, reason, tmp_path / "run", protocol="asp")
+
+
+OF_REPORTS = {
+    "another draw": (field(2, 77), "it reported draw 77, which it did not have"),
+    "no samples": (field(4, 0), "draw 3 of no samples"),
+    "2^62 samples": (field(4, 1 << 62), "StepReport.samples: expected `int` <= 4294967296"),
+    "seconds": (field(9, -1.0), "StepReport.compute_s: expected `float` >= 0.0"),
+    "rates": (field(12, [0.1, 0.1]), "it sent 2 learning rates, expected 1"),
+}
+
+
+@pytest.mark.parametrize("name", OF_REPORTS)
+def test_a_rank_without_a_server_and_with_a_value_out_of_range_is_lost(name, tmp_path):
+    change, reason = OF_REPORTS[name]
+    settings = {"protocol": "all_reduce", "torchrun": {"min_workers": 1}}
+    assert_is_left_out(StepReport, change, reason, tmp_path / "run", **settings)
