@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.allreduce.step_reports import StepReports
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from sum_groups import transport
@@ -47,7 +48,7 @@ def rank(**changes):
 
 
 def server_with(*members, **changes):
-    server = MembershipServer(rank(**changes), {}, lambda: 0.0, groups=1)
+    server = MembershipServer(rank(**changes), {}, StepReports(lambda: 0.0, groups=1))
     server._acceptor = Mock()
     for member in members:
         server.on_join(member)

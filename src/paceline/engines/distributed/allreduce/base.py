@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.core.events import Event
+from paceline.core.events import Compute, Event
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.process_group import PendingCollective
@@ -72,12 +72,12 @@ class GroupMembership(ABC):
         """Wait for sums; after each timeout, rank 0 expels the ranks that do not take part."""
 
     @abstractmethod
-    def report(self, report: StepReport, draws: Mapping[int, int]) -> None:
+    def report(self, report: StepReport, tasks: Mapping[int, Compute]) -> None:
         """Send the report of this rank.
 
         Args:
             report: the report.
-            draws: draw of each worker's task in this iteration, by worker.
+            tasks: task of each worker in this iteration.
         """
 
     @abstractmethod

@@ -34,6 +34,7 @@ from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTim
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.allreduce.rank_checkpoints import RankCheckpoints
+from paceline.engines.distributed.allreduce.step_reports import StepReports
 from paceline.engines.distributed.allreduce.sum_queue import SumQueue
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
@@ -80,11 +81,9 @@ class AllReduceEngine(WallClockEngine):
         self._number = cluster.worker
         self._local_step = LocalStep(rank, replica, algorithm)
         self._interruption = Interruption(rank, self.signals)
-        self._is_rank_0 = cluster.is_server
+        reports = StepReports(self._elapsed_s, len(algorithm.server.optimizer.param_groups))
         self._membership: GroupMembership = (
-            MembershipServer(rank, job_spec, self._elapsed_s, len(algorithm.server.optimizer.param_groups))
-            if self._is_rank_0
-            else MembershipClient(rank, job_spec)
+            MembershipServer(rank, job_spec, reports) if cluster.is_server else MembershipClient(rank, job_spec)
         )
         self._tasks: dict[int, Compute] = {}
         self._evaluation: Evaluate | None = None
@@ -164,7 +163,7 @@ class AllReduceEngine(WallClockEngine):
             self._apply_sum(done.total, update, done.fragment)
         if self.is_settled:
             self._checkpoints.after_update(command.version)
-        if self._is_rank_0:
+        if self._cluster.is_server:
             self.now = max(self.now, self._elapsed_s())
 
     def evaluate(self, command: Evaluate) -> None:
@@ -205,8 +204,7 @@ class AllReduceEngine(WallClockEngine):
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
         about = {"generation": self._membership.generation, "interruption": self._interruption.ends_run}
-        draws = {worker: each.draw for worker, each in self._tasks.items()}
-        self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked), draws)
+        self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked), self._tasks)
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
@@ -224,13 +222,13 @@ class AllReduceEngine(WallClockEngine):
 
     def _add_events(self, summary: StepSummary) -> None:
         """Turn the reports of all ranks into events."""
-        if self._is_rank_0:
+        if self._cluster.is_server:
             self.now = self._elapsed_s()  # the sum is complete
         if summary.learning_rates and self._allreduce.sums == "gradients":  # the step is common to all ranks
             self._algorithm.server.set_learning_rates(summary.learning_rates)
         now = self._common_s = summary.now
         common: dict[str, Any] = {"now": now, "pull_s": min(report.waited_s for report in summary.reports.values())}
-        if self._is_rank_0:
+        if self._cluster.is_server:
             common |= {"sum_s": self._times.sum_s, "left_over_s": self._times.overhead_s}
         arrivals = arrivals_of(summary, self._allreduce, self._coordinator.joining)
         for arrival in arrivals:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.core.events import Compute
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, Unreachable
 from paceline.engines.distributed.rank import Rank
@@ -82,7 +83,7 @@ class MembershipClient(GroupMembership):
             except ConnectionLost as error:
                 self._report_broken(error)
 
-    def report(self, report: sum_messages.StepReport, draws: Mapping[int, int]) -> None:
+    def report(self, report: sum_messages.StepReport, tasks: Mapping[int, Compute]) -> None:
         """Send the report of this rank."""
         self._send(report)
         self._steps += 1

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.core.events import Event, Joined, Lost
+from paceline.core.events import Compute, Event, Joined, Lost
 from paceline.engines.distributed.allreduce.base import GroupMembership, MakeState
 from paceline.engines.distributed.allreduce.breakage import Breakage
 from paceline.engines.distributed.allreduce.elastic_group import (
@@ -21,6 +21,7 @@ from paceline.engines.distributed.allreduce.elastic_group import (
 )
 from paceline.engines.distributed.allreduce.members import Members
 from paceline.engines.distributed.allreduce.progress_monitor import ProgressMonitor, waits_s
+from paceline.engines.distributed.allreduce.step_reports import StepReports
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
@@ -57,24 +58,20 @@ class MembershipServer(GroupMembership):
     Args:
         rank: settings of this process.
         job_spec: settings that must be equal on all processes.
-        clock: returns the seconds since the run began.
-        groups: number of parameter groups of the optimizer.
+        reports: reports of an iteration, none yet.
     """
 
-    def __init__(self, rank: Rank, job_spec: dict[str, Any], clock: Callable[[], float], groups: int) -> None:
+    def __init__(self, rank: Rank, job_spec: dict[str, Any], reports: StepReports) -> None:
         super().__init__()
         self._rank = rank
         self._cluster = rank.cluster
         self._job_spec = job_spec
-        self._clock = clock
-        self._groups = groups
+        self._reports = reports
         self._lock = threading.Condition()
         self._results: queue.SimpleQueue[sum_messages.StepSummary | _GroupChanged] = queue.SimpleQueue()
         self._members = Members()
         self._joining: dict[int, AcceptedPeer] = {}
         self._lost: dict[int, str] = {}
-        self._reports: dict[int, sum_messages.StepReport] = {}
-        self._draws: Mapping[int, int] = {}  # of the tasks of this iteration, by worker
         self._progress = ProgressMonitor(self._send_all)
         self._link_checks = 0
         self._store: GroupStore | None = None  # of the current group
@@ -115,11 +112,11 @@ class MembershipServer(GroupMembership):
             except ConnectionLost as error:
                 self._on_broken(0, str(error), is_unreachable=isinstance(error, Unreachable))
 
-    def report(self, report: sum_messages.StepReport, draws: Mapping[int, int]) -> None:
-        """Add the report of rank 0, which knows what the other ranks can report."""
+    def report(self, report: sum_messages.StepReport, tasks: Mapping[int, Compute]) -> None:
+        """Add the report of rank 0."""
         with self._lock:
             self._steps += 1
-            self._draws = draws
+            self._reports.expect(tasks)
             self._add_report(0, report)
 
     def summary(self, timeout_s: float) -> sum_messages.StepSummary:
@@ -210,9 +207,8 @@ class MembershipServer(GroupMembership):
                         self._send_all(message, worker)
                 case sum_messages.Progress():
                     self._progress.on_progress(worker, message)
-                case sum_messages.GroupBroken(generation, reason, is_unreachable):
-                    if generation == self.generation:
-                        self._on_broken(worker, reason, is_unreachable=is_unreachable)
+                case sum_messages.GroupBroken(generation, reason, is_unreachable) if generation == self.generation:
+                    self._on_broken(worker, reason, is_unreachable=is_unreachable)
         match message:
             case messages.Failed(reason, is_usage) as failed:
                 if is_usage:
@@ -279,19 +275,15 @@ class MembershipServer(GroupMembership):
         peer.connection.close()
 
     def _add_report(self, worker: int, report: sum_messages.StepReport) -> None:
-        self._reports[worker] = report
-        if self._lost or len(self._reports) <= len(self._members):
+        self._reports.add(worker, report)
+        if self._lost or not self._reports.are_of(1 + len(self._members)):
             return
-        for each, of in list(self._reports.items()):
-            if reason := of.why_refused(self._draws.get(each), self._groups):
-                self._disconnect(self._members[each], reason)
-        if self._lost:
-            return
-        reports = {each: self._reports[each] for each in sorted(self._reports)}
-        self._reports = {}
-        summary = sum_messages.StepSummary(self.generation, self._clock(), bool(self._joining), reports)
-        self._send_all(summary)
-        self._results.put(summary)
+        for each, reason in self._reports.refused().items():
+            self._disconnect(self._members[each], reason)
+        if not self._lost:
+            summary = self._reports.take(self.generation, reforms=bool(self._joining))
+            self._send_all(summary)
+            self._results.put(summary)
 
     def _send_all(self, message: Message, sender: int = 0) -> set[int]:
         with self._lock:
@@ -300,7 +292,7 @@ class MembershipServer(GroupMembership):
     def _next_generation(self) -> list[Event]:
         """Start the next generation; return the losses and arrivals since the last one, none for the first."""
         self._await_change()
-        now = self._clock()
+        now = self._reports.clock()
         with self._lock:
             self._check()
             if self._lost and not self._cluster.is_elastic:
