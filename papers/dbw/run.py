@@ -13,19 +13,27 @@ from pathlib import Path
 from papers.command import Paper
 from papers.dbw.durations import Durations
 from papers.dbw.grid import runs
+from papers.dbw.interrupts import ALPHAS, SEEDS, Interrupted
 from papers.dbw.settings import RESULTS, TRACED
 from papers.dbw.traces import Trace
 from papers.store import Store
 from papers.tasks import Task
 
-ON_CPU = ("3", "6", "9", "1", "4", "options", "8", "10")
-ALL = ("1", "2", "3", "4", "5", "6", "8", "9", "10", "options")
+ON_CPU = ("3", "interrupts", "6", "9", "1", "4", "options", "8", "10")
+ALL = ("1", "2", "3", "4", "5", "6", "8", "9", "10", "options", "interrupts")
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:
     """Return the tasks of a figure."""
     if figure == "3":
         return [Durations(seed) for seed in range(seeds or 3)]
+    if figure == "interrupts":
+        return [
+            Interrupted(alpha, choice, seed)
+            for choice, own in SEEDS.items()
+            for seed in range(seeds or own)
+            for alpha in ALPHAS
+        ]
     if figure in TRACED:
         about = TRACED[figure]
         return [Trace(figure, cluster, seed) for cluster in about.clusters for seed in range(seeds or about.seeds)]

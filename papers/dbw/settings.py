@@ -185,7 +185,9 @@ FIGURES: Mapping[str, Figure] = {
         "DBW and AdaSync, Push & Interrupt, MNIST",
         *("mnist", 500, 0.08, pl.Stop(eval_loss=0.07, updates=CPU_BOUND)),
         {
-            f"alpha={alpha:g}": Case(cluster(alpha), dynamic("dbw(base=k_sync)", "adasync"))
+            f"alpha={alpha:g}": Case(
+                cluster(alpha), dynamic("dbw(base=k_sync)", "adasync", "dbw(base=k_sync, pooled=false)")
+            )
             for alpha in (0.1, 0.6, 0.3, 1)
         },
     ),

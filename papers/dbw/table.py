@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from statistics import mean, median
 
 from papers.dbw.settings import FIGURES, RESULTS
 from papers.series import SPREAD, Runs, series_of, spread
-from papers.store import Store
+from papers.store import Line, Store
 
 
 def main(folder: Path = RESULTS) -> None:
@@ -25,6 +25,8 @@ def tables(folder: Path) -> Iterator[str]:
             rows = accuracies if about.job == "cifar10" else table
             if by_series:
                 yield from [f"## Figure {figure}, {case}: {about.says}", "", *rows(by_series), ""]
+    if lines := Store(folder / "figureinterrupts.jsonl").lines():
+        yield from ["## Push & Interrupt: mean relative error of T_k over 60 updates", "", *times(lines), ""]
 
 
 def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
@@ -41,6 +43,18 @@ def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
             f"| {name} | {len(runs)} | {reached} | {spread([line['time_s'] for line in lines], 1)} | {updates:.0f} "
             f"| {k:.1f} | {spread(ratios(runs, reference), 2)} |"
         )
+
+
+def times(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield one row per cluster and rule for k: the error of both estimates, and their paired ratio."""
+    yield f"| cluster | k by | seeds | by (h, k): {SPREAD} | pooled: {SPREAD} | pooled / by (h, k) |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for case in dict.fromkeys(line["asked"]["case"] for line in lines):
+        for name, runs in series_of([line for line in lines if line["asked"]["case"] == case]).items():
+            errors = [line["error"] for line in runs.values()]
+            by_h, pooled = ([each[which] for each in errors] for which in ("by h", "pooled"))
+            ratio = spread([each["pooled"] / each["by h"] for each in errors], 2)
+            yield f"| {case} | {name} | {len(runs)} | {spread(by_h, 3)} | {spread(pooled, 3)} | {ratio} |"
 
 
 def accuracies(by_series: Mapping[str, Runs]) -> Iterator[str]:

@@ -16,8 +16,11 @@ from paceline.errors import UsageError
 from paceline.jobs.datasets.images import ImageDataset
 from papers.dbw import draw, run, table
 from papers.dbw.grid import reasons
-from papers.dbw.settings import FIGURES, cluster
+from papers.dbw.interrupts import Interrupted
+from papers.dbw.settings import FIGURES, RESULTS, cluster
 from papers.dbw.traces import Estimate, Truth, estimates, side_by_side, truth
+from papers.store import Store
+from papers.tasks import Where
 
 SAMPLES = 64
 
@@ -136,6 +139,16 @@ def test_a_gain_in_proportion_to_the_decrease_has_rank_correlation_one():
     assert told["true"]["decrease"] == [4.0, 2.0, 1.0]
     assert told["rank_correlation"] == 1
     assert told["median_error"] == {"squared_norm": 0, "variance": 0}
+
+
+def test_the_stored_errors_of_times_under_interrupts_are_measured_again():
+    for line in Store(RESULTS / "figureinterrupts.jsonl").lines():
+        if line["asked"]["series"] != "dbw" and line["asked"]["seed"] < 2:
+            asked = line["asked"]
+            alpha = float(asked["case"].removeprefix("alpha="))
+            again = Interrupted(alpha, asked["series"], asked["seed"]).carry_out(Where(RESULTS))
+            assert again["error"] == pytest.approx(line["error"])
+            assert again["error"]["pooled"] < again["error"]["by h"]
 
 
 def test_a_missing_data_set_is_an_error_with_a_remedy(tmp_path):

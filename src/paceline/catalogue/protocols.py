@@ -190,6 +190,7 @@ def dbw(
     forgetting: float = 1.0,
     late: bool = True,
     release_idle: bool = False,
+    pooled: bool = True,
 ) -> Phase:
     """Dynamic backup workers: chooses k for every update so that the loss falls fastest.
 
@@ -204,11 +205,12 @@ def dbw(
         forgetting: factor on the weight of a time at each further update, in (0, 1].
         late: whether the times of gradients that arrived too late to be used count.
         release_idle: whether a worker whose gradients are never used is excluded, as with `IdleWorkers`.
+        pooled: whether all samples of a time count together where every update restarts all workers, as under k_sync.
 
     Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
     """
     given = locals()
-    controller = DBW(D, beta, no_gain, unobserved, window, forgetting, late)
+    controller = DBW(D, beta, no_gain, unobserved, window, forgetting, late, pooled)
     return _controlled(dbw, given, "all", controller, IdleWorkers(release=release_idle))
 
 
@@ -220,6 +222,7 @@ def b_dbw(
     forgetting: float = 1.0,
     late: bool = True,
     release_idle: bool = False,
+    pooled: bool = True,
 ) -> Phase:
     """Blind DBW: chooses k for the most gradients per second, regardless of the loss.
 
@@ -231,11 +234,12 @@ def b_dbw(
         forgetting: factor on the weight of a time at each further update, in (0, 1].
         late: whether the times of gradients that arrived too late to be used count.
         release_idle: whether a worker whose gradients are never used is excluded, as with `IdleWorkers`.
+        pooled: whether all samples of a time count together where every update restarts all workers, as under k_sync.
 
     Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
     """
     given = locals()
-    controller = BDBW(unobserved, window, forgetting, late)
+    controller = BDBW(unobserved, window, forgetting, late, pooled)
     return _controlled(b_dbw, given, "all", controller, IdleWorkers(release=release_idle))
 
 

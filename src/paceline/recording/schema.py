@@ -2,7 +2,8 @@
 
 Schema 1 (version 0.1) has no entry "schema". It describes controllers and compensators by calls in text. It has names
 of classes and modules that version 0.2 has renamed, and its log has reasons that version 0.2 words differently. This is
-the only module with those names and words. Schema 2 has `overlaps` in place of the `lag` of an all-reduce.
+the only module with those names and words. Schema 2 has `overlaps` in place of the `lag` of an all-reduce. Until
+schema 3 DBW has no knob `pooled`: it never pooled the samples of its update times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.utils.files import ContentError
 from paceline.utils.spec_parser import parse_call
 
-SCHEMA = 3
+SCHEMA = 4
 _RENAMED = {
     "Extent(": "Duration(",
     "paceline.jobs.images.": "paceline.jobs.datasets.images.",
@@ -52,7 +53,7 @@ def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
     identity = content.get("identity", {})
     if schema == 1:
         phases, identity = [_phase(phase) for phase in phases], _renamed(identity)
-    plan = [{**phase, "allreduce": _with_lag(phase["allreduce"])} for phase in phases]
+    plan = [_with_current_knobs(phase) for phase in phases]
     return {**content, "schema": SCHEMA, "plan": plan, "identity": identity}
 
 
@@ -80,6 +81,14 @@ def _phase(phase: Mapping[str, Any]) -> dict[str, Any]:
         "end": {"unit": phase["end"][0], "amount": phase["end"][1]} if phase["end"] else None,
         "name": phase.get("name", ""),
     }
+
+
+def _with_current_knobs(phase: Mapping[str, Any]) -> dict[str, Any]:
+    interrupts = phase["protocol"]["on_update"] == "interrupt"
+    controllers = [
+        {"pooled": not interrupts, **part} if part["name"] in {"DBW", "BDBW"} else part for part in phase["controllers"]
+    ]
+    return {**phase, "controllers": controllers, "allreduce": _with_lag(phase["allreduce"])}
 
 
 def _with_lag(allreduce: Mapping[str, Any] | None) -> dict[str, Any] | None:

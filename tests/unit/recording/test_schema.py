@@ -1,6 +1,9 @@
 import pytest
 
+import paceline as pl
+from paceline.protocols.protocol import Plan
 from paceline.recording.schema import SCHEMA, reworded, upgrade
+from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.utils.files import ContentError
 
 
@@ -11,10 +14,22 @@ def test_the_current_schema_is_unchanged():
 
 def test_overlaps_of_schema_2_is_a_lag_of_one():
     knobs = {"sums": "updates", "correction": None, "period": 1}
-    plans = [{"allreduce": {**knobs, "overlaps": overlaps}} for overlaps in (False, True)]
-    upgraded = upgrade({"schema": 2, "plan": [*plans, {"allreduce": None}]})
-    assert upgraded["plan"] == [*({"allreduce": {**knobs, "lag": lag}} for lag in (0, 1)), {"allreduce": None}]
+    phase = {"protocol": {"on_update": "finish"}, "controllers": []}
+    reductions = [{**knobs, "overlaps": overlaps} for overlaps in (False, True)]
+    upgraded = upgrade({"schema": 2, "plan": [{**phase, "allreduce": each} for each in (*reductions, None)]})
+    assert [each["allreduce"] for each in upgraded["plan"]] == [*({**knobs, "lag": lag} for lag in (0, 1)), None]
     assert upgraded["schema"] == SCHEMA
+
+
+def test_dbw_of_schema_3_has_not_pooled_times_under_interrupts():
+    before = [pl.dbw(base="k_sync"), pl.b_dbw(base="k_sync"), pl.dbw(), pl.adasync()]
+    written = plan_as_json(Plan(tuple(phase.until(updates=1) for phase in before)))
+    for phase in written:
+        for controller in phase["controllers"]:
+            controller.pop("pooled", None)
+    first, second, *others = plan_of(upgrade({"schema": 3, "plan": written})["plan"]).phases
+    assert [phase.controllers[0] for phase in (first, second)] == [pl.DBW(pooled=False), pl.BDBW(pooled=False)]
+    assert [phase.controllers for phase in others] == [phase.controllers for phase in before[2:]]
 
 
 def test_a_newer_schema_is_refused():
@@ -23,9 +38,10 @@ def test_a_newer_schema_is_refused():
 
 
 def test_a_controller_text_that_is_not_a_call_is_its_name():
-    phase = {"protocol": {"$Protocol": {"name": "asp"}}, "end": ["updates", 4], "controllers": ["<mine>", "DBW(D=3)"]}
+    protocol = {"$Protocol": {"name": "asp", "on_update": "finish"}}
+    phase = {"protocol": protocol, "end": ["updates", 4], "controllers": ["<mine>", "AdaSync(D=3)"]}
     [upgraded] = upgrade({"plan": [phase]})["plan"]
-    assert upgraded["controllers"] == [{"name": "<mine>"}, {"name": "DBW", "D": 3}]
+    assert upgraded["controllers"] == [{"name": "<mine>"}, {"name": "AdaSync", "D": 3}]
     assert upgraded["end"] == {"unit": "updates", "amount": 4}
     assert upgraded["momentum"] == {"rule": "keep"}
 

@@ -29,6 +29,7 @@ class BDBW(StatefulController[UpdateTimes]):
         window: number of latest updates whose times count, >= 1; None for all.
         forgetting: factor on the weight of a time at each further update, in (0, 1].
         late: whether the times of gradients that arrived too late to be used count.
+        pooled: whether all samples of T_k count together where every update restarts all workers; see `DBW`.
 
     Source: Xu, Neglia, Sebastianelli (DBW) 2020, Sect. 4, after Teng and Wood, "Bayesian distributed stochastic
     gradient descent", 2018.
@@ -38,13 +39,15 @@ class BDBW(StatefulController[UpdateTimes]):
     window: int | None = None
     forgetting: float = 1.0
     late: bool = True
+    pooled: bool = True
 
     def __post_init__(self) -> None:
         self.begin(1)  # the estimator checks its arguments
 
     def begin(self, n: int) -> UpdateTimes:
         """Return the initial state: no times."""
-        return UpdateTimes(n, UpdateTimeEstimator(n, self.unobserved, self.window, self.forgetting), self.late)
+        durations = UpdateTimeEstimator(n, self.unobserved, self.window, self.forgetting)
+        return UpdateTimes(n, durations, self.late, self.pooled)
 
     def decide(self, state: UpdateTimes, observation: Observation) -> tuple[UpdateTimes, Sequence[Action]]:
         """Record the time of every arrival, and set k when an update opens."""
@@ -98,6 +101,8 @@ class DBW(StatefulController[_State]):
             slowly.
         forgetting: factor on the weight of a time at each further update, in (0, 1]; 1 keeps all weights.
         late: whether the times of gradients that arrived too late to be used count.
+        pooled: whether all samples of T_k count together where every update restarts all workers, as under `k_sync`;
+            false keeps apart those after updates of different sizes, as the paper does for Push & Wait.
 
     The measured effect of each option is in papers/dbw.
 
@@ -109,6 +114,7 @@ class DBW(StatefulController[_State]):
         - Ties go to the largest k.
         - The loss has risen if ``F_{t-1} - F_{t-2} > (beta - 1) |F_{t-2}|``: the same for positive losses, and valid
           for others.
+        - Under Push & Interrupt, for which the paper says that small adaptations are needed, samples are ``pooled``.
         - If workers join or leave, k stays within the live ones, and the samples of times are kept.
     """
 
@@ -119,6 +125,7 @@ class DBW(StatefulController[_State]):
     window: int | None = None
     forgetting: float = 1.0
     late: bool = True
+    pooled: bool = True
 
     reads: ClassVar[Literal["steps"]] = "steps"
 
@@ -134,7 +141,7 @@ class DBW(StatefulController[_State]):
     def begin(self, n: int) -> _State:
         """Return the initial state: no gains and no times."""
         durations = UpdateTimeEstimator(n, self.unobserved, self.window, self.forgetting)
-        return _State(GainEstimator(self.D), UpdateTimes(n, durations, self.late))
+        return _State(GainEstimator(self.D), UpdateTimes(n, durations, self.late, self.pooled))
 
     def decide(self, state: _State, observation: Observation) -> tuple[_State, Sequence[Action]]:
         """Record every arrival, and set k when an update opens."""

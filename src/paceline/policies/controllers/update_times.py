@@ -21,19 +21,23 @@ class UpdateTimes(Stateful):
     used still counts as a sample of its own version. If the protocol accepts stale gradients, the i-th gradient that
     is accepted for an update takes the place of the i-th of its version, and there are no late gradients.
 
+    If every update restarts all workers (Push & Interrupt), t_{h,i} does not depend on h: every sample is one of T_i.
+
     Args:
         n: number of workers, which all start at once, >= 1.
         durations: estimator that receives the samples.
         late: whether arrivals beyond the quorum of their version count.
+        pooled: whether the samples of T_i are pooled over h where every update restarts all workers.
     """
 
     _saved = ("n", "rounds", "rounds_begun")
     _parts = ("durations",)
 
-    def __init__(self, n: int, durations: UpdateTimeEstimator, late: bool) -> None:
+    def __init__(self, n: int, durations: UpdateTimeEstimator, late: bool, pooled: bool = True) -> None:
         self.durations = durations
         self._n = n
         self._late = late
+        self._pooled = pooled
         self._rounds: dict[int, tuple[int, float, int]] = {}  # version -> h, time of its update, arrivals
         self.rounds_begun = 0
 
@@ -58,9 +62,11 @@ class UpdateTimes(Stateful):
         if version not in self._rounds:
             return  # a round from before this controller began, or one that was dropped
         h, opened_s, arrivals = self._rounds[version]
-        self._rounds[version] = (h, opened_s, arrivals + 1)
-        if arrivals < self._n:
-            self.durations.add(version, min(h, self._n), arrivals + 1, observation.now - opened_s)
+        i = arrivals + 1
+        self._rounds[version] = (h, opened_s, i)
+        if i <= self._n:
+            is_of_any_h = self._pooled and observation.protocol.on_update == "interrupt" and is_fresh_only
+            self.durations.add(version, i if is_of_any_h else min(h, self._n), i, observation.now - opened_s)
 
 
 def fastest(gains: Sequence[float], times_s: Sequence[float]) -> int:

@@ -167,6 +167,30 @@ def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expect
     assert driven.state.durations.fitted()[4, 2] == pytest.approx(expected)
 
 
+# -- under interrupts
+ALL_RESTART = [pl.k_sync(k=1), pl.k_batch_sync(k=1)]
+SOME_GO_ON = [pl.backup(k=1), pl.pull(k=1), pl.ringmaster(r=3, stops=True)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "pooled", "cells"),
+    [
+        *((protocol, True, [(1, 1), (2, 2)]) for protocol in ALL_RESTART),
+        *((protocol, False, [(1, 1), (2, 1), (2, 2)]) for protocol in ALL_RESTART),
+        *((protocol, True, [(1, 1), (2, 1), (2, 2)]) for protocol in SOME_GO_ON),
+    ],
+)
+@pytest.mark.parametrize("controller", [pl.DBW, pl.BDBW])
+def test_times_are_pooled_where_every_update_restarts_all_workers(controller, protocol, pooled, cells):
+    driven = Driven(controller(pooled=pooled), 2, protocol)
+    for loss, times in ((1.0, [1.0, 16.0]), (0.93, [2.0, 18.0]), (0.86, [3.0]), (0.8, [6.0])):
+        driven.update(loss, times)
+    times = driven.state.durations if controller is pl.BDBW else driven.state.times.durations
+    assert sorted(times.fitted()) == cells
+    if pooled and protocol in ALL_RESTART:
+        assert times.fitted() == {(1, 1): 3.0, (2, 2): 17.0}
+
+
 # -- with workers that come and go, and others
 CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_after_s=3.0)]
 
