@@ -1,0 +1,85 @@
+"""One rank that `gpu.py` measures: ResNet-18 on a GPU that all ranks share, under DistributedDataParallel or attached.
+
+Called with its settings as JSON under torchrun; every rank prints its answer as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import paceline as pl
+from distributed_ranks import ANSWER
+from paceline.jobs.models.resnet import resnet18
+
+Settings = dict[str, Any]
+BATCH = int(os.environ.get("BATCH", "64"))
+DEVICE = os.environ.get("DEVICE", "cuda")
+
+
+def main() -> None:
+    settings: Settings = json.loads(sys.argv[1])
+    begun_s = time.time()
+    torch.manual_seed(0)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(BATCH * ranks * settings["steps"], 3, 32, 32, generator=generator)
+    data = TensorDataset(images, torch.randint(10, (len(images),), generator=generator))
+    model = resnet18().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    delay_s = settings["delay_s"] if rank == ranks - 1 else 0.0
+    train = attached if settings["protocol"] else ddp
+    times_s = train(model, optimizer, data, settings, delay_s)
+    print(ANSWER + json.dumps({"rank": rank, "times_s": times_s, "begun_s": begun_s}), flush=True)
+    os._exit(0)  # the end of a gloo group may wait for processes that have ended
+
+
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], delay_s: float, autocast: bool
+) -> float:
+    """Make one step, and return when the GPU has ended it."""
+    images, labels = (each.to(DEVICE) for each in batch)
+    time.sleep(delay_s)
+    optimizer.zero_grad()
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+        loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    loss.item()
+    return time.time()
+
+
+def attached(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, settings: Settings, delay_s: float
+) -> list[float]:
+    """Return when each step of this rank ended."""
+    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+    cluster = pl.Torchrun(encrypt=settings["encrypt"])
+    run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster)
+    times_s = []
+    for _ in run.epochs(1):
+        for batch in run.loader:
+            times_s.append(step(model, optimizer, batch, delay_s, settings["autocast"]))
+    return times_s
+
+
+def ddp(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, settings: Settings, delay_s: float
+) -> list[float]:
+    """Return when each step of this rank ended."""
+    torch.distributed.init_process_group("gloo")
+    parallel = DistributedDataParallel(model)
+    loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
+    return [step(parallel, optimizer, batch, delay_s, settings["autocast"]) for batch in loader]
+
+
+if __name__ == "__main__":
+    main()
