@@ -54,7 +54,7 @@ def judge_devices(gpus: Sequence[str], *, cuda_build: str | None, threads: int) 
     """
     finding = f"CPU with {counted(threads, 'thread')}"
     if gpus:
-        advice = "device=cuda is written but has not run on a GPU yet: compare a short run with device=cpu first"
+        advice = "a server's traffic may cost more than a GPU saves: compare a short run with DDP first"
         return Check("devices", Status.WARNING, f"{finding}; {counted(len(gpus), 'GPU')}: {gpus[0]}", advice)
     if cuda_build:
         advice = "torch has CUDA but sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, if there should be one"

@@ -45,7 +45,7 @@ HERE = Path("/data")
         (judge_extras({"digits": False, "figures": True}), WARNING, ".[digits]"),
         (judge_devices([], cuda_build=None, threads=2), OK, ""),
         (judge_devices([], cuda_build="12.4", threads=2), WARNING, "CUDA_VISIBLE_DEVICES"),
-        (judge_devices(["H100", "H100"], cuda_build="12.4", threads=2), WARNING, "has not run on a GPU yet"),
+        (judge_devices(["H100", "H100"], cuda_build="12.4", threads=2), WARNING, "compare a short run with DDP first"),
     ],
     ids=lambda value: f"{value.subject}, {value.finding}" if hasattr(value, "finding") else None,
 )
