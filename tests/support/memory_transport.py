@@ -31,6 +31,7 @@ class MemoryListener:
     def close(self):
         with self.transport.network.lock:
             self.transport.network.listeners.pop(self.address, None)
+        self.transport.wait_for_loop()  # until all that were accepted are reported
 
 
 class MemoryTransport(Transport):
@@ -107,11 +108,13 @@ class MemoryTransport(Transport):
             connections = list(self._connections)
         for connection in connections:
             connection.close()
+        self.wait_for_loop()
+
+    def wait_for_loop(self):
+        """Wait for all that the thread of the sockets was to call; not in such a thread, also of another rank."""
         loop = self.__dict__.get("_loop")  # None once this side is closed
         if loop is not None and threading.current_thread().name != "paceline-sockets":
-            closed = threading.Event()
-            loop.call(closed.set)
-            closed.wait(0.5)  # the loop may end meanwhile
+            loop.call_and_wait(lambda: None)
 
     def _accept(self, listener, control, data):
         self._loop.call(lambda: listener.on_connection(self._keep(self._connection(control, data))))

@@ -113,8 +113,8 @@ class Listener:
         loop.call(self._start)
 
     def close(self) -> None:
-        """Stop to accept connections; those that exist stay."""
-        self._loop.call(self._close)
+        """Stop to accept connections; those that exist stay, and no further one is reported."""
+        self._loop.call_and_wait(self._close)
 
     def _start(self) -> None:
         self._loop.watch(self._sock, READ, self._accept)

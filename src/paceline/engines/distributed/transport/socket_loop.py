@@ -16,6 +16,7 @@ from typing import Protocol
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
+ALIVE_CHECK_S = 0.5  # between two looks at whether the thread has ended
 
 
 class HasFileno(Protocol):
@@ -51,6 +52,17 @@ class SocketLoop:
         if threading.current_thread() is not self._thread:
             with suppress(OSError):  # the thread is awake, or has ended
                 self._wake_writer.send(b"x")
+
+    def call_and_wait(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread, and return when it has returned, or when the thread has ended."""
+        if threading.current_thread() is self._thread:
+            function()
+            return
+        has_returned = threading.Event()
+        self.call(function)
+        self.call(has_returned.set)
+        while self._thread.is_alive() and not has_returned.wait(ALIVE_CHECK_S):
+            pass
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Call a function in the thread after a delay; in the thread only."""
