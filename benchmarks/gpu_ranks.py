@@ -64,10 +64,9 @@ def attached(
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     cluster = pl.Torchrun(encrypt=settings["encrypt"])
     run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster)
-    times_s = []
+    times_s: list[float] = []
     for _ in run.epochs(1):
-        for batch in run.loader:
-            times_s.append(step(model, optimizer, batch, delay_s, settings["autocast"]))
+        times_s += [step(model, optimizer, batch, delay_s, settings["autocast"]) for batch in run.loader]
     return times_s
 
 

@@ -101,12 +101,11 @@ def test_a_process_whose_introduction_comes_while_the_acceptor_closes_receives_t
 
 
 def test_a_connection_that_is_accepted_while_the_acceptor_closes_is_closed_too():
-    with accepting() as server:
-        with server.connect() as connection, server.connect() as other:
-            server.acceptor.close()
-            for each in (connection, other):
-                with pytest.raises(ConnectionLost, match="closed"):
-                    each.recv(20)
+    with accepting() as server, server.connect() as connection, server.connect() as other:
+        server.acceptor.close()
+        for each in (connection, other):
+            with pytest.raises(ConnectionLost, match="closed"):
+                each.recv(20)
 
 
 def test_a_long_difference_is_shortened():
