@@ -12,6 +12,7 @@ from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_optimizer import SteppingHost, make_stepping_job, shared_parameters
 from paceline.user_loop.loop_replica import Exchange
 from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.sample_digest import sample_digest
 from rank_threads import LIMIT_S, TOKEN, Killed
 
 
@@ -56,6 +57,7 @@ class AllReduceLoops:
         self._make_parts = make_parts
         self._threads = {}
         self.parts = [make_parts() for _ in range(count)]
+        self._digests = [sample_digest(loader) for _, _, loader in self.parts]
         self.runs = [None] * count
         self.answers = [None] * count
 
@@ -88,7 +90,7 @@ class AllReduceLoops:
             self.answers[rank] = error
 
     def _attach(self, rank):
-        loop = UserLoop(*self.parts[rank], self._accumulate, self._clip_norm)
+        loop = UserLoop(*self.parts[rank], self._accumulate, self._clip_norm, self._digests[rank])
         exchange, shared = Exchange(), shared_parameters(loop.model)
         job, host = make_stepping_job(loop, shared, exchange), Rank(self._network, exchange, shared)
 

@@ -17,6 +17,7 @@ from paceline.user_loop.loop_local_steps import LocalStepsHost
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.optimizer_state import load_named_state, named_state, state_reader
 from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.sample_digest import sample_digest
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = 1.0
@@ -123,6 +124,7 @@ class AttachedThreads:
         self._make_parts = make_parts
         self._steps_here = parse_plan(protocol).local_steps is not None
         self.parts = [make_parts() for _ in range(count)]
+        self._digests = [sample_digest(loader) for _, _, loader in self.parts]
         self.hosts = [None] * count
         self.answers = [None] * count
 
@@ -160,7 +162,7 @@ class AttachedThreads:
         model, optimizer, loader = self.parts[rank]
         given = dict(self._settings)
         accumulate, clip_norm, stop = (given.pop(name, None) for name in ("accumulate", "clip_norm", "stop"))
-        loop = UserLoop(model, optimizer, loader, accumulate or 1, clip_norm)
+        loop = UserLoop(model, optimizer, loader, accumulate or 1, clip_norm, self._digests[rank])
         exchange, plan, options = Exchange(), parse_plan(self._protocol), RunOptions.of({"seed": 1, **given})
 
         def config_of(stop, number=rank + 1, process=None):

@@ -69,19 +69,33 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _data(job: Job) -> dict[str, Any]:
-    """Return the number of samples and a digest of the first and the last sample."""
+    """Return the number of samples and a digest of the first and the last sample, unless they are drawn anew."""
     if job.is_iterable:
         return {"kind": type(job.data).__name__}
     samples = len(job.data)  # type: ignore[arg-type]  # map-style
-    with seeded(0, torch.device("cpu")):  # an augmentation must not change the digest
-        batch = fetch(job, np.array([0, samples - 1]))
+    digests = []
+    for _ in range(2):
+        with seeded(0, torch.device("cpu")):  # an augmentation must not change the digest
+            digests.append(digest_of(fetch(job, np.array([0, samples - 1]))))
+    digest = digests[0] if digests[0] == digests[1] else "drawn anew at each access"
+    return {"kind": type(job.data).__name__, "samples": samples, "digest": digest}
+
+
+def digest_of(content: object) -> str:
+    """Return a digest of the tensors, arrays, images, texts and numbers in nested containers.
+
+    >>> digest_of({"x": torch.ones(2)}) == digest_of({"x": torch.zeros(2)})
+    False
+    """
     digest = sha256()
-    for leaf in pytree.tree_leaves(batch):
+    for leaf in pytree.tree_leaves(content):
         if isinstance(leaf, Tensor):
             digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, str | bytes | int | float):
             digest.update(repr(leaf).encode())
-    return {"kind": type(job.data).__name__, "samples": samples, "digest": digest.hexdigest()[:16]}
+        elif hasattr(leaf, "tobytes") and getattr(leaf, "dtype", None) != np.dtype(object):  # which holds addresses
+            digest.update(leaf.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:

@@ -6,10 +6,12 @@ class SampleNumbers:
 
     Args:
         count: number of samples, >= 1.
+        digest: digest of the first and the last sample, empty if unknown.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, digest: str = "") -> None:
         self._count = count
+        self.digest = digest
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -210,6 +210,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "stop": str(config.stop),
         "rules": config.rules,
         **identity_of_replica(config.job, model),
+        distributed.SAMPLES: getattr(config.job.data, "digest", ""),
         "shards": config.cluster.shards,
         "versions": versions(),
         # A spawned sidecar has another main module, and got the parts of this one by pickle.

@@ -36,6 +36,7 @@ from paceline.user_loop.loop_optimizer import (
 )
 from paceline.user_loop.loop_replica import Exchange
 from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.sample_digest import sample_digest
 from paceline.user_loop.served_loop import ServedLoop
 from paceline.user_loop.single_run import SingleRun
 from paceline.utils.argument_types import checked_types
@@ -143,7 +144,7 @@ def attach(
         raise UsageError("this process has an attached run already: call its finish() before attach")
     cluster = _ranks(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    loop = UserLoop(model, optimizer, loader, accumulate, clip_norm)
+    loop = UserLoop(model, optimizer, loader, accumulate, clip_norm, sample_digest(loader))
     if plan.allreduce is not None:
         run: AttachedRun = _without_server(loop, plan, cluster, stop, chosen, callbacks)
     else:

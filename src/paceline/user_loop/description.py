@@ -91,6 +91,7 @@ def describe(
     loader: DataLoader[Any],
     accumulate: int,
     clip_norm: float | None,
+    digest: str = "",
     *,
     steps_here: bool = False,
 ) -> Description:
@@ -102,6 +103,7 @@ def describe(
         loader: DataLoader of the user.
         accumulate: batches of each step, >= 1.
         clip_norm: largest norm of the mean gradient, None for no clipping.
+        digest: digest of the first and the last sample, empty if unknown.
         steps_here: whether the optimizer steps on each rank, so that the server needs its name only.
 
     Raises:
@@ -117,7 +119,7 @@ def describe(
         buffers=[name for name, _ in model.named_buffers()],
         optimizer=type(optimizer).__name__,
         groups=[_describe_group(number, group, names, optimizer.defaults) for number, group in groups],
-        data=LoopData.of_loader(loader, accumulate),
+        data=LoopData.of_loader(loader, accumulate, digest),
         clip_norm=clip_norm,
     )
 

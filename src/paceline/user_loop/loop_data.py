@@ -35,6 +35,7 @@ class UserLoop(NamedTuple):
         loader: DataLoader of the user.
         accumulate: batches of each step, >= 1.
         clip_norm: largest norm of the mean gradient, None for no clipping.
+        digest: digest of the first and the last sample of the data, empty if unknown.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class UserLoop(NamedTuple):
     loader: DataLoader[Any]
     accumulate: int
     clip_norm: float | None
+    digest: str = ""
 
 
 class LoopData(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class LoopData(msgspec.Struct, frozen=True):
         shuffles: whether each epoch shuffles the samples.
         drawn: samples that each epoch draws at random, >= 1; None for an epoch of every sample once.
         replacement: whether they are drawn with replacement.
+        digest: digest of the first and the last sample, empty if unknown.
     """
 
     samples: int
@@ -64,9 +67,10 @@ class LoopData(msgspec.Struct, frozen=True):
     shuffles: bool
     drawn: int | None
     replacement: bool
+    digest: str
 
     @classmethod
-    def of_loader(cls, loader: DataLoader[Any], accumulate: int) -> LoopData:
+    def of_loader(cls, loader: DataLoader[Any], accumulate: int, digest: str) -> LoopData:
         """Return the data of a loop whose steps take several batches of a DataLoader."""
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
@@ -83,11 +87,12 @@ class LoopData(msgspec.Struct, frozen=True):
             shuffles=isinstance(order, RandomSampler),
             drawn=len(order) if replacement or len(order) != samples else None,
             replacement=replacement,
+            digest=digest,
         )
 
     def job_settings(self) -> dict[str, Any]:
         """Return the arguments of a `LoopJob` with these data, of which it holds only the numbers of the samples."""
-        data = SampleNumbers(self.samples)
+        data = SampleNumbers(self.samples, self.digest)
         return {
             "data": data,
             "sampler": self._sampler(data),

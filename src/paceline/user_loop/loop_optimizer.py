@@ -120,7 +120,7 @@ def make_stepping_job(loop: UserLoop, shared: nn.Module, exchange: Exchange) -> 
         optimizer=lambda parameters: LoopOptimizer(loop.optimizer, exchange),
         step=computed_by_the_user,
         clip_norm=loop.clip_norm,
-        **LoopData.of_loader(loop.loader, loop.accumulate).job_settings(),
+        **LoopData.of_loader(loop.loader, loop.accumulate, loop.digest).job_settings(),
     )
 
 

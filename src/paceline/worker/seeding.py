@@ -20,17 +20,21 @@ _LOCK = threading.Lock()
 def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch in this context, and restore their states afterwards."""
     before = RandomStates()
-    is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device], enabled=is_cuda):
-        # Without CUDA, `torch.manual_seed` would record a stack trace for each kind of device that is not initialised.
-        with _LOCK:
-            (torch if is_cuda else torch.default_generator).manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+    with torch.random.fork_rng([device], enabled=device.type == "cuda"):
+        set_seed(seed, device)
         try:
             yield
         finally:
             before.restore()
+
+
+def set_seed(seed: int, device: torch.device = _CPU) -> None:
+    """Seed the global generators of Python, NumPy and torch."""
+    # Without CUDA, `torch.manual_seed` would record a stack trace for each kind of device that is not initialised.
+    with _LOCK:
+        (torch if device.type == "cuda" else torch.default_generator).manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 class RandomStates:

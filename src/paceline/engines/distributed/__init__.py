@@ -22,7 +22,7 @@ from paceline.engines.distributed.parameter_server.shard_server import serve_sha
 from paceline.engines.distributed.parameter_server.standby import FollowedRunEnded, StandbyEngine
 from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
-from paceline.engines.distributed.rendezvous.handshake import WORLD_SIZE, RunFinished
+from paceline.engines.distributed.rendezvous.handshake import SAMPLES, WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart
 from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S, Sidecar
 from paceline.engines.distributed.transport.messages import End
@@ -34,6 +34,7 @@ from paceline.worker.allreduce import make_algorithm
 from paceline.worker.torch_utils import build_model
 
 __all__ = [
+    "SAMPLES",
     "THIS_PROCESS",
     "WORLD_SIZE",
     "AllReduceEngine",

@@ -7,8 +7,11 @@ from typing import Any
 from paceline.clusters.launch_env import TO_JOIN
 from paceline.engines.distributed.transport import messages
 from paceline.utils.dict_diff import changes
+from paceline.utils.rank_logger import RankLogger
 
+LOG = RankLogger(__name__)
 WORLD_SIZE = "WORLD_SIZE"  # key of a job_spec
+SAMPLES = "first and last sample"  # key of a job_spec, whose difference is a warning
 SAME_FOR_ALL = "give every rank the same command and code"
 MAX_DIFFERENCES = 10  # in a message
 MAX_DIFFERENCE_LENGTH = 1000  # characters
@@ -47,7 +50,22 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
     return ""
 
 
+def warn_of_other_samples(hello: messages.Hello, job_spec: dict[str, Any]) -> None:
+    """Warn if a process reads other data than rank 0; it is admitted, because data may be drawn without a seed."""
+    ours, theirs = job_spec.get(SAMPLES), hello.job_spec.get(SAMPLES)
+    if ours and theirs and ours != theirs:
+        LOG.warning(
+            "%s has another first or last sample than rank 0: give every rank the whole data set. Samples are dealt by "
+            "their numbers, so data that the script has split by rank are read in part only",
+            hello.name,
+        )
+
+
 def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Return the differences; for plans with different names, only the names."""
-    plain = [{name: value for name, value in each.items() if name != "plan"} for each in (ours, theirs)]
-    return changes(*plain) or changes(ours, theirs)
+    compared = [_without(each, SAMPLES) for each in (ours, theirs)]
+    return changes(*(_without(each, "plan") for each in compared)) or changes(*compared)
+
+
+def _without(job_spec: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in job_spec.items() if name != key}
