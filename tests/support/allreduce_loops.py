@@ -101,7 +101,7 @@ class AllReduceLoops:
             return lead(config, self._options, self._callbacks)
 
         stop = Stop.parse(self._stop) if self._stop else None
-        return AllReduceRun(loop, stop, exchange, config_of, lead_here)
+        return AllReduceRun(loop, stop, exchange, config_of, lead_here, self._count)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

@@ -188,7 +188,7 @@ class AttachedThreads:
             return self.server
 
         kind = LocalStepsRun if self._steps_here else AttachedRun
-        return kind(loop, Stop.parse(stop) if stop else None, exchange, config_of, start_server)
+        return kind(loop, Stop.parse(stop) if stop else None, exchange, config_of, start_server, self._count)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

@@ -51,6 +51,7 @@ class Outcome(StrEnum):
     GRADIENTS = "gradients"
     EPOCHS = "epochs"
     SECONDS = "seconds"
+    STOPPED = "stopped"
     INTERRUPTED = "interrupted"
     NO_WORKERS = "no_workers"
     NOT_FINITE = "not_finite"

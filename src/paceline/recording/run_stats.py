@@ -64,7 +64,7 @@ class RunStats:
         """Return whether the run reached the target of the stop, or its end if the stop has no target."""
         if stop.targets:
             return self.stopped_by in TARGETS
-        return self.stopped_by not in (None, Outcome.INTERRUPTED) and not self.failed
+        return self.stopped_by not in (None, Outcome.STOPPED, Outcome.INTERRUPTED) and not self.failed
 
     @property
     def failed(self) -> bool:

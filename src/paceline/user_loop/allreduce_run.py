@@ -34,6 +34,7 @@ class AllReduceRun(SteppingRun):
         exchange: exchange with the thread of the worker.
         config_of: returns the configuration of this rank, given the stop conditions.
         lead: takes part in the run at rank 0.
+        ranks: ranks that the launcher has started, >= 1.
     """
 
     _leader = "rank 0"
@@ -45,8 +46,9 @@ class AllReduceRun(SteppingRun):
         exchange: Exchange,
         config_of: Callable[[Stop], RunConfig],
         lead: Callable[[RunConfig], LoopEnd],
+        ranks: int,
     ) -> None:
-        super().__init__(loop, stop, exchange, config_of, lambda _: None)
+        super().__init__(loop, stop, exchange, config_of, lambda _: None, ranks)
         self._lead = lead
         self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch
 

@@ -96,7 +96,8 @@ def attach(
             ``run.loader`` it goes to W / n steps after W gradients of n ranks, so that all ranks agree whatever their
             speed; between two such loops it steps once per epoch. Its length is that of one rank, as with
             DistributedDataParallel. Without a server the loop steps it, as all ranks make the same number of steps.
-        stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default.
+        stop: conditions that end the run, as "loss=0.2,epochs=10"; ``run.epochs(10)`` sets the epochs by default. A
+            loop without ``run.epochs`` needs it: each iteration over ``run.loader`` is then the next epoch.
         clip_norm: largest norm of the mean gradient, in place of ``clip_grad_norm_`` in the loop; with local steps, of
             the gradient of each step.
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
@@ -151,7 +152,7 @@ def attach(
         _check_cluster(cluster)
         served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
         kind = AttachedRun if plan.local_steps is None else LocalStepsRun
-        run = kind(loop, stop, served.exchange, served.config, served.start_server)
+        run = kind(loop, stop, served.exchange, served.config, served.start_server, cluster.ranks.world_size)
         if scheduler is not None:
             run.set_scheduler(scheduler)
     attached[:] = [run]
@@ -176,7 +177,8 @@ def _without_server(
     def config_of(stop: Stop) -> RunConfig:
         return options.config(job, plan, cluster, stop, host)
 
-    return AllReduceRun(loop, stop, exchange, config_of, partial(lead, options=options, callbacks=callbacks))
+    leading = partial(lead, options=options, callbacks=callbacks)
+    return AllReduceRun(loop, stop, exchange, config_of, leading, cluster.ranks.world_size)
 
 
 def _check_model(model: nn.Module) -> None:

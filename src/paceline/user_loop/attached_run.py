@@ -17,6 +17,7 @@ from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
+from paceline.user_loop.epoch_cursor import EpochCursor
 from paceline.user_loop.gradient_sender import GradientSender
 from paceline.user_loop.interruptible_batch import InterruptibleBatch
 from paceline.user_loop.leased_loader import LeasedLoader
@@ -48,12 +49,10 @@ class AttachedRun(LoopProgress):
         exchange: exchange with the thread of the worker.
         config_of: returns the configuration of this rank, given the stop conditions.
         start_server: starts the process of the server on rank 0.
+        ranks: ranks that the launcher has started, >= 1.
 
     Attributes:
         loader: batches of this rank; each iteration is one epoch.
-        over: whether the run has ended; the model is the last version then.
-        stopped_by: condition that ended the run, empty before its end.
-        reason: reason for the end as a sentence, empty before it.
     """
 
     _leader = "the server"
@@ -65,11 +64,10 @@ class AttachedRun(LoopProgress):
         exchange: Exchange,
         config_of: Callable[[Stop], RunConfig],
         start_server: Callable[[Stop], ServerProcess | None],
+        ranks: int,
     ) -> None:
         super().__init__(loop.optimizer)
-        self.over = False
-        self.stopped_by = self.reason = ""
-        self.loader = LeasedLoader(self, loop.loader, loop.accumulate)
+        self.loader = LeasedLoader(self, loop.loader, loop.accumulate, ranks)
         self._parameters, self._buffers = trainable(loop.model), list(loop.model.buffers())
         self._accumulate = loop.accumulate
         self._stop = stop
@@ -79,7 +77,7 @@ class AttachedRun(LoopProgress):
         self._server: ServerProcess | None = None
         self._worker: WorkerThread | None = None
         self._task: LoopTask | None = None
-        self._epoch = 0
+        self._cursor = EpochCursor()
         self._state = RemoteState(loop.optimizer, loop.model)
         self._sigterm: SigtermHandler | None = None
         self._scheduler: SchedulerBinding | None = None
@@ -101,13 +99,13 @@ class AttachedRun(LoopProgress):
         for epoch in range(count):
             if self.over:
                 break
-            self._epoch = epoch
+            self._cursor.name(epoch)
             yield epoch
         self.finish()
 
     def begin_epoch(self, epoch: int) -> None:
         """Take minibatches until the end of this epoch, or of that of the next one if it is a later epoch."""
-        self._epoch = epoch if self._task is None else max(epoch, self._task.epoch)
+        self._cursor.name(epoch if self._task is None else max(epoch, self._task.epoch))
 
     def minibatch(self) -> InterruptibleBatch:
         """Return a block for the code of one batch, which ends between two layers when the protocol interrupts it.
@@ -198,11 +196,16 @@ class AttachedRun(LoopProgress):
         """
         self._gradients.backward(loss, **options)
 
-    def next_task(self) -> LoopTask | None:
-        """Return the task of this rank, None if it is of a later epoch or the run is over."""
+    def begin_iteration(self) -> None:
+        """Begin the run with the first iteration over the loader, and the next epoch if the loop does not name it."""
         if self._worker is None and not self.over:
             self._start()
-        return self._task if self._task is not None and self._task.epoch <= self._epoch else None
+        if self._task is not None:
+            self._cursor.begin_iteration(self._task.epoch)
+
+    def next_task(self) -> LoopTask | None:
+        """Return the task of this rank, None if it is of a later epoch or the run is over."""
+        return self._task if self._task is not None and self._task.epoch <= self._cursor.epoch else None
 
     # --- the thread of the worker -------------------------------------------------------------------------
 

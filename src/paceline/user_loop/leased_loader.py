@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,35 +28,41 @@ class LeasedLoader:
         run: run of this rank.
         loader: DataLoader of the user, of which all but the order of the samples is used.
         accumulate: batches of each step, >= 1.
+        ranks: ranks that share the batches, >= 1.
 
     Attributes:
         begun: newest task of which a batch was returned.
         is_iterating: whether an epoch has begun and not ended.
     """
 
-    def __init__(self, run: AttachedRun, loader: DataLoader[Any], accumulate: int) -> None:
+    def __init__(self, run: AttachedRun, loader: DataLoader[Any], accumulate: int, ranks: int) -> None:
         self._run = weakref.proxy(run)
         self._loader = loader
         self._accumulate = accumulate
+        self._ranks = ranks
         self._ahead: AheadLoader | None = None
         self.begun: LoopTask | None = None
         self.is_iterating = False
 
     def __len__(self) -> int:
-        """Return the number of batches that one rank alone would have in an epoch."""
-        return len(self._loader)
+        """Return the number of batches in an epoch of one of equally fast ranks."""
+        return -(-len(self._loader) // self._ranks)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch.
+    def __iter__(self) -> Generator[Any, None, str]:
+        """Yield the batches of an epoch; the `StopIteration` at its end says why there is no further one.
 
         Raises:
             RunError: `optimizer.step()` was not called after the last batches, although the gradient is finite.
         """
         self.is_iterating = True
         try:
+            self._run.begin_iteration()
             yield from self._epoch()
         finally:
             self.is_iterating = False
+        if self._run.over:
+            return "the run is over: check run.over before next()"
+        return "the epoch has no further batch for this rank: begin the next one"
 
     def _epoch(self) -> Iterator[Any]:
         while (task := self._run.next_task()) is not None:

@@ -23,13 +23,20 @@ class LastGradient(NamedTuple):
 
 
 class LoopProgress:
-    """Properties that show the progress of a run.
+    """Progress and end of a run.
 
     Args:
         optimizer: optimizer of the user.
+
+    Attributes:
+        over: whether the run has ended, for this rank at least; at the end of the run the model is the last version.
+        stopped_by: condition that ended the run, empty before its end.
+        reason: reason for the end as a sentence, empty before it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.over = False
+        self.stopped_by = self.reason = ""
         self._optimizer = optimizer
         self._progress = TaskProgress()
 

@@ -27,9 +27,6 @@ class SingleRun(LoopProgress):
 
     Attributes:
         loader: the same.
-        over: whether all epochs have ended.
-        stopped_by: condition that ended the run: "epochs", or empty.
-        reason: the same as a sentence.
     """
 
     def __init__(
@@ -37,8 +34,6 @@ class SingleRun(LoopProgress):
     ) -> None:
         super().__init__(optimizer)
         self.loader = loader
-        self.over = False
-        self.stopped_by = self.reason = ""
         optimizer.register_step_post_hook(self._after_step)
         if clip_norm is not None:
             optimizer.register_step_pre_hook(partial(_clip, clip_norm))

@@ -24,7 +24,7 @@ def parts():
 
 def test_it_has_the_public_attributes_of_an_attached_run(parts):
     methods = {name for name in dir(AttachedRun) if not name.startswith("_")}
-    assert methods - {"next_task", "settle_without_step"} <= {*dir(SingleRun)}
+    assert methods - {"begin_iteration", "next_task", "settle_without_step"} <= {*dir(SingleRun)}
 
 
 def test_its_progress_counts_the_steps(parts):

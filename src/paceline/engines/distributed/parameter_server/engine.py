@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import selectors
-import threading
 import time
 from collections import deque
 from collections.abc import Collection
@@ -13,6 +12,7 @@ from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
+    END_OF_LOOP,
     AbortRun,
     Accept,
     Apply,
@@ -32,6 +32,7 @@ from paceline.engines.base import Observer, will_be_compensated
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
+from paceline.engines.distributed.parameter_server.restart_wait import RestartWait
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
@@ -99,7 +100,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._newest_rates = 0  # draw whose learning rates are used
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[Sidecar] = []
-        self._restart_timers: list[threading.Timer] = []  # while no worker is left
+        self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
         self._end = messages.End("", "")
 
     def _start_workers(self) -> None:
@@ -141,9 +142,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             sidecar.kill()  # the evaluator, whose result is no longer needed
         if self._acceptor is not None:
             self._send_end(self._acceptor, failed_end(error) if error else self._end)
-        for timer in self._restart_timers:
-            timer.cancel()
-            timer.join()
+        self._restart_wait.close()
         if self._acceptor is None or self._acceptor.close():
             self._rank.close()
             self._peer_events.close()
@@ -354,10 +353,13 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             raise RunError(f"the process that evaluates ended: {reason}")
         self._on_lost(worker.worker, worker, reason)
         self._log_link(self._link_monitor.on_lost(worker.worker))
-        if self._begun_s and not any(each.is_ready for each in self._workers.values()):
-            put, lost = self._peer_events.put, AllWorkersLost(self._joined)
-            self._restart_timers.append(threading.Timer(self._cluster.start_timeout_s, put, [lost]))
-            self._restart_timers[-1].start()
+        if not self._begun_s or any(each.is_ready for each in self._workers.values()):
+            return
+        if reason == END_OF_LOOP:  # no launcher starts this worker again
+            every = "every worker has left by the end of its loop"
+            self._events.append(AbortRun(self._elapsed_s(), Outcome.STOPPED, every))
+        else:
+            self._restart_wait.begin(self._joined)
 
     def _disconnect(self, worker: RemoteWorker, reason: str) -> None:
         """Disconnect a process, which waits for that if it leaves on purpose."""
