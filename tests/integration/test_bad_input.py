@@ -322,6 +322,7 @@ MISUSES = [
         "expected a function from the parameters to an optimizer",
     ),
     ({"model": lambda: nn.LazyLinear(3)}, "the model has lazy layers"),
+    ({"model": lambda: nn.Sequential(nn.Linear(2, 3), nn.SyncBatchNorm(3))}, "has a SyncBatchNorm (1), which would"),
     ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric"),
     ({"loss": None, "step": forgets, "microbatches": 2}, "do not call zero_grad() in it"),
 ]

@@ -28,6 +28,17 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def why_not_synchronized(model: nn.Module) -> str:
+    """Return why a model cannot be trained because of a SyncBatchNorm, empty if it has none."""
+    for name, module in model.named_modules():
+        if any(base.__name__ == "SyncBatchNorm" for base in type(module).__mro__):  # of torch, or of another library
+            return (
+                f"the model has a {type(module).__name__} ({name or 'the model itself'}), which would normalize by the "
+                "minibatch of one rank: build it with BatchNorm, or with a norm of single samples, as nn.GroupNorm"
+            )
+    return ""
+
+
 Batch = Any
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -304,6 +315,8 @@ class Job(Representation):
             raise self._error("the model has lazy layers; give the sizes of every layer")
         if not trainable(model):
             raise self._error("the model has no parameters to train; expected at least one that requires a gradient")
+        if reason := why_not_synchronized(model):
+            raise self._error(reason)
         for path, module in model.named_modules():
             if getattr(module, "sparse", False) is True:
                 raise self._error(

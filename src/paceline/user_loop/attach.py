@@ -20,6 +20,7 @@ from paceline.clusters.parser import is_torchrun, parse_cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
+from paceline.jobs.job import why_not_synchronized
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
@@ -143,6 +144,8 @@ def attach(
         return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
+    if reason := why_not_synchronized(model):
+        raise UsageError(reason)
     cluster = _ranks(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     loop = UserLoop(model, optimizer, loader, accumulate, clip_norm, sample_digest(loader))

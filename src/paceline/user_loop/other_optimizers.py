@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 
@@ -10,10 +11,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
 
 
 class OtherOptimizers:
-    """Watch over the steps of all other optimizers of this process.
+    """Watch over the steps of all other optimizers in the thread of the loop.
 
     Args:
         own: optimizer that is attached.
@@ -23,6 +27,8 @@ class OtherOptimizers:
     def __init__(self, own: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = {id(parameter) for parameter in parameters}
         self._checked = weakref.WeakSet([own])
+        self._loop = threading.get_ident()
+        self._has_warned = False
         self._hook = register_optimizer_step_pre_hook(self._on_step)
 
     def close(self) -> None:
@@ -30,17 +36,25 @@ class OtherOptimizers:
         self._hook.remove()
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Check an optimizer at its first step.
+        """Check an optimizer at its first step; warn once of one that trains another model.
 
         Raises:
             UsageError: it has parameters of the attached model.
         """
-        if optimizer in self._checked:
+        if optimizer in self._checked or threading.get_ident() != self._loop:
             return
-        if any(id(parameter) in self._parameters for group in optimizer.param_groups for parameter in group["params"]):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(id(parameter) in self._parameters for parameter in parameters):
             raise UsageError(
                 f"a second optimizer, {type(optimizer).__name__}, steps parameters of the attached model, which the "
                 "next version overwrites: give all parameters to one optimizer, as parameter groups; models that are "
                 "trained in turn cannot be attached"
             )
         self._checked.add(optimizer)
+        if not self._has_warned and any(isinstance(parameter, nn.Parameter) for parameter in parameters):
+            self._has_warned = True
+            LOG.warning(
+                "a second optimizer, %s, steps parameters that are not in the attached model, on each rank alone: the "
+                "ranks diverge. Attach one module that holds both models, with one optimizer for all parameters",
+                type(optimizer).__name__,
+            )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import paceline as pl
+from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, loss_of, make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step, train
 from paceline.core.records import WorkerJoined, WorkerLost
@@ -30,20 +31,33 @@ def test_a_compiled_model_makes_the_same_updates():
             assert (ours - theirs).abs().max() < EXACT
 
 
-@pytest.mark.parametrize(("is_of_the_model", "errors"), [(True, 2), (False, 0)])
-def test_a_second_optimizer_may_not_step_the_attached_model(is_of_the_model, errors):
+PROTOCOLS = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads), ("all_reduce", AllReduceLoops)]
+
+
+@pytest.mark.parametrize(("protocol", "kind"), PROTOCOLS)
+@pytest.mark.parametrize(
+    ("parameters_of", "errors", "warnings"),
+    [
+        (lambda model: model.last.parameters(), 2, 0),
+        (lambda model: torch.nn.Linear(1, 1).parameters(), 0, 2),
+        (lambda model: [torch.zeros(1, requires_grad=True)], 0, 0),  # an input that the loop changes
+    ],
+)
+def test_a_second_optimizer_may_not_step_the_attached_model(parameters_of, errors, warnings, protocol, kind, caplog):
     def loop(run, model, optimizer):
-        other = torch.nn.Linear(1, 1)
-        second = torch.optim.Adam((model.last if is_of_the_model else other).parameters())
+        second = [torch.optim.Adam(parameters_of(model)) for _ in range(2)]
         for _ in run.epochs(1):
             for batch in run.loader:
                 step(model, optimizer, [batch])
-                second.step()
+                for each in second:
+                    each.step()
 
-    answers = AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop)
+    answers = kind(2, make_parts(make_network(), numbered_data()), protocol).run(loop)
     found = [str(answer) for answer in answers if isinstance(answer, pl.UsageError)]
     assert len(found) == errors
     assert all("a second optimizer, Adam, steps parameters of the attached model" in each for each in found)
+    said = [each for each in caplog.messages if "on each rank alone: the ranks diverge" in each]
+    assert len(said) == warnings  # one of each rank
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)"])
