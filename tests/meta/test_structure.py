@@ -40,6 +40,7 @@ FLOORS = [
     "user_loop",
     "integrations",
     "probe",
+    "launcher",
     "experiments",
     "report",
     "watch",

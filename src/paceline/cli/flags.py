@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 import typer
@@ -98,3 +98,14 @@ def flags_of(app: typer.Typer, words: Sequence[str]) -> tuple[str, dict[str, str
         command, name = inner[word], word.replace("-", "_")
     options = (each for each in command.params if each.param_type_name == "option")
     return name, RECORDING | {each.name: max(each.opts, key=len) for each in options if each.name}
+
+
+def own_words(words: Sequence[str], passing_on: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command line that are of paceline: those after the name of some commands are another's.
+
+    >>> own_words(["--quiet", "run", "train.py", ""], ("run",))
+    ['--quiet', 'run']
+    """
+    own = list(takewhile(lambda word: word.startswith("-"), words))
+    is_passed_on = list(words[len(own) : len(own) + 1]) != [] and words[len(own)] in passing_on
+    return [*own, words[len(own)]] if is_passed_on else words

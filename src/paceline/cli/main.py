@@ -12,11 +12,12 @@ import typer
 from paceline.cli.compare import compare
 from paceline.cli.docs import docs
 from paceline.cli.doctor import doctor
-from paceline.cli.flags import command_of, flags_of, in_flags
+from paceline.cli.flags import command_of, flags_of, in_flags, own_words
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
 from paceline.cli.lr_range_test import knee
 from paceline.cli.protocols import fetch, protocols
 from paceline.cli.record import record
+from paceline.cli.run import run
 from paceline.cli.runs import advise, replay, report, trace
 from paceline.cli.search_cost import search_cost
 from paceline.cli.search_switch import search
@@ -47,7 +48,8 @@ data_app.command()(fetch)
 RUNS = (train, watch, compare, knee, search, search_cost, theory, report, trace, replay, advise)
 for command in (*RUNS, protocols, doctor, token, docs):
     app.command()(command)
-app.command(context_settings={"allow_interspersed_args": False})(record)  # options after the command are its own
+for command in (run, record):  # options after the command are its own
+    app.command(context_settings={"allow_interspersed_args": False})(command)
 app.add_typer(data_app, name="data")
 
 
@@ -80,7 +82,7 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        if "" in sys.argv[1:]:
+        if "" in own_words(sys.argv[1:], (run.__name__, record.__name__)):
             raise UsageError("an argument is empty; is a variable of the shell not set?")
         status: int = command_of(app)(standalone_mode=False)
     except PacelineError as error:

@@ -14,6 +14,8 @@ NEW_TOKEN = f"make a token on one host, export {TOKEN}=$(paceline token), and se
 NODE, NODES = "GROUP_RANK", "GROUP_WORLD_SIZE"
 SERVER = "PACELINE_SERVER"  # host and port of the server that a process joins, if it is not at rank 0
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
+KEEPS_RANKS = "PACELINE_KEEPS_RANKS"  # "1" under `paceline run`, which starts a rank again alone
+STANDBY = "paceline/standby"  # in the store of `paceline run`: rank 0 has a standby
 SPAWN_SIDECARS = "PACELINE_SPAWN_SIDECARS"  # "1" where the command of a process cannot be run again, as in Ray
 COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = (
@@ -36,13 +38,14 @@ class LaunchEnv:
         nodes: number of hosts on which the launcher has started processes, >= 1; None if not set.
         master: host and port of the rendezvous, the same for every process.
         has_agent: whether torchrun listens there; else rank 0 does.
-        restarts: number of restarts of the job by torchrun so far, >= 0.
-        max_restarts: largest number of restarts, >= 0.
+        restarts: number of restarts of the job by torchrun, or of this rank by `paceline run`, so far, >= 0.
+        max_restarts: largest number of restarts, >= 0; -1 for no limit.
         run_id: id of the run under torchrun; empty without torchrun.
         token: secret that the processes of the job share; empty if not set.
         sidecar: number of the worker in this process, if rank 0 started it; else None.
         server: host and port of the server, if it is not at rank 0; else None.
         ranks_before: ranks of the run before those of the launcher, >= 0: 1 if the server is a process of its own.
+        keeps_ranks: whether the launcher keeps the other ranks when one ends; torchrun ends them.
         spawns_sidecars: whether this process starts its sidecars with its pickled job; else with its command.
     """
 
@@ -61,12 +64,18 @@ class LaunchEnv:
     sidecar: int | None
     server: tuple[str, int] | None = None
     ranks_before: int = 0
+    keeps_ranks: bool = False
     spawns_sidecars: bool = False
 
     @property
     def launch_rank(self) -> int:
         """Rank that the launcher has given to this process."""
         return self.rank - self.ranks_before
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether the launcher ends all processes of a host when one fails, as torchrun does."""
+        return self.has_agent and not self.keeps_ranks
 
     @property
     def server_name(self) -> str:
@@ -100,11 +109,12 @@ class LaunchEnv:
             master=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", 1, 65535)),
             has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
             restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, None, default=0),
-            max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS", 0, None, default=0),
+            max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS", -1, None, default=0),
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             token=_token(environment),
             sidecar=int(sidecar) if sidecar else None,
             server=_address(environment.get(SERVER, "")),
+            keeps_ranks=environment.get(KEEPS_RANKS) == "1",
             spawns_sidecars=environment.get(SPAWN_SIDECARS) == "1",
         )
 
@@ -153,7 +163,7 @@ def _number(
     text = environment.get(name, "")
     if not text and default is not None:
         return default
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+    if not text.removeprefix("-").isdecimal() or int(text) < least or (most is not None and int(text) > most):
         upper = f" and <= {most}" if most is not None else ""
         raise UsageError(f"{name}={text!r}, expected a whole number >= {least}{upper}: {advice}")
     return int(text)

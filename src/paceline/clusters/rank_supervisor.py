@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, Self
 
 from paceline.clusters.placement import Placement, actor_environment
+from paceline.clusters.rank_restarts import EndRank, MakeRank, RankRestarts, Return
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import RemoteTracebackError, report_of
@@ -20,25 +20,11 @@ REMINDER_S = 30.0  # between two warnings about ranks that are missing
 
 
 @dataclass(frozen=True)
-class MakeRank:
-    """Make the process of a rank, in place of the one before."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
 class TrainRank:
     """Let the process of a rank train, with these launch variables."""
 
     rank: int
     environment: Mapping[str, str] = field(repr=False)  # it has the token
-
-
-@dataclass(frozen=True)
-class EndRank:
-    """End the process of a rank, if there is one, also if Ray has not made it yet."""
-
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -138,12 +124,11 @@ class RankSupervisor:
         self._token = token
         self._start = start
         self._late = range(start.ranks, len(resources))
-        self._max_restarts = max_restarts
+        self._restarts = RankRestarts(max_restarts)
         self._folder = folder
         self._may_spread = may_spread
         self._falls_together = falls_together
         self._starts = 0
-        self._restarts: Counter[int] = Counter()
         self._failure: PacelineError | None = None  # raised when rank 0 has ended
         self._is_stopping = False
         self._deadline_s = self._reminder_s = inf
@@ -183,19 +168,19 @@ class RankSupervisor:
             if rank == 0:
                 raise self._failure or KeyboardInterrupt
             return []
-        others_go_on = self._placement is not None and rank > 0 and not self._falls_together
-        if not self._may_return(rank):
-            if others_go_on:
-                LOG.warning("rank %d is gone, after max_restarts=%d: %s", rank, self._max_restarts, reason)
+        has_begun = self._placement is not None
+        others_go_on = has_begun and rank > 0 and not self._falls_together
+        most = self._restarts.max_restarts
+        match self._restarts.after_loss(rank, others_go_on=others_go_on, has_begun=has_begun):
+            case Return.WITHOUT:
+                LOG.warning("rank %d is gone, after max_restarts=%d: %s", rank, most, reason)
                 return []
-            again = self._resume(", and train again")
-            raise RunError(
-                f"rank {rank} is gone: {reason}; give pl.Ray a max_restarts above {self._max_restarts}{again}"
-            )
-        self._restarts[rank] += 1
-        if others_go_on or self._placement is None:
-            LOG.warning("rank %d is made again: %s", rank, reason)
-            return [MakeRank(rank)]
+            case Return.NEVER:
+                again = self._resume(", and train again")
+                raise RunError(f"rank {rank} is gone: {reason}; give pl.Ray a max_restarts above {most}{again}")
+            case Return.ALONE:
+                LOG.warning("rank %d is made again: %s", rank, reason)
+                return [MakeRank(rank)]
         goes_on = "goes on from its last checkpoint" if self._folder else "begins anew: give out= to have checkpoints"
         LOG.warning("rank %d is gone: %s; all ranks are made again, and the run %s", rank, reason, goes_on)
         return self.begin(now)
@@ -221,7 +206,7 @@ class RankSupervisor:
         """
         if self._failure is not None:
             raise self._failure
-        is_taken_away = is_interrupted and not self._is_stopping and self._may_return(0)
+        is_taken_away = is_interrupted and not self._is_stopping and self._restarts.may_return(0)
         return self.on_lost(0, reason, now) if is_taken_away else []
 
     def on_time(self, now: float) -> list[SupervisorAction]:
@@ -293,9 +278,6 @@ class RankSupervisor:
 
     def _train(self, placement: Placement, rank: int) -> TrainRank:
         return TrainRank(rank, actor_environment(placement, rank, self._token))
-
-    def _may_return(self, rank: int) -> bool:
-        return self._max_restarts < 0 or self._restarts[rank] < self._max_restarts
 
     def _fail(self, rank: int, failure: RankFailure) -> list[SupervisorAction]:
         """End the run because of an exception: at once if rank 0 has ended, else when it has saved the run."""

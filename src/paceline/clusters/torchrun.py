@@ -262,7 +262,7 @@ class Torchrun:
         It is 0 under torchrun, which would otherwise end the other processes of the host. Other launchers are to start
         a new process.
         """
-        return 0 if self.ranks.has_agent else 128 + signal.SIGTERM
+        return 0 if self.ranks.ends_together else 128 + signal.SIGTERM
 
     @property
     def node_size(self) -> int:

@@ -18,9 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from paceline.clusters.job_token import make_token
+from paceline.clusters.rank_restarts import EndRank, MakeRank
 from paceline.clusters.rank_supervisor import (
-    EndRank,
-    MakeRank,
     RankFailure,
     RankSupervisor,
     StartCondition,

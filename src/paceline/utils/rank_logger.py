@@ -7,12 +7,15 @@ import os
 from collections.abc import MutableMapping
 from typing import Any
 
+LABELLED = "PACELINE_LABELLED"  # "1" where `paceline run` writes the rank before each line, or each rank has a file
+
 
 class RankLogger(logging.LoggerAdapter[logging.Logger]):
     """Logger adapter that adds the rank: as attribute ``rank`` of each record and as ``[rank 1]`` before the message.
 
     The rank is torchrun's ``RANK``; without it the attribute is None and the message has no prefix. The prefix is part
-    of the message because Python shows only the message where a script configures no logging.
+    of the message because Python shows only the message where a script configures no logging. Under `paceline run` it
+    is not, because each line there has one.
 
     Args:
         name: name of the module that logs, within ``paceline``.
@@ -29,4 +32,5 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
         given = os.environ.get("RANK", "")
         rank = int(given) if given.isdecimal() else None
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "rank": rank}
-        return msg if rank is None else f"[rank {rank}] {msg}", kwargs
+        is_labelled = rank is None or os.environ.get(LABELLED) == "1"
+        return msg if is_labelled else f"[rank {rank}] {msg}", kwargs

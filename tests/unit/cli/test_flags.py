@@ -16,7 +16,11 @@ from paceline.cli.main import app
 from tiny_jobs import tiny_job
 
 SOURCE = Path(pl.__file__).parent
-OF_TORCHRUN = {"--nproc-per-node", "--max-restarts"}  # which have no argument of paceline in their place
+OF_TORCHRUN = {
+    "--nproc-per-node",
+    "--max-restarts",
+    "--rdzv-endpoint",
+}  # which have no argument of paceline in their place
 EXEMPT = {
     "jobs/lr_options.py": {"--to"},  # `paceline data fetch` has no counterpart in Python
     "report/figures.py": {"--"},  # a dashed line

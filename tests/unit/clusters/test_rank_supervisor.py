@@ -6,11 +6,10 @@ import pytest
 
 import paceline as pl
 from paceline.clusters.launch_env import LaunchEnv
+from paceline.clusters.rank_restarts import EndRank, MakeRank
 from paceline.clusters.rank_supervisor import (
     GRACE_S,
-    EndRank,
     InterruptRank0,
-    MakeRank,
     RankFailure,
     RankSupervisor,
     StartCondition,

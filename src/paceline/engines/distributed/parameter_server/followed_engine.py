@@ -20,6 +20,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     PeerLost,
     PeerMessage,
 )
+from paceline.engines.distributed.rendezvous.rendezvous import note_standby
 from paceline.engines.distributed.transport import messages
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -105,6 +106,7 @@ class FollowedEngine(ParameterServerEngine):
     def _on_join(self, peer: AcceptedPeer) -> None:
         if peer.worker == self._cluster.standby_number:
             self._standby.on_join(peer)
+            note_standby(self._cluster)
         else:
             super()._on_join(peer)
             self._standby.send_address([peer])

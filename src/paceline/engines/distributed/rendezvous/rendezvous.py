@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -9,7 +10,8 @@ from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
 
-from paceline.clusters.launch_env import TOKEN
+from paceline.clusters.launch_env import STANDBY, TOKEN
+from paceline.clusters.placement import LOOPBACK
 from paceline.clusters.rank_checks import host_and_port
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerHandler
@@ -151,6 +153,20 @@ def is_restart(cluster: Torchrun, what: str) -> bool:
             _line(error),
         )
     return ranks.restarts > 0 or times > 1
+
+
+def serve_store(listener: socket.socket) -> Any:
+    """Return the store of a launcher, as that of torchrun's agents, on a socket that listens already."""
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        LOOPBACK, port, None, True, AGENT_STORE_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def note_standby(cluster: Torchrun) -> None:
+    """Tell the launcher that a standby goes on if rank 0 is lost, so that it does not start all ranks again."""
+    if cluster.ranks.has_agent:
+        _agent_store(cluster.ranks.master).set(STANDBY, "1")
 
 
 class _AddressLookup:

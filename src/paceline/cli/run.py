@@ -1,0 +1,125 @@
+"""`paceline run`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.clusters.job_token import make_token
+from paceline.clusters.launch_env import TOKEN, started_by_torchrun
+from paceline.clusters.launch_settings import LaunchSettings
+from paceline.clusters.placement import LOOPBACK
+from paceline.errors import UsageError
+
+EXAMPLE = "paceline run --nproc-per-node 4 train.py"
+
+
+def run(
+    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="Script, and its arguments.")],
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Number of ranks on each host.")] = 1,
+    nnodes: Annotated[int, typer.Option(min=1, help="Number of hosts.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Number of this host; 0 for the host of rank 0.")] = 0,
+    rdzv_endpoint: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the host of rank 0, and a free port there.")
+    ] = "",
+    max_restarts: Annotated[
+        int, typer.Option(min=-1, help="Number of times that each rank is started again; -1 for no limit.")
+    ] = -1,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder with a file for the output of each rank. Default: the terminal.")
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+    no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not a Python script.")] = False,
+) -> None:
+    """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
+
+    The options and the variables of the ranks are those of torchrun. When a rank is lost, the others go on. When rank 0
+    is lost, all are started again, and the run goes on from its last checkpoint.
+    """
+    from paceline.launcher.launch import launch
+
+    words = _words(command, module=module, no_python=no_python)
+    if started_by_torchrun(os.environ):
+        _become_rank(context, words)
+    host, port = _endpoint(rdzv_endpoint, nnodes)
+    if node_rank >= nnodes:
+        raise UsageError(f"--node-rank {node_rank}, expected 0 to {nnodes - 1} with --nnodes {nnodes}")
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    token = "" if nnodes > 1 or os.environ.get(TOKEN) else make_token()
+    settings = LaunchSettings(nproc_per_node, nnodes, node_rank, host, port, max_restarts, token)
+    raise typer.Exit(launch(settings, words, log_dir))
+
+
+def _words(command: list[str], *, module: bool, no_python: bool) -> list[str]:
+    """Return the command of a rank.
+
+    Raises:
+        UsageError: there is no such script, module or program.
+    """
+    name = command[0]
+    if module and no_python:
+        raise UsageError("--module and --no-python: a module is run by Python; give one of them")
+    if no_python:
+        if shutil.which(name) is None:
+            raise UsageError(f"there is no program {name!r}: give a program, or omit --no-python for a Python script")
+        return command
+    if module:
+        if not _is_module(name):
+            raise UsageError(f"there is no module {name!r}: give a module, or omit --module for the path of a script")
+        return [sys.executable, "-u", "-m", *command]
+    if not Path(name).exists():
+        raise UsageError(f"there is no file {name!r}: give a script, as {EXAMPLE}")
+    return [sys.executable, "-u", *command]
+
+
+def _is_module(name: str) -> bool:
+    """Return whether Python finds a module, or the package that it belongs to, from this folder."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)
+
+
+def _endpoint(text: str, nnodes: int) -> tuple[str, int]:
+    """Return host and port at which the ranks meet; port 0 for a free one.
+
+    Raises:
+        UsageError: it is missing or invalid.
+    """
+    if not text and nnodes == 1:
+        return LOOPBACK, 0
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        given = f"--rdzv-endpoint {text!r}" if text else f"--nnodes {nnodes} without --rdzv-endpoint"
+        raise UsageError(
+            f"{given}: give the address of the host of rank 0 and a free port there, the same on every host, as "
+            "--rdzv-endpoint 10.0.0.1:29400"
+        )
+    return host, int(port)
+
+
+def _become_rank(context: typer.Context, words: list[str]) -> None:
+    """Become the rank that another launcher has started, if no other ranks are asked for.
+
+    Raises:
+        UsageError: an option is given that another launcher has decided.
+    """
+    for name in ("nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "max_restarts"):
+        if context.get_parameter_source(name).name == "COMMANDLINE":
+            raise UsageError(
+                f"--{name.replace('_', '-')}, but this process is rank {os.environ['RANK']} of another launcher: omit "
+                f"it, or unset RANK and WORLD_SIZE"
+            )
+    os.execvp(words[0], words)

@@ -1,0 +1,290 @@
+"""Supervisor of the ranks that `paceline run` starts on one host: events of their processes in, actions out."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+
+from paceline.clusters.rank_restarts import EndRank, MakeRank, RankRestarts, Return
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+LONGEST_PAUSE_S = 60.0
+WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
+MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
+LATE_S = 10.0  # for the other ranks to end after rank 0
+USAGE_STATUS = 2  # of a wrong command, which would be as wrong when it is started again
+INTERRUPTED_STATUS = 130
+LEFT_STATUS = 128 + signal.SIGTERM  # of a rank that has left the run on SIGTERM
+
+
+@dataclass(frozen=True)
+class KillRank:
+    """Kill the process of a rank, and all that it has started, at once."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class PassSignal:
+    """Send a signal to the process of a rank."""
+
+    rank: int
+    number: int
+
+
+LaunchAction = MakeRank | EndRank | KillRank | PassSignal
+
+
+class RankPhase(Enum):
+    """RankPhase of the process of a rank."""
+
+    RUNNING = auto()
+    ENDING = auto()  # it was asked to end
+    WAITING = auto()  # it is started again after a pause
+    DONE = auto()  # its status counts
+    GONE = auto()  # the others have gone on without it
+
+
+@dataclass
+class RankAccount:
+    """Account of the processes of one rank.
+
+    Attributes:
+        phase: phase of the last one.
+        status: its status, when it has ended.
+        started_s: when it was made.
+        due_s: when the next one is made.
+        starts: number of processes so far.
+        losses: number of those that were lost, in a row, before they had worked for `WORK_S`.
+        failures: number of those that ended with a status of their own before that, in a row.
+    """
+
+    phase: RankPhase = RankPhase.WAITING
+    status: int = 0
+    started_s: float = inf
+    due_s: float = inf
+    starts: int = 0
+    losses: int = 0
+    failures: int = 0
+
+
+class LaunchSupervisor:
+    """Supervisor of the ranks of one host: decides which are started again, and with which status the launcher ends.
+
+    A rank that is lost is started again with its number, after a pause that doubles with each loss, and the others go
+    on. If rank 0 is lost, all are started again, unless its standby goes on. A rank that fails `MOST_FAILURES` times in
+    a row, each within a minute of its start, is not started again; if none has worked for a minute by then, the script
+    is wrong, and the launcher ends.
+
+    The run ends with rank 0, and the launcher with the status of rank 0, or with that of a rank that fails afterwards.
+
+    The caller has the processes and the clock: it passes events with their time in seconds, and carries out the
+    actions. It reports the end of a rank that it was to end as `on_ended`, and any other end as `on_exit`. Statuses are
+    those of `subprocess`: the negative number of a signal for a process that was killed.
+
+    Args:
+        ranks: numbers of the ranks of this host, one or more.
+        max_restarts: number of times that each rank is started again, >= 0; -1 for no limit.
+        first_pause_s: seconds before a rank is started again for the first time, >= 0.
+    """
+
+    def __init__(self, ranks: Sequence[int], max_restarts: int, first_pause_s: float = 1.0) -> None:
+        self._ranks = {rank: RankAccount() for rank in ranks}
+        self._restarts = RankRestarts(max_restarts)
+        self._first_pause_s = first_pause_s
+        self._again_s: float | None = None  # when all are started again, if they have ended
+        self._over_s: float | None = None  # when rank 0 has ended
+        self._rest_s = inf  # when the ranks that are left are ended
+        self._is_closing = False
+        self._verdict: int | None = None  # status of the launcher, whatever the ranks end with
+        self._has_worked = False
+
+    @property
+    def status(self) -> int | None:
+        """Exit status of the launcher; None while there is something to do."""
+        if self._in(RankPhase.RUNNING, RankPhase.ENDING, RankPhase.WAITING):
+            return None
+        if self._verdict is not None:
+            return self._verdict
+        ended = self._in(RankPhase.DONE) or self._in(RankPhase.GONE)
+        return next((exit_status(each.status) for each in map(self._ranks.__getitem__, ended) if each.status), 0)
+
+    @property
+    def wake_s(self) -> float:
+        """Time at which `on_time` has something to do; inf if it waits for an event."""
+        return min([self._rest_s, *(self._ranks[rank].due_s for rank in self._in(RankPhase.WAITING))])
+
+    def begin(self, now: float) -> list[LaunchAction]:
+        """Start all ranks of this host."""
+        return [self._make(rank, now) for rank in self._ranks]
+
+    def on_exit(self, rank: int, status: int, now: float, *, has_standby: bool = False) -> list[LaunchAction]:
+        """Handle the end of a rank.
+
+        Args:
+            rank: rank whose process has ended.
+            status: its status.
+            now: time in seconds.
+            has_standby: whether a standby goes on in place of rank 0.
+        """
+        self._note_work(now)
+        each = self._ranks[rank]
+        each.status = status
+        is_interrupted = status == INTERRUPTED_STATUS or (rank == 0 and status == LEFT_STATUS)
+        if self._is_closing or status == 0 or is_interrupted:
+            each.phase = RankPhase.DONE
+            if rank == 0:
+                self._end_run(now, is_whole=status == 0)
+        elif self._over_s is not None:
+            LOG.warning("rank %d %s, after the end of rank 0", rank, describe_end(status))
+            each.phase = RankPhase.GONE if self._is_late(rank) else RankPhase.DONE
+        elif rank == 0 and has_standby:
+            LOG.warning("rank 0 %s; its standby goes on", describe_end(status))
+            each.phase = RankPhase.GONE
+        else:
+            return self._lose(rank, now)
+        return []
+
+    def on_ended(self, rank: int, now: float) -> list[LaunchAction]:
+        """Handle the end of a rank that was to end, with all that it has started."""
+        each = self._ranks[rank]
+        each.phase, each.status = RankPhase.GONE, -signal.SIGTERM
+        if self._again_s is not None and not self._in(RankPhase.ENDING):
+            for other in self._ranks.values():
+                other.phase, other.due_s = RankPhase.WAITING, max(self._again_s, now)
+            self._again_s = None
+        return []
+
+    def on_signal(self, number: int, now: float) -> list[LaunchAction]:
+        """Handle a signal to the launcher: the first is passed on, the second kills all ranks.
+
+        A terminal that is closed (SIGHUP) ends the run as SIGTERM does, so that it is saved.
+        """
+        if self._is_closing:
+            self._verdict = exit_status(-number)
+            return [KillRank(rank) for rank in self._in(RankPhase.RUNNING, RankPhase.ENDING)]
+        self._close(-number)
+        passed = signal.SIGTERM if number == signal.SIGHUP else number
+        return [PassSignal(rank, passed) for rank in self._in(RankPhase.RUNNING)]
+
+    def on_time(self, now: float) -> list[LaunchAction]:
+        """Handle what is due."""
+        actions: list[LaunchAction] = [
+            self._make(rank, now) for rank in self._in(RankPhase.WAITING) if now >= self._ranks[rank].due_s
+        ]
+        if now < self._rest_s:
+            return actions
+        self._rest_s = inf
+        rest = [rank for rank in self._in(RankPhase.RUNNING) if self._is_closing or self._is_late(rank)]
+        return [*actions, *self._end(rest)]
+
+    def _in(self, *phases: RankPhase) -> list[int]:
+        return [rank for rank, each in self._ranks.items() if each.phase in phases]
+
+    def _make(self, rank: int, now: float) -> MakeRank:
+        each = self._ranks[rank]
+        each.phase, each.started_s = RankPhase.RUNNING, now
+        each.starts += 1
+        return MakeRank(rank)
+
+    def _end(self, ranks: Iterable[int]) -> list[LaunchAction]:
+        actions: list[LaunchAction] = []
+        for rank in ranks:
+            self._ranks[rank].phase = RankPhase.ENDING
+            actions.append(EndRank(rank))
+        return actions
+
+    def _note_work(self, now: float) -> None:
+        """Note which ranks have worked for so long that their earlier losses no longer count."""
+        for rank in self._in(RankPhase.RUNNING):
+            each = self._ranks[rank]
+            if now - each.started_s >= WORK_S:
+                each.losses = each.failures = 0
+                self._has_worked = True
+
+    def _is_late(self, rank: int) -> bool:
+        """Return whether a rank was started again so late that it may look for a run that is over."""
+        each = self._ranks[rank]
+        return self._over_s is not None and each.starts > 1 and self._over_s - each.started_s < WORK_S
+
+    def _end_run(self, now: float, *, is_whole: bool) -> None:
+        """End the run with rank 0: no rank is started again; an interrupted run ends for all."""
+        self._over_s, self._rest_s = now, now + LATE_S
+        if not is_whole:
+            self._close(-signal.SIGTERM)
+        self._give_up_waiting(-signal.SIGTERM)
+
+    def _close(self, status: int) -> None:
+        self._is_closing = True
+        self._again_s = None
+        self._give_up_waiting(status)
+
+    def _give_up_waiting(self, status: int) -> None:
+        for rank in self._in(RankPhase.WAITING):
+            each = self._ranks[rank]
+            each.phase, each.status = RankPhase.GONE, status
+
+    def _lose(self, rank: int, now: float) -> list[LaunchAction]:
+        """Handle the end of a rank before that of the run."""
+        each = self._ranks[rank]
+        is_failure = each.status > 0
+        each.losses += 1
+        each.failures = each.failures + 1 if is_failure and now - each.started_s < WORK_S else 0
+        how = f"rank {rank} {describe_end(each.status)}"
+        if each.status == USAGE_STATUS and not self._has_worked:
+            return self._fail(rank, f"{how}, as a wrong command does; it is not started again")
+        if each.failures < MOST_FAILURES:
+            limit = f"--max-restarts {self._restarts.max_restarts}"
+            outcome = self._restarts.after_loss(rank, others_go_on=rank > 0)
+        else:
+            limit = f"{MOST_FAILURES} failures in a row, each within {WORK_S:g} s of its start"
+            outcome = Return.WITHOUT if rank else Return.NEVER
+        if outcome is Return.NEVER or (outcome is Return.WITHOUT and is_failure and not self._has_worked):
+            return self._fail(rank, f"{how}, after {limit}: the run ends")
+        if outcome is Return.WITHOUT:
+            LOG.warning("%s, after %s: the others go on without it", how, limit)
+            each.phase = RankPhase.GONE
+            return []
+        pause_s = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (each.losses - 1))
+        if outcome is Return.ALONE:
+            LOG.warning("%s; it is started again in %g s", how, pause_s)
+            each.phase, each.due_s = RankPhase.WAITING, now + pause_s
+            return []
+        LOG.warning("%s: all ranks of this host are started again in %g s", how, pause_s)
+        self._again_s = now + pause_s
+        return self._end(self._ranks)
+
+    def _fail(self, rank: int, text: str) -> list[LaunchAction]:
+        """End the launcher with the status of a rank."""
+        LOG.error("%s", text)
+        self._ranks[rank].phase = RankPhase.DONE
+        self._verdict = exit_status(self._ranks[rank].status)
+        self._close(-signal.SIGTERM)
+        return self._end(self._in(RankPhase.RUNNING))
+
+
+def exit_status(status: int) -> int:
+    """Return the status of a process as a shell gives it.
+
+    >>> exit_status(-9)
+    137
+    """
+    return status if status >= 0 else 128 - status
+
+
+def describe_end(status: int) -> str:
+    """Return how a process has ended.
+
+    >>> describe_end(-9)
+    'was killed by SIGKILL'
+    """
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"

@@ -1,0 +1,1 @@
+"""Launcher of ranks on one host: `paceline run`."""

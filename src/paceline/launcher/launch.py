@@ -1,0 +1,199 @@
+"""Start of the ranks of one host: carries out what their supervisor decides, until the run ends."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import inf
+from pathlib import Path
+
+from paceline.clusters.launch_settings import LaunchSettings
+from paceline.clusters.launch_supervisor import KillRank, LaunchAction, LaunchSupervisor, PassSignal
+from paceline.clusters.rank_restarts import EndRank, MakeRank
+from paceline.launcher.caught_signals import CaughtSignals
+from paceline.launcher.launch_store import LaunchStore
+from paceline.launcher.output import Pipe, RankOutput
+from paceline.launcher.rank_process import Ending, RankProcess, reaping_orphans
+from paceline.utils.rank_logger import LABELLED
+
+POLL_S = 0.05  # while what a rank has started is waited for
+DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as under torchrun
+DEFAULTS_OF_SEVERAL = {"OMP_NUM_THREADS": "1"}
+
+
+def launch(
+    settings: LaunchSettings, command: Sequence[str], log_dir: Path | None = None, first_pause_s: float = 1.0
+) -> int:
+    """Run a command as the ranks of this host, and return the exit status; no rank is left afterwards.
+
+    Args:
+        settings: ranks, and where they meet.
+        command: command of every rank.
+        log_dir: folder with a file for the output of each rank; None to show it on the terminal.
+        first_pause_s: seconds before a rank is started again for the first time, >= 0.
+
+    Raises:
+        UsageError: the ranks cannot meet at the given address.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(reaping_orphans())
+        signals = stack.enter_context(CaughtSignals())
+        store = stack.enter_context(LaunchStore(settings)) if settings.node_rank == 0 else None
+        output = RankOutput(settings, log_dir, partial(signals.add, signal.SIGHUP))
+        stack.callback(output.close)
+        supervisor = LaunchSupervisor(settings.ranks, settings.max_restarts, first_pause_s)
+        launched = Launch(settings, command, supervisor, store, output, signals)
+        stack.callback(launched.close)
+        return launched.run()
+
+
+class Launch:
+    """Ranks of one host, from their start to the end of the run.
+
+    Args:
+        settings: ranks, and where they meet.
+        command: command of every rank.
+        supervisor: supervisor of the ranks.
+        store: store of the run; None on other hosts than that of rank 0.
+        output: output of the ranks.
+        signals: signals to this process.
+    """
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        command: Sequence[str],
+        supervisor: LaunchSupervisor,
+        store: LaunchStore | None,
+        output: RankOutput,
+        signals: CaughtSignals,
+    ) -> None:
+        self._settings = settings
+        self._command = command
+        self._supervisor = supervisor
+        self._store = store
+        self._output = output
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.waker, selectors.EVENT_READ)
+        self._processes: dict[int, RankProcess] = {}  # the last one of each rank
+        self._earlier: list[RankProcess] = []  # of which something is left
+        self._starts: Counter[int] = Counter()
+
+    def run(self) -> int:
+        """Run until the ranks have ended, and return the exit status."""
+        self._listen()
+        now = time.monotonic()
+        self._carry_out(self._supervisor.begin(now), now)
+        while (status := self._supervisor.status) is None:
+            self._wait()
+            self._handle(time.monotonic())
+        self._end_what_is_left()
+        return status
+
+    def close(self) -> None:
+        """Kill the ranks that still run, and show what all have printed."""
+        for process in self._processes.values():
+            if process.status is None:
+                process.kill()
+                process.wait()
+        self._pass_on()
+        for pipe in self._pipes():
+            pipe.close()
+        self._selector.close()
+
+    def _listen(self) -> None:
+        if self._store is not None:
+            self._selector.register(self._store.listener, selectors.EVENT_READ)
+
+    def _wait(self) -> None:
+        """Wait for a signal, the end of a process, output, a client of the store, or something that is due."""
+        is_polled = any(process.ending is Ending.ASKED for process in self._processes.values())
+        timeout_s = POLL_S if is_polled else max(0.0, self._supervisor.wake_s - time.monotonic())
+        for key, _ in self._selector.select(timeout_s if timeout_s < inf else None):
+            if self._store is not None and key.fileobj is self._store.listener:
+                self._selector.unregister(key.fileobj)
+                self._store.begin()
+            elif isinstance(key.data, Pipe):
+                self._read(key.data)
+
+    def _read(self, pipe: Pipe) -> None:
+        if not pipe.pass_on():
+            self._selector.unregister(pipe.stream)
+            pipe.close()
+
+    def _pipes(self) -> list[Pipe]:
+        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Pipe)]
+
+    def _pass_on(self) -> None:
+        """Show what the ranks have printed so far, so that it comes before a message about their end."""
+        for pipe in self._pipes():
+            self._read(pipe)
+
+    def _handle(self, now: float) -> None:
+        """Tell the supervisor what has happened, and carry out what it decides."""
+        for number in self._signals.take():
+            self._carry_out(self._supervisor.on_signal(number, now), now)
+        for rank, process in list(self._processes.items()):
+            if process.ending is Ending.ASKED and process.has_ended(now):
+                process.ending = Ending.OVER
+                self._carry_out(self._supervisor.on_ended(rank, now), now)
+            elif process.ending is Ending.NONE and (status := process.status) is not None:
+                process.ending = Ending.OVER
+                self._pass_on()
+                has_standby = rank == 0 and self._store is not None and self._store.has_standby
+                self._carry_out(self._supervisor.on_exit(rank, status, now, has_standby=has_standby), now)
+        self._carry_out(self._supervisor.on_time(now), now)
+
+    def _carry_out(self, actions: Iterable[LaunchAction], now: float) -> None:
+        for action in actions:
+            match action:
+                case MakeRank(rank):
+                    self._make(rank)
+                case EndRank(rank):
+                    self._processes[rank].end(now)
+                case KillRank(rank):
+                    self._processes[rank].kill()
+                case PassSignal(rank, number):
+                    self._processes[rank].send(number)
+
+    def _make(self, rank: int) -> None:
+        """Start the process of a rank; with rank 0 all are started again, and meet in an empty store."""
+        before = [*self._earlier, *([self._processes[rank]] if self._starts[rank] else [])]
+        self._earlier = [process for process in before if process.is_left]
+        if rank == 0 and self._starts[rank] and self._store is not None:
+            self._renew(self._store)
+        port = self._settings.port if self._store is None else self._store.port
+        defaults = DEFAULTS if len(self._settings.ranks) == 1 else {**DEFAULTS, **DEFAULTS_OF_SEVERAL}
+        labelled = {LABELLED: "1"} if self._output.is_piped else {}
+        variables = self._settings.environment(rank, port, self._starts[rank])
+        process = RankProcess(
+            self._command, {**defaults, **os.environ, **variables, **labelled}, is_piped=self._output.is_piped
+        )
+        self._processes[rank] = process
+        self._starts[rank] += 1
+        for pipe in self._output.pipes(rank, process.pipes):
+            self._selector.register(pipe.stream, selectors.EVENT_READ, pipe)
+
+    def _renew(self, store: LaunchStore) -> None:
+        if store.listener in self._selector.get_map():
+            self._selector.unregister(store.listener)
+        store.renew()
+        self._listen()
+
+    def _end_what_is_left(self) -> None:
+        """Wait for what lost ranks have started, such as a server that saves the run; a signal kills it."""
+        left = [process for process in [*self._earlier, *self._processes.values()] if process.status]
+        for process in left:
+            process.end(time.monotonic())
+        while not all(process.has_ended(time.monotonic()) for process in left):
+            self._selector.select(POLL_S)
+            self._pass_on()
+            for process in left if self._signals.take() else ():
+                process.kill()

@@ -1,0 +1,128 @@
+"""Ranks of `paceline run` as processes: shell scripts, which start in a millisecond."""
+
+import io
+import os
+import signal
+
+import pytest
+
+from paceline.clusters.launch_settings import LaunchSettings
+from paceline.launcher import rank_process
+from paceline.launcher.launch import launch
+
+FIRST = '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ]'
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(script, ranks=2, *words, max_restarts=-1, log_dir=None, **settings):
+    """Run a shell script as ranks, without pauses, and return the exit status."""
+    given = {"nnodes": 1, "node_rank": 0, "master": "127.0.0.1", "port": 0, "token": "a token", **settings}
+    command = ["/bin/sh", "-c", script, "script", *words]
+    return launch(LaunchSettings(ranks, max_restarts=max_restarts, **given), command, log_dir, first_pause_s=0.0)
+
+
+def lines(capfd):
+    return sorted(capfd.readouterr().out.splitlines())
+
+
+def test_ranks_have_the_variables_of_torchrun(capfd):
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE"
+    values = " ".join(f"${name}" for name in names.split())
+    assert run(f"echo {values} $MASTER_ADDR $PACELINE_TOKEN $OMP_NUM_THREADS", ranks=2) == 0
+    assert lines(capfd) == [f"[rank {rank}] {rank} {rank} 2 2 0 1 {rank} 2 127.0.0.1 a token 1" for rank in range(2)]
+
+
+def test_ranks_of_a_second_host_are_numbered_after_those_of_the_first(capfd):
+    settings = {"nnodes": 2, "node_rank": 1, "master": "10.0.0.1", "port": 29400}
+    assert run("echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT", ranks=2, **settings) == 0
+    assert lines(capfd) == ["[rank 2] 2 0 4 1 10.0.0.1 29400", "[rank 3] 3 1 4 1 10.0.0.1 29400"]
+
+
+def test_arguments_reach_the_ranks_unchanged(capfd):
+    assert run('for each in "$@"; do echo "<$each>"; done', 1, "two words", "", "--nnodes") == 0
+    assert capfd.readouterr().out.splitlines() == ["<two words>", "<>", "<--nnodes>"]
+
+
+def test_a_rank_that_is_killed_comes_back_and_the_other_one_has_lived_on(capfd):
+    os.mkfifo("back")
+    script = f"""
+        if [ $RANK = 0 ]; then read line <back; echo "$line"
+        elif {FIRST}; then kill -9 $$
+        else echo "rank 1 is back" >back; fi
+    """
+    assert run(script) == 0
+    assert lines(capfd) == ["[rank 0] rank 1 is back"]
+
+
+def test_when_rank_0_is_killed_all_are_started_again(capfd):
+    for rank in (1, 2):
+        os.mkfifo(f"started-{rank}")
+    script = f"""
+        echo "start $TORCHELASTIC_RESTART_COUNT"
+        if {FIRST}; then
+            if [ $RANK = 0 ]; then read one <started-1; read other <started-2; kill -9 $$; fi
+            echo "started" >started-$RANK; exec sleep 1000
+        fi
+    """
+    assert run(script, ranks=3) == 0
+    assert lines(capfd) == sorted(f"[rank {rank}] start {count}" for rank in range(3) for count in range(2))
+
+
+def test_the_status_of_a_script_that_fails_is_that_of_the_launcher():
+    assert run("if [ $RANK = 1 ]; then exit 7; else exec sleep 1000; fi", max_restarts=0) == 7
+    assert run("echo start >>starts; exit 7", ranks=1) == 7
+    with open("starts") as file:
+        assert len(file.readlines()) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_the_launcher_ends_with_the_status_of_rank_0(number):
+    name = number.name.removeprefix("SIG")
+    script = f"""
+        trap 'kill $!; exit 4' {name}
+        sleep 1000 & {{ [ $RANK = 1 ] || kill -{name} $PPID; }}
+        wait
+    """
+    assert run(script) == 4
+
+
+def test_a_second_signal_kills_the_ranks_that_do_not_end():
+    script = """
+        trap 'kill -TERM $PPID' TERM
+        if [ $RANK = 0 ]; then kill -TERM $PPID; fi
+        while :; do sleep 1000 & wait; done
+    """
+    assert run(script, ranks=1) == 143
+
+
+def test_what_a_lost_rank_has_started_ends_with_it(monkeypatch):
+    monkeypatch.setattr(rank_process, "END_TIMEOUT_S", 0.0)
+    assert run("sleep 1000 & echo $! >child; exit 3", ranks=1, max_restarts=0) == 3
+    with open("child") as file, pytest.raises(ProcessLookupError):
+        os.kill(int(file.read()), 0)
+
+
+def test_each_rank_has_a_file_and_the_terminal_shows_the_first(tmp_path, capfd):
+    assert run("echo out $RANK; echo err $RANK >&2", log_dir=tmp_path) == 0
+    for rank in range(2):
+        written = (tmp_path / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(written) == [f"err {rank}", f"out {rank}"]
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("out 0\n", "err 0\n")
+
+
+def test_what_a_rank_prints_before_its_end_comes_before_the_message_about_it(capfd, caplog):
+    assert run("printf 'without a line end'; exit 2") == 2
+    assert "[rank 0] without a line end\n" in capfd.readouterr().out
+
+
+def test_a_reader_that_goes_away_ends_the_run(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(closed))
+        assert run("trap 'exit 5' TERM; while :; do echo line; done") == 5
