@@ -48,8 +48,9 @@ data_app.command()(fetch)
 RUNS = (train, watch, compare, knee, search, search_cost, theory, report, trace, replay, advise)
 for command in (*RUNS, protocols, doctor, token, docs):
     app.command()(command)
-for command in (run, record):  # options after the command are its own
-    app.command(context_settings={"allow_interspersed_args": False})(command)
+PASSING_ON = {"allow_interspersed_args": False}  # the words after the script or the program are its own
+app.command(context_settings=PASSING_ON)(run)
+app.command(context_settings=PASSING_ON)(record)
 app.add_typer(data_app, name="data")
 
 

@@ -117,7 +117,8 @@ def _become_rank(context: typer.Context, words: list[str]) -> None:
         UsageError: an option is given that another launcher has decided.
     """
     for name in ("nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "max_restarts"):
-        if context.get_parameter_source(name).name == "COMMANDLINE":
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
             raise UsageError(
                 f"--{name.replace('_', '-')}, but this process is rank {os.environ['RANK']} of another launcher: omit "
                 f"it, or unset RANK and WORLD_SIZE"

@@ -157,7 +157,9 @@ def _train(
     cluster = parse_cluster(options["cluster"], options["censored"])
     job = _with_rate(load_job(options["job"]), options)
     if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
-        raise UsageError("torchrun may restart this job (--max-restarts): give --out FOLDER, which a restart resumes")
+        raise UsageError(
+            "the launcher may start rank 0 again (--max-restarts): give --out FOLDER, which it then resumes"
+        )
     folder = resume or out or _free_folder(job.name)
     place = folder.absolute()  # for callbacks, which an actor of Ray runs in another folder
     with options.saved_if_rescued(), page(folder):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
+from paceline.clusters.launch_env import ENDED, STANDBY
 from paceline.clusters.rank_restarts import EndRank, MakeRank, RankRestarts, Return
 from paceline.utils.rank_logger import RankLogger
 
@@ -16,6 +17,7 @@ LONGEST_PAUSE_S = 60.0
 WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 LATE_S = 10.0  # for the other ranks to end after rank 0
+UNREACHABLE_S, RETRY_S = 60.0, 1.0  # for the launcher on the host of rank 0 to answer
 USAGE_STATUS = 2  # of a wrong command, which would be as wrong when it is started again
 INTERRUPTED_STATUS = 130
 LEFT_STATUS = 128 + signal.SIGTERM  # of a rank that has left the run on SIGTERM
@@ -57,6 +59,7 @@ class RankAccount:
         phase: phase of the last one.
         status: its status, when it has ended.
         started_s: when it was made.
+        ended_s: when it has ended.
         due_s: when the next one is made.
         starts: number of processes so far.
         losses: number of those that were lost, in a row, before they had worked for `WORK_S`.
@@ -66,6 +69,7 @@ class RankAccount:
     phase: RankPhase = RankPhase.WAITING
     status: int = 0
     started_s: float = inf
+    ended_s: float = inf
     due_s: float = inf
     starts: int = 0
     losses: int = 0
@@ -122,18 +126,18 @@ class LaunchSupervisor:
         """Start all ranks of this host."""
         return [self._make(rank, now) for rank in self._ranks]
 
-    def on_exit(self, rank: int, status: int, now: float, *, has_standby: bool = False) -> list[LaunchAction]:
+    def on_exit(self, rank: int, status: int, now: float, told: Collection[str] = ()) -> list[LaunchAction]:
         """Handle the end of a rank.
 
         Args:
             rank: rank whose process has ended.
             status: its status.
             now: time in seconds.
-            has_standby: whether a standby goes on in place of rank 0.
+            told: what rank 0 has told about the run: `STANDBY` if it has one, `ENDED` if the run has ended.
         """
         self._note_work(now)
         each = self._ranks[rank]
-        each.status = status
+        each.status, each.ended_s = status, now
         is_interrupted = status == INTERRUPTED_STATUS or (rank == 0 and status == LEFT_STATUS)
         if self._is_closing or status == 0 or is_interrupted:
             each.phase = RankPhase.DONE
@@ -142,7 +146,9 @@ class LaunchSupervisor:
         elif self._over_s is not None:
             LOG.warning("rank %d %s, after the end of rank 0", rank, describe_end(status))
             each.phase = RankPhase.GONE if self._is_late(rank) else RankPhase.DONE
-        elif rank == 0 and has_standby:
+        elif rank == 0 and ENDED in told:
+            return self._fail(rank, f"rank 0 {describe_end(status)} after the end of the run; it is not started again")
+        elif rank == 0 and STANDBY in told:
             LOG.warning("rank 0 %s; its standby goes on", describe_end(status))
             each.phase = RankPhase.GONE
         else:
@@ -158,6 +164,17 @@ class LaunchSupervisor:
                 other.phase, other.due_s = RankPhase.WAITING, max(self._again_s, now)
             self._again_s = None
         return []
+
+    def on_unreachable(self, rank: int, now: float) -> list[LaunchAction]:
+        """Handle a rank that cannot be started again, because the launcher on the host of rank 0 does not answer."""
+        each = self._ranks[rank]
+        each.starts -= 1
+        if now < each.ended_s + UNREACHABLE_S:
+            each.phase, each.due_s = RankPhase.WAITING, now + RETRY_S
+            return []
+        return self._fail(
+            rank, f"rank {rank} {describe_end(each.status)}, and the launcher on the host of rank 0 does not answer"
+        )
 
     def on_signal(self, number: int, now: float) -> list[LaunchAction]:
         """Handle a signal to the launcher: the first is passed on, the second kills all ranks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
+from paceline.clusters.launch_env import ENDED, STANDBY
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.launch_supervisor import KillRank, LaunchAction, LaunchSupervisor, PassSignal
 from paceline.clusters.rank_restarts import EndRank, MakeRank
@@ -22,6 +24,7 @@ from paceline.launcher.output import Pipe, RankOutput
 from paceline.launcher.rank_process import Ending, RankProcess, reaping_orphans
 from paceline.utils.rank_logger import LABELLED
 
+CONNECT_TIMEOUT_S = 3.0
 POLL_S = 0.05  # while what a rank has started is waited for
 DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as under torchrun
 DEFAULTS_OF_SEVERAL = {"OMP_NUM_THREADS": "1"}
@@ -147,13 +150,15 @@ class Launch:
             elif process.ending is Ending.NONE and (status := process.status) is not None:
                 process.ending = Ending.OVER
                 self._pass_on()
-                has_standby = rank == 0 and self._store is not None and self._store.has_standby
-                self._carry_out(self._supervisor.on_exit(rank, status, now, has_standby=has_standby), now)
+                told = {fact for fact in (STANDBY, ENDED) if self._store is not None and self._store.holds(fact)}
+                self._carry_out(self._supervisor.on_exit(rank, status, now, told), now)
         self._carry_out(self._supervisor.on_time(now), now)
 
     def _carry_out(self, actions: Iterable[LaunchAction], now: float) -> None:
         for action in actions:
             match action:
+                case MakeRank(rank) if self._starts[rank] and not self._finds_store():
+                    self._carry_out(self._supervisor.on_unreachable(rank, now), now)
                 case MakeRank(rank):
                     self._make(rank)
                 case EndRank(rank):
@@ -180,6 +185,16 @@ class Launch:
         self._starts[rank] += 1
         for pipe in self._output.pipes(rank, process.pipes):
             self._selector.register(pipe.stream, selectors.EVENT_READ, pipe)
+
+    def _finds_store(self) -> bool:
+        """Return whether the launcher on the host of rank 0 is there: else there is no run to return to."""
+        if self._store is not None:
+            return True
+        try:
+            socket.create_connection((self._settings.master, self._settings.port), CONNECT_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
 
     def _renew(self, store: LaunchStore) -> None:
         if store.listener in self._selector.get_map():

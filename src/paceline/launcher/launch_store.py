@@ -6,7 +6,6 @@ import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-from paceline.clusters.launch_env import STANDBY
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.errors import UsageError
 
@@ -42,10 +41,12 @@ class LaunchStore:
         port: int = self.listener.getsockname()[1]
         return port
 
-    @property
-    def has_standby(self) -> bool:
-        """Whether a standby of rank 0 has said that it follows the run."""
-        return self._store is not None and bool(self._store.result().check([STANDBY]))
+    def holds(self, fact: str) -> bool:
+        """Return whether a fact about the run holds, as rank 0 has told."""
+        if self._store is None:
+            return False
+        store = self._store.result()
+        return bool(store.check([fact]) and store.get(fact))
 
     def begin(self) -> None:
         """Begin to serve, when a client connects to `listener`."""

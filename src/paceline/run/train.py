@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.catalogue.parser import parse_plan
+from paceline.clusters.launch_env import ENDED
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.ray import Ray
@@ -24,7 +25,7 @@ from paceline.core.events import Command, Event, Outcome
 from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
 from paceline.engines.base import Engine
-from paceline.engines.distributed import End, FollowedRunEnded, RunFinished, is_restart
+from paceline.engines.distributed import End, FollowedRunEnded, RunFinished, is_restart, tell_launcher
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -284,7 +285,10 @@ def _run_session(
     policy: CheckpointPolicy,
 ) -> Result:
     memory = Memory()
-    log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster))
+    cluster = session.config.cluster
+    log = RunLog(is_simulated=isinstance(cluster, Cluster))
+    if isinstance(cluster, Torchrun):
+        tell_launcher(cluster, ENDED, holds=False)
     recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()
@@ -298,6 +302,8 @@ def _run_session(
         with engine:
             end = _carry_out(session.coordinator, engine, recorder, checkpointer, first)
         recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
+        if isinstance(cluster, Torchrun) and not end.outcome.is_crash:
+            tell_launcher(cluster, ENDED)
     finally:  # save the model also after a failure
         model = session.model.cpu()
         model.zero_grad(set_to_none=True)

@@ -4,7 +4,16 @@ import signal
 
 import pytest
 
-from paceline.clusters.launch_supervisor import LATE_S, LONGEST_PAUSE_S, WORK_S, KillRank, LaunchSupervisor, PassSignal
+from paceline.clusters.launch_env import ENDED, STANDBY
+from paceline.clusters.launch_supervisor import (
+    LATE_S,
+    LONGEST_PAUSE_S,
+    UNREACHABLE_S,
+    WORK_S,
+    KillRank,
+    LaunchSupervisor,
+    PassSignal,
+)
 from paceline.clusters.rank_restarts import EndRank, MakeRank
 
 ALL = [MakeRank(rank) for rank in range(3)]
@@ -92,7 +101,7 @@ def test_a_rank_that_waits_or_has_ended_is_started_again_with_rank_0():
 
 def test_a_standby_goes_on_without_rank_0(caplog):
     supervisor = started()
-    assert supervisor.on_exit(0, KILLED, 5.0, has_standby=True) == []
+    assert supervisor.on_exit(0, KILLED, 5.0, [STANDBY]) == []
     assert "rank 0 was killed by SIGKILL; its standby goes on" in caplog.text
     lose(supervisor, 1, KILLED, 6.0)
     assert end_all(supervisor, {1: 0, 2: 0}) == 0
@@ -101,6 +110,28 @@ def test_a_standby_goes_on_without_rank_0(caplog):
 @pytest.mark.parametrize("status", [0, 130])
 def test_without_rank_0_the_status_is_that_of_the_ranks_of_this_host(status):
     assert end_all(started(ranks=(3, 4)), {3: 0, 4: status}) == status
+
+
+@pytest.mark.parametrize("told", [[ENDED], [ENDED, STANDBY]])
+def test_rank_0_is_not_started_again_after_the_end_of_the_run(told, caplog):
+    supervisor = started()
+    assert supervisor.on_exit(0, 1, 500.0, told) == [EndRank(1), EndRank(2)]
+    assert "rank 0 ended with status 1 after the end of the run; it is not started again" in caplog.text
+    for rank in (1, 2):
+        supervisor.on_ended(rank, 501.0)
+    assert supervisor.status == 1
+
+
+def test_a_rank_waits_a_minute_for_the_launcher_on_the_host_of_rank_0(caplog):
+    supervisor = started(ranks=(3, 4))
+    supervisor.on_exit(3, 1, 0.0)
+    for now in range(1, int(UNREACHABLE_S) + 1):
+        assert supervisor.on_time(float(now)) == [MakeRank(3)]
+        ended = supervisor.on_unreachable(3, float(now))
+        assert ended == ([EndRank(4)] if now == UNREACHABLE_S else [])
+    assert "rank 3 ended with status 1, and the launcher on the host of rank 0 does not answer" in caplog.text
+    supervisor.on_ended(4, UNREACHABLE_S)
+    assert supervisor.status == 1
 
 
 def test_the_others_go_on_without_a_rank_that_was_killed_too_often(caplog):

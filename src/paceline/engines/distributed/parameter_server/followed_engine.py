@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.clusters.launch_env import STANDBY
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import AbortRun, Command, EndRun, Event
 from paceline.engines.base import Observer
@@ -20,7 +21,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     PeerLost,
     PeerMessage,
 )
-from paceline.engines.distributed.rendezvous.rendezvous import note_standby
+from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.transport import messages
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -106,7 +107,7 @@ class FollowedEngine(ParameterServerEngine):
     def _on_join(self, peer: AcceptedPeer) -> None:
         if peer.worker == self._cluster.standby_number:
             self._standby.on_join(peer)
-            note_standby(self._cluster)
+            tell_launcher(self._cluster, STANDBY)
         else:
             super()._on_join(peer)
             self._standby.send_address([peer])

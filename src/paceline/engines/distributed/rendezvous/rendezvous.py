@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
 
-from paceline.clusters.launch_env import STANDBY, TOKEN
+from paceline.clusters.launch_env import TOKEN
 from paceline.clusters.placement import LOOPBACK
 from paceline.clusters.rank_checks import host_and_port
 from paceline.clusters.torchrun import Torchrun
@@ -163,10 +163,21 @@ def serve_store(listener: socket.socket) -> Any:
     )
 
 
-def note_standby(cluster: Torchrun) -> None:
-    """Tell the launcher that a standby goes on if rank 0 is lost, so that it does not start all ranks again."""
-    if cluster.ranks.has_agent:
-        _agent_store(cluster.ranks.master).set(STANDBY, "1")
+def tell_launcher(cluster: Torchrun, fact: str, *, holds: bool = True) -> None:
+    """Tell `paceline run` a fact about the run, by which it decides whether all ranks are started again with rank 0.
+
+    Args:
+        cluster: launch settings of this process.
+        fact: `STANDBY`, rank 0 has a standby; or `ENDED`, the run has ended, and not by a crash.
+        holds: whether it holds from now on; a script may train several runs.
+    """
+    ranks = cluster.ranks
+    if not (ranks.keeps_ranks and ranks.has_agent):
+        return
+    try:
+        _agent_store(ranks.master).set(fact, "1" if holds else "")
+    except RuntimeError as error:
+        LOG.warning("paceline run does not answer at %s:%d (%s)", *ranks.master, _line(error))
 
 
 class _AddressLookup:
