@@ -69,7 +69,12 @@ def dc_s3gd(lambda0: float = 0.2) -> DCS3GD:
 
 @checked_types
 def stragglers(
-    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+    window: int = 2,
+    consecutive: int = 2,
+    min_gap: float = 0.2,
+    sliding: bool = False,
+    persistent_s: float = 100.0,
+    own_past: bool = True,
 ) -> Stragglers:
     """Straggler detection: logs workers that fall behind.
 
@@ -79,15 +84,21 @@ def stragglers(
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+        own_past: whether a worker is also compared with its own past.
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
-    return Stragglers(window, consecutive, min_gap, sliding, persistent_s)
+    return Stragglers(window, consecutive, min_gap, sliding, persistent_s, own_past)
 
 
 @checked_types
 def greedy(
-    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+    window: int = 2,
+    consecutive: int = 2,
+    min_gap: float = 0.2,
+    sliding: bool = False,
+    persistent_s: float = 100.0,
+    own_past: bool = True,
 ) -> Greedy:
     """Greedy online policy: asynchronous while there is a straggler.
 
@@ -97,17 +108,24 @@ def greedy(
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+        own_past: whether a worker is also compared with its own past.
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
-    return Greedy(window, consecutive, min_gap, sliding, persistent_s)
+    return Greedy(window, consecutive, min_gap, sliding, persistent_s, own_past)
 
 
 @checked_types
 def elastic(
-    window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False, persistent_s: float = 100.0
+    window: int = 2,
+    consecutive: int = 2,
+    min_gap: float = 0.2,
+    sliding: bool = False,
+    persistent_s: float = 100.0,
+    own_past: bool = True,
+    until_switch: bool = False,
 ) -> Elastic:
-    """Elastic online policy: excludes stragglers until they have recovered.
+    """Elastic online policy: excludes stragglers until they have recovered, or until the phase ends.
 
     Args:
         window: length of a window in rounds of n arrivals, >= 1.
@@ -115,10 +133,12 @@ def elastic(
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+        own_past: whether a worker is also compared with its own past.
+        until_switch: whether every straggler is excluded until the phase ends, as in the paper.
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
-    return Elastic(window, consecutive, min_gap, sliding, persistent_s)
+    return Elastic(window, consecutive, min_gap, sliding, persistent_s, own_past, until_switch)
 
 
 @checked_types

@@ -90,9 +90,11 @@ class Stragglers(control.StatefulController[StragglerTracker]):
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+        own_past: whether a worker is also compared with its own past.
 
-    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; see ``StragglerDetector``. The default of 100 s is the paper's
-    assumption for the time to provision another server.
+    Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2; see ``StragglerDetector``. The paper's detector is
+    ``sliding=True, min_gap=0, own_past=False``. The default of 100 s is the paper's assumption for the time to
+    provision another server.
     """
 
     window: int = 2
@@ -100,6 +102,7 @@ class Stragglers(control.StatefulController[StragglerTracker]):
     min_gap: float = 0.2
     sliding: bool = False
     persistent_s: float = 100.0
+    own_past: bool = True
 
     name: ClassVar[str] = "stragglers"
 
@@ -126,7 +129,8 @@ class Stragglers(control.StatefulController[StragglerTracker]):
 
     def begin(self, n: int) -> StragglerTracker:
         """Return the initial state: no stragglers."""
-        return StragglerTracker(StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding))
+        detector = StragglerDetector(self.window, self.consecutive, self.min_gap, self.sliding, self.own_past)
+        return StragglerTracker(detector)
 
     def decide(
         self, state: StragglerTracker, observation: control.Observation
@@ -184,6 +188,7 @@ class Greedy(Stragglers):
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+        own_past: whether a worker is also compared with its own past.
         to: protocol while there is a straggler; asp if not given.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who report that it lowers accuracy.
@@ -221,7 +226,7 @@ class Elastic(Stragglers):
 
     n workers, the slowest with throughput S_min, deliver about n S_min gradients per second to synchronous updates.
     The policy excludes the number of stragglers, slowest first, that maximises this for the others. It may be none,
-    and is never all workers.
+    and is never all workers. With ``until_switch`` it excludes every straggler, without probes, until the phase ends.
 
     Args:
         window: length of a window in rounds of n arrivals, >= 1.
@@ -229,11 +234,16 @@ class Elastic(Stragglers):
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round, so that windows overlap.
         persistent_s: seconds after which a straggler is persistent, > 0; inf for never.
+        own_past: whether a worker is also compared with its own past.
+        until_switch: whether every straggler is excluded until the phase ends, as in the paper.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2.
 
-    Differs from the paper: it excludes all stragglers until the switch, whether or not that raises the throughput.
+    Differs from the paper: without ``until_switch`` only those stragglers are excluded whose absence raises the
+    throughput, and only until they have recovered.
     """
+
+    until_switch: bool = False
 
     name: ClassVar[str] = "elastic"
 
@@ -250,9 +260,9 @@ class Elastic(Stragglers):
             )
 
     def _act(self, state: StragglerTracker, observation: control.Observation) -> list[control.Action]:
-        actions = [self._probe(state, worker) for worker in list(state.excluded)]
+        actions = [] if self.until_switch else [self._probe(state, worker) for worker in list(state.excluded)]
         stragglers = state.detector.stragglers & set(observation.workers)
-        slowest = _best_exclusion(stragglers, state.detector.throughput)
+        slowest = sorted(stragglers) if self.until_switch else _best_exclusion(stragglers, state.detector.throughput)
         actions += [control.Exclude(worker, _slowness(state, worker)) for worker in slowest]
         for worker in slowest:
             state.detector.clear(worker)

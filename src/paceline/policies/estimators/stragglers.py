@@ -65,18 +65,27 @@ class StragglerDetector(Stateful):
         consecutive: number of slow windows in a row that make a straggler (m), >= 1.
         min_gap: smallest relative gap to the mean throughput, in [0, 1).
         sliding: whether a window begins at every round; else it begins where the one before ends.
+        own_past: whether a worker is also compared with its own past.
 
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2. Differs: the gap and the comparison with the worker's own past
-    are not in the paper.
+    are not in the paper. Its detector is ``sliding=True, min_gap=0, own_past=False``.
     """
 
     _saved = ("_live", "_arrivals", "_rounds", "_slow", "throughput")
 
-    def __init__(self, window: int = 2, consecutive: int = 2, min_gap: float = 0.2, sliding: bool = False) -> None:
+    def __init__(
+        self,
+        window: int = 2,
+        consecutive: int = 2,
+        min_gap: float = 0.2,
+        sliding: bool = False,
+        own_past: bool = True,
+    ) -> None:
         self._window = window
         self._consecutive = consecutive
         self._min_gap = min_gap
         self._sliding = sliding
+        self._own_past = own_past
         self._live = 0
         self._arrivals = 0  # in the open round
         self._rounds: list[Round] = []  # the last one is open
@@ -151,7 +160,7 @@ class StragglerDetector(Stateful):
         return throughput < mean - deviation - ROUNDING * mean and throughput <= (1 - self._min_gap) * mean
 
     def _is_below_past(self, worker: int, throughput: float) -> bool:
-        past = self._pasts.get(worker)
+        past = self._pasts.get(worker) if self._own_past else None
         return past is not None and past.count >= KNOWN and self._is_below(throughput, past.mean, past.deviation)
 
     def state_dict(self) -> dict[str, Any]:

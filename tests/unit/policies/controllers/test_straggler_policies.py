@@ -48,6 +48,19 @@ def test_a_window_is_judged_by_the_rule_of_the_cluster(rounds):
         assert detector.stragglers == slow_by_the_rule(detector.throughput, 0.2)
 
 
+@given(st.lists(st.lists(times, min_size=3, max_size=3), min_size=2, max_size=40))
+def test_the_detector_of_the_paper_compares_with_the_cluster_alone(rounds):
+    """S - sigma over a sliding window of two rounds, twice in a row, from throughputs of the last two rounds alone."""
+    detector = StragglerDetector(window=2, consecutive=2, min_gap=0.0, sliding=True, own_past=False)
+    slow = [set(), set()]
+    for before, times_s in zip([None, *rounds], rounds, strict=False):
+        observe(detector, named(times_s))
+        if before is not None:
+            throughput = {k: 2 / sum(both) for k, both in enumerate(zip(before, times_s, strict=True))}
+            slow.append(slow_by_the_rule(throughput, 0.0))
+        assert detector.stragglers == slow[-1] & slow[-2]
+
+
 @pytest.mark.parametrize(("sliding", "expected"), [(False, [6, 9]), (True, [4, 9])])
 def test_windows_are_adjacent_or_overlap(sliding, expected):
     detector = StragglerDetector(window=3, consecutive=2, sliding=sliding)
@@ -257,6 +270,26 @@ def test_stragglers_are_excluded_if_the_others_are_faster_without_them(n, factor
     cluster = slow_while([(worker, 10, 1000) for worker in slow], n=n, factor=factor)
     result = run("bsp + elastic", cluster, stop="seconds=80")
     assert {worker for _, worker in decided(result, "set_aside")} == aside
+
+
+def test_the_policy_of_the_paper_excludes_every_straggler_until_the_switch():
+    """Worker 1 recovers; of four workers three deliver less without worker 1 than four with it."""
+    cluster = slow_while([(1, 10, 30)], factor=1.3)
+    assert decided(run("bsp + elastic(min_gap=0.1)@75% >> asp", cluster), "set_aside", "take_back") == []
+    result = run("bsp + elastic(min_gap=0.1, until_switch=true)@75% >> asp", cluster)
+    [first, *more] = decided(result, "set_aside", "take_back")
+    assert (first, more) == (("set_aside", 1), [("take_back", 1)])
+    [back] = [r for r in result.history.of(DecisionMade) if r.kind == "take_back"]
+    assert back.reason == "worker 1: the phase ends"
+    assert back.now_s > 60
+    assert not [r for r in result.history.of(GradientArrived) if r.worker == 1 and 20 < r.now_s < back.now_s]
+
+
+def test_the_policy_of_the_paper_keeps_the_last_worker():
+    cluster = slow_while([(worker, 10 * worker, 1000) for worker in (1, 2, 3)], factor=9)
+    result = run("bsp + elastic(until_switch=true)", cluster, stop="updates=120")
+    assert min(update.k for update in result.history.of(UpdateMade)) >= 1
+    assert result.history.totals.updates == 120
 
 
 @given(st.dictionaries(st.integers(0, 7), st.floats(0.1, 2.0), min_size=1), st.sets(st.integers(0, 9)))
