@@ -14,7 +14,6 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import END_OF_LOOP, PAUSE
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
-from paceline.jobs.job import trainable
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
 from paceline.user_loop.epoch_cursor import EpochCursor
@@ -24,7 +23,7 @@ from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
 from paceline.user_loop.loop_scheduler import SchedulerBinding, begin_schedule, check_scheduler
-from paceline.user_loop.loop_tensors import copy_version
+from paceline.user_loop.loop_watch import LoopWatch
 from paceline.user_loop.optimizer_state import RemoteState
 from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.server_process import ServerProcess
@@ -68,7 +67,7 @@ class AttachedRun(LoopProgress):
     ) -> None:
         super().__init__(loop.optimizer)
         self.loader = LeasedLoader(self, loop.loader, loop.accumulate, ranks)
-        self._parameters, self._buffers = trainable(loop.model), list(loop.model.buffers())
+        self._watch = LoopWatch(loop.model, loop.optimizer)
         self._accumulate = loop.accumulate
         self._stop = stop
         self._exchange = exchange
@@ -82,7 +81,7 @@ class AttachedRun(LoopProgress):
         self._sigterm: SigtermHandler | None = None
         self._scheduler: SchedulerBinding | None = None
         ours = weakref.ref(self)
-        self._gradients = GradientSender(loop, exchange, lambda step: _live(ours)._step_of_scaler(step))
+        self._gradients = GradientSender(loop, self._watch, exchange, lambda step: _live(ours)._step_of_scaler(step))
         self._interruptible = InterruptibleBatch(
             loop.model, lambda: _live(ours)._check_interrupt(), self._gradients.drop
         )
@@ -131,6 +130,7 @@ class AttachedRun(LoopProgress):
         self._worker.pause(PAUSE)
         try:
             yield
+            self._watch.look()
         finally:
             self._worker.resume()
             self._receive()
@@ -216,6 +216,7 @@ class AttachedRun(LoopProgress):
         self._config.check()
         self._gradients.start(self._config.plan, self._stop)
         assert isinstance(self._config.cluster, Torchrun)
+        self._watch.start(debug=self._config.cluster.debug)
         self.loader.start(self._config.cluster.worker)
         assert isinstance(self._config.process, LoopHost)
         self._server = self._start_server(self._stop)
@@ -335,7 +336,7 @@ class AttachedRun(LoopProgress):
         return self._exchange.message(self._server.check if self._server is not None else lambda: None)
 
     def _load(self, model: nn.Module) -> None:
-        copy_version(model, self._parameters, self._buffers)
+        self._watch.load(model)
 
 
 def _live(run: weakref.ref[AttachedRun]) -> AttachedRun:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paceline.core.stop import Stop
 from paceline.errors import RunError
-from paceline.jobs.job import trainable
 from paceline.protocols.protocol import Plan
 from paceline.user_loop.change_watch import ChangeWatch
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopTask
 from paceline.user_loop.loop_tensors import answer, hand_in
+from paceline.user_loop.loop_watch import LoopWatch
 from paceline.user_loop.loss_reader import LossReader, reader_of_losses
 from paceline.user_loop.other_optimizers import OtherOptimizers
 from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
@@ -27,13 +27,21 @@ class GradientSender:
 
     Args:
         loop: parts of the loop.
+        watch: watch over its objects, with one look for each gradient.
         exchange: exchange with the thread of the worker.
         step_of_scaler: called with the step of a GradScaler, which it makes and whose value it returns.
     """
 
-    def __init__(self, loop: UserLoop, exchange: Exchange, step_of_scaler: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(
+        self,
+        loop: UserLoop,
+        watch: LoopWatch,
+        exchange: Exchange,
+        step_of_scaler: Callable[[Callable[[], Any]], Any],
+    ) -> None:
         self._optimizer = loop.optimizer
-        self._parameters, self._buffers = trainable(loop.model), list(loop.model.buffers())
+        self._watch = watch
+        self._parameters = watch.parameters
         self._exchange = exchange
         self._losses = LossReader()
         ours = weakref.WeakMethod(self._on_unscaled)
@@ -64,13 +72,15 @@ class GradientSender:
 
         Raises:
             RunError: the loss is needed, but `backward` was not seen, and the task is not interrupted.
+            UsageError: the loop has changed what attach has read.
         """
         check_scaler_skips(self._optimizer)
         arguments = call_closure(args, kwargs)
+        self._watch.look()
         if self._changes is not None:
             self._changes.on_step(self._parameters)
         loss = self._take_loss(is_needed=not task.is_interrupted)
-        self._answer(loss, squared_norms=hand_in(task, self._parameters, self._buffers))
+        self._answer(loss, squared_norms=hand_in(task, self._parameters, self._watch.buffers))
         return arguments
 
     def drop(self) -> None:
@@ -82,13 +92,15 @@ class GradientSender:
 
     def abandon(self) -> None:
         """Send no gradient of a task that is interrupted."""
+        self._watch.look()
         self.drop()
         self._answer(None)
 
     def skip(self, task: LoopTask) -> None:
         """Send that the gradient of a task is not finite."""
+        self._watch.look()
         self.drop()
-        hand_in(task, self._parameters, self._buffers)
+        hand_in(task, self._parameters, self._watch.buffers)
         self._answer(None, skipped=True)
 
     def are_finite(self) -> bool:

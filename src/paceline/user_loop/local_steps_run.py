@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from paceline.errors import RunError
-from paceline.user_loop.loop_tensors import copy_version
 from paceline.user_loop.stepping_run import SteppingRun
 
 
@@ -46,6 +45,6 @@ class LocalStepsRun(SteppingRun):
     def _load(self, model: nn.Module) -> None:
         """Load a version; the last one is on the CPU, and is copied to the device of the user's model."""
         if self.over:
-            copy_version(model, self._parameters, self._buffers)
+            self._watch.load(model)
         else:
             super()._load(model)

@@ -54,11 +54,11 @@ class SteppingRun(AttachedRun):
         finally:
             if self.over:
                 # Memory of their own, so that files of some parameters do not contain the rest.
-                bind(self._parameters, [parameter.data.clone() for parameter in self._parameters])
+                bind(self._watch.parameters, [parameter.data.clone() for parameter in self._watch.parameters])
 
     @torch.no_grad()
     def _load(self, model: nn.Module) -> None:
         """Bind the parameters of the user to a version, and copy its buffers."""
-        bind(self._parameters, [parameter.data for parameter in trainable(model)])
-        for ours, theirs in zip(self._buffers, model.buffers(), strict=True):
+        bind(self._watch.parameters, [parameter.data for parameter in trainable(model)])
+        for ours, theirs in zip(self._watch.buffers, model.buffers(), strict=True):
             ours.copy_(theirs)

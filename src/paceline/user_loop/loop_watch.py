@@ -1,0 +1,131 @@
+"""Watch over the objects of a user's loop that attach has read: one look per step."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.jobs.job import trainable
+from paceline.server.zero_gradients import shortened
+from paceline.user_loop.loop_tensors import copy_version
+from paceline.worker.write_watch import WriteWatch
+
+
+class LoopWatch:
+    """Watch over the objects of a user's loop, which attach reads once.
+
+    A look compares identities, flags and version counters with those that were read. Only a difference leads to a
+    closer look, which refuses a change by name.
+
+    Args:
+        model: model of the user.
+        optimizer: optimizer of the user.
+
+    Attributes:
+        parameters: trained parameters, in the model's order.
+        buffers: buffers, in the model's order.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.parameters = trainable(model)
+        self.buffers = list(model.buffers())
+        self._model = model
+        self._optimizer = optimizer
+        self._trained = {each: name for name, each in model.named_parameters() if each.requires_grad}
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._writes: WriteWatch | None = None
+        self._version: dict[str, Tensor] = {}  # of which the parameters are copies; empty where they are not
+        self._read()
+
+    def start(self, *, debug: bool) -> None:
+        """Look at the start of the run, before which parameters may be written.
+
+        Args:
+            debug: whether every later look compares elements of the parameters, see `WriteWatch`.
+
+        Raises:
+            UsageError: other parameters are trained.
+        """
+        self.look()
+        self._writes = WriteWatch({name: each for each, name in self._trained.items()}, always=debug)
+
+    def load(self, model: nn.Module) -> None:
+        """Copy a version into the parameters and buffers; it stays the same until the next look."""
+        assert self._writes is not None
+        copy_version(model, self.parameters, self.buffers)
+        self._version = dict(zip(self._trained.values(), trainable(model), strict=True))
+        self._writes.mark()
+
+    def look(self) -> None:
+        """Compare the objects of the loop with those that were read.
+
+        Raises:
+            UsageError: other parameters are trained, or a parameter was written that is a copy of a version.
+        """
+        if not _are_identical(self._objects(), self._seen):
+            self._check_trained()
+            self._check_groups()
+            self._read()
+        if self._version:
+            self._check_version()
+
+    def _read(self) -> None:
+        modules = list(self._model.modules())
+        self._registries = [registry for each in modules for registry in (each._parameters, each._modules)]
+        self._parameters = list(self._model.parameters())
+        self._seen = self._objects()
+
+    def _objects(self) -> list[object]:
+        """Return the objects that are the same at every look at an unchanged loop."""
+        registered: list[object] = [each for registry in self._registries for each in registry.values()]
+        flags = [each.requires_grad for each in self._parameters]
+        groups = [each for group in self._optimizer.param_groups for each in (*group["params"], None)]
+        return [*registered, *flags, *groups]
+
+    def _check_trained(self) -> None:
+        trained = {each: name for name, each in self._model.named_parameters() if each.requires_grad}
+        begun = [name for each, name in trained.items() if each not in self._trained]
+        ended = [name for each, name in self._trained.items() if each not in trained]
+        if begun or ended:
+            what = "is trained" if begun else "is no longer trained"
+            raise _refusal(f"{shortened(begun or ended)} of the model {what}")
+
+    def _check_groups(self) -> None:
+        groups = [list(group["params"]) for group in self._optimizer.param_groups]
+        for number, group in enumerate(groups):
+            if number == len(self._groups) or not _are_identical(group, self._groups[number]):
+                raise _refusal(f"parameter group {number} of the optimizer has other parameters")
+        if len(groups) < len(self._groups):
+            raise _refusal(f"parameter group {len(groups)} of the optimizer is missing")
+
+    def _check_version(self) -> None:
+        assert self._writes is not None
+        own = {name: each for each, name in self._trained.items()}
+        differ = [name for name in self._writes.changed() if not _are_equal(own[name], self._version[name])]
+        if differ:
+            raise UsageError(
+                f"the loop or a forward pass has written to {shortened(differ)} of the model, which the server's next "
+                "version would overwrite: write before the first batch of run.loader, restore the values before the "
+                "next step, or give a protocol under which each rank steps its own parameters, as all_reduce"
+            )
+
+
+def _refusal(change: str) -> UsageError:
+    return UsageError(
+        f"{change}, unlike when pl.attach read it: make the change before pl.attach, or finish this run, make the "
+        "change, and call pl.attach again"
+    )
+
+
+def _are_identical(ones: Sequence[object], others: Sequence[object]) -> bool:
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+
+
+def _are_equal(parameter: nn.Parameter, version: Tensor) -> bool:
+    """Return whether a parameter, which may be on another device, is a copy of a version."""
+    own = parameter.detach()
+    return (own.shape, own.dtype) == (version.shape, version.dtype) and torch.equal(own.to(version.device), version)

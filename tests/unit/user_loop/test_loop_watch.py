@@ -1,0 +1,133 @@
+"""What a loop changes after attach has read it is refused by name at the next step, or has no effect."""
+
+import copy
+
+import pytest
+import torch
+
+import paceline as pl
+from attached_threads import AttachedThreads
+from loop_parts import make_network, make_parts, numbered_data, sgd, step
+from paceline.user_loop.loop_watch import LoopWatch
+
+
+@torch.no_grad()
+def clamp(model, optimizer):
+    for parameter in model.parameters():
+        parameter.clamp_(-0.1, 0.1)
+
+
+def load(model, optimizer):
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def write_data(model, optimizer):
+    model.last.weight.data.mul_(2)
+
+
+def swap_for_an_evaluation(model, optimizer):
+    own = copy.deepcopy(model.state_dict())
+    load(model, optimizer)
+    model.load_state_dict(own)
+
+
+def unfreeze(model, optimizer):
+    model.frozen.requires_grad_(True)
+
+
+def freeze(model, optimizer):
+    model.last.requires_grad_(False)
+
+
+def replace(model, optimizer):
+    model.last.bias = torch.nn.Parameter(torch.zeros(1).double())
+
+
+def parametrize(model, optimizer):
+    torch.nn.utils.parametrizations.weight_norm(model.last)
+
+
+def grow(model, optimizer):
+    model.extra = torch.nn.Linear(1, 1)
+
+
+def add_group(model, optimizer):
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def take_from_group(model, optimizer):
+    optimizer.param_groups[1]["params"].pop()
+
+
+def regroup(model, optimizer):
+    optimizer.param_groups[1]["params"].insert(0, optimizer.param_groups[0]["params"].pop())
+
+
+def drop_group(model, optimizer):
+    optimizer.param_groups.pop()
+
+
+def change_each_step(change):
+    def loop(run, model, optimizer):
+        steps = 0
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                change(model, optimizer)
+                steps += 1
+        return steps
+
+    return loop
+
+
+def attached(change, protocol="bsp"):
+    ranks = AttachedThreads(1, make_parts(make_network(), numbered_data()), protocol)
+    [answer] = ranks.run(change_each_step(change))
+    return answer, ranks.parts[0][0]
+
+
+@pytest.mark.parametrize(
+    ("write", "names"),
+    [(clamp, "first.weight, norm.weight"), (load, "first.weight, norm.weight"), (write_data, "last.weight of")],
+)
+def test_parameters_that_the_loop_writes_are_refused_by_name(write, names):
+    answer, _ = attached(write)
+    assert isinstance(answer, pl.UsageError)
+    assert f"has written to {names}" in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (unfreeze, "frozen of the model is trained"),
+        (freeze, "last.weight, last.bias of the model is no longer trained"),
+        (replace, "last.bias of the model is trained"),
+        (parametrize, "last.parametrizations.weight.original0, last.parametrizations.weight.original1 of the model"),
+        (grow, "extra.weight, extra.bias of the model is trained"),
+        (add_group, "parameter group 2 of the optimizer has other parameters"),
+        (take_from_group, "parameter group 1 of the optimizer has other parameters"),
+        (regroup, "parameter group 0 of the optimizer has other parameters"),
+        (drop_group, "parameter group 1 of the optimizer is missing"),
+    ],
+)
+def test_other_trained_parameters_are_refused_by_name(change, message):
+    model = make_network()
+    optimizer = sgd(model)
+    watch = LoopWatch(model, optimizer)
+    watch.look()
+    change(model, optimizer)
+    with pytest.raises(pl.UsageError, match=message):
+        watch.look()
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "bsp + local_steps(H=2)"])
+def test_they_are_refused_at_the_next_step(protocol):
+    answer, _ = attached(unfreeze, protocol)
+    assert isinstance(answer, pl.UsageError)
+    assert "finish this run" in str(answer)
+
+
+def test_values_that_are_restored_before_the_next_step_are_no_change():
+    (steps, ours), (_, theirs) = attached(swap_for_an_evaluation), attached(lambda *_: None)
+    assert steps == 12
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
