@@ -105,6 +105,8 @@ def _optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 def _described(value: object) -> object:
     """Return a description of a part of a job, the same in every process."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, partial):

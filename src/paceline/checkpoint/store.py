@@ -11,12 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from psutil import virtual_memory
 from safetensors import SafetensorError
 
 from paceline.checkpoint.codec import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
+from paceline.server import tensor_file
 from paceline.utils.files import UNFINISHED, ContentError, parse_json, read_bytes, refuse_link, replace_file, writing
 
 SCHEMA = 2
@@ -69,7 +69,7 @@ class Checkpoints:
             refuse_link(self._path)
             _clear(unfinished)
             unfinished.mkdir(parents=True)
-            files = {STATE: json.dumps(content, allow_nan=False).encode(), TENSORS: safetensors.torch.save(tensors)}
+            files = {STATE: json.dumps(content, allow_nan=False).encode(), TENSORS: tensor_file.to_bytes(tensors)}
             for name, data in {**files, SUMS: _sums(files)}.items():
                 replace_file(unfinished / name, data, to_disk=True)
             _to_disk(unfinished)
@@ -164,7 +164,7 @@ def _decoded(path: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
             f"the checkpoint {path} has schema {content['schema']}, this version reads schema {SCHEMA}; resume the run "
             "with the paceline version in its run.json, or start a new run"
         )
-    return {**decode(content["state"], safetensors.torch.load(files[TENSORS]))}
+    return {**decode(content["state"], tensor_file.from_bytes(files[TENSORS]))}
 
 
 def _sums(files: Mapping[str, bytes]) -> bytes:

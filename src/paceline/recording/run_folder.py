@@ -136,7 +136,8 @@ class RunFolder(Callback):
     def save_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the parameters and buffers of the model, if the run has started."""
         from safetensors import SafetensorError
-        from safetensors.torch import save
+
+        from paceline.server import tensor_file
 
         if self._log is None:
             return
@@ -144,9 +145,8 @@ class RunFolder(Callback):
             path = self.rescue()
             warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
         with files.writing(self.path / MODEL, KEPT, (OSError, SafetensorError)):
-            files.replace_file(
-                self.path / MODEL, save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
-            )
+            own = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+            files.replace_file(self.path / MODEL, tensor_file.to_bytes(own))
 
     @property
     def is_gone(self) -> bool:

@@ -146,6 +146,8 @@ def attach(
         raise UsageError("this process has an attached run already: call its finish() before attach")
     if reason := why_not_synchronized(model):
         raise UsageError(reason)
+    for ended in attached:
+        ended.release()
     cluster = _ranks(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     loop = UserLoop(model, optimizer, loader, accumulate, clip_norm, sample_digest(loader))

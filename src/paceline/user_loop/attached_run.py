@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.server_process import ServerProcess
 from paceline.user_loop.sigterm_handler import SigtermHandler
 from paceline.user_loop.step_closure import StepArguments
+from paceline.user_loop.weak_calls import hook_steps, weakly
 from paceline.user_loop.worker_thread import WorkerThread
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.replica import TaskProgress
@@ -68,7 +68,6 @@ class AttachedRun(LoopProgress):
         super().__init__(loop.optimizer)
         self.loader = LeasedLoader(self, loop.loader, loop.accumulate, ranks)
         self._watch = LoopWatch(loop.model, loop.optimizer)
-        self._accumulate = loop.accumulate
         self._stop = stop
         self._exchange = exchange
         self._config_of = config_of
@@ -80,13 +79,12 @@ class AttachedRun(LoopProgress):
         self._state = RemoteState(loop.optimizer, loop.model)
         self._sigterm: SigtermHandler | None = None
         self._scheduler: SchedulerBinding | None = None
-        ours = weakref.ref(self)
-        self._gradients = GradientSender(loop, self._watch, exchange, lambda step: _live(ours)._step_of_scaler(step))
-        self._interruptible = InterruptibleBatch(
-            loop.model, lambda: _live(ours)._check_interrupt(), self._gradients.drop
-        )
-        loop.optimizer.register_step_pre_hook(lambda _, args, kwargs: _live(ours)._before_step(args, kwargs))
-        loop.optimizer.register_step_post_hook(lambda *_: _live(ours)._after_step())
+        self._gradients = GradientSender(loop, self._watch, exchange, weakly(self._step_of_scaler))
+        self._interruptible = InterruptibleBatch(loop.model, weakly(self._check_interrupt), self._gradients.drop)
+        self._hooks = ExitStack()  # on the objects of the user
+        hook_steps(self._hooks, loop.optimizer, weakly(self._before_step), weakly(self._after_step))
+        self._hooks.callback(self._interruptible.close)
+        self._hooks.callback(self._state.close)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs, and finish the run after the last one.
@@ -153,12 +151,13 @@ class AttachedRun(LoopProgress):
     def finish(self) -> None:
         """Take no further part in the run; the model is the last version if the run has ended.
 
-        Rank 0 waits until the run ends for the other ranks, because the server runs beside it.
+        Rank 0 waits for the other ranks, because the server runs beside it. Then the optimizer steps as before the run.
         """
         self._leave()
         server, self._server = self._server, None
         if server is not None:
             self._take_state(server.wait())
+        self.release()
 
     def __enter__(self) -> AttachedRun:
         return self
@@ -171,6 +170,15 @@ class AttachedRun(LoopProgress):
         server, self._server = self._server, None
         if server is not None:
             server.stop()
+        self.release()
+
+    def release(self) -> None:
+        """Remove the hooks of a run that has ended from the optimizer, the scheduler and the model."""
+        self._hooks.close()
+
+    def skip(self) -> None:
+        """Drop what the loop has computed of its next step, which is left out unless another gradient follows."""
+        self._gradients.leave_out()
 
     def set_scheduler(self, scheduler: LRScheduler) -> None:
         """Let a scheduler follow the workload of the run, so that it agrees on all ranks; as ``scheduler`` of `attach`.
@@ -179,12 +187,11 @@ class AttachedRun(LoopProgress):
             UsageError: the scheduler follows a metric.
         """
         check_scheduler(scheduler)
-        ours = weakref.ref(self)
-        self._scheduler = SchedulerBinding(scheduler, lambda: _live(ours)._position)
+        self._scheduler = SchedulerBinding(scheduler, weakly(self._position))
+        self._hooks.callback(self._scheduler.close)
 
-    @property
     def _position(self) -> int | None:
-        """Steps of a scheduler that every rank has made by now, None between two epochs."""
+        """Return the steps of a scheduler that every rank has made by now, None between two epochs."""
         return self.workload // self._config.cluster.n if self.loader.is_iterating else None
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -222,8 +229,7 @@ class AttachedRun(LoopProgress):
         self._server = self._start_server(self._stop)
         self._share_state()
         self._worker = WorkerThread(self._take_part, self._exchange, self._config.process)
-        ours = weakref.ref(self)
-        self._sigterm = SigtermHandler(lambda reason: _live(ours)._on_sigterm(reason))
+        self._sigterm = SigtermHandler(weakly(self._on_sigterm))
         self._receive()
         self._begin_schedule()
 
@@ -284,21 +290,12 @@ class AttachedRun(LoopProgress):
         return returned
 
     def settle_without_step(self, task: LoopTask) -> None:
-        """Settle a task whose batches were used without a step: it is interrupted, or its gradient is not finite.
+        """Settle a task whose batches were used without a step: it is interrupted, or the loop has skipped the step.
 
         Raises:
-            RunError: the gradient is finite.
+            RunError: the gradient is finite, or the loop has taken a batch ahead.
         """
-        if task.is_interrupted:
-            self._gradients.abandon()
-            self._receive()
-            return
-        if self._gradients.are_finite():
-            raise RunError(
-                f"optimizer.step() was not called after {self._accumulate} of run.loader's batches: give attach "
-                "accumulate= if a step takes more batches"
-            )
-        self._gradients.skip(task)
+        self._gradients.settle(task)
         self._receive()
 
     def _check_interrupt(self) -> None:
@@ -337,15 +334,3 @@ class AttachedRun(LoopProgress):
 
     def _load(self, model: nn.Module) -> None:
         self._watch.load(model)
-
-
-def _live(run: weakref.ref[AttachedRun]) -> AttachedRun:
-    """Return the run of a hook.
-
-    Raises:
-        RunError: the run was dropped, but the optimizer still has its hooks.
-    """
-    alive = run()
-    if alive is None:
-        raise RunError("the run of this optimizer was dropped: keep what pl.attach returns until the training ends")
-    return alive

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import IO, Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
-from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.user_loop.frames import read_frame, write_frame
+from paceline.user_loop.frames import read_frame, read_tensors, write_frame, write_tensors
 from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob
 from paceline.user_loop.run_options import RunOptions
 
@@ -120,7 +121,7 @@ def describe(
         optimizer=type(optimizer).__name__,
         groups=[_describe_group(number, group, names, optimizer.defaults) for number, group in groups],
         data=LoopData.of_loader(loader, accumulate, digest),
-        clip_norm=clip_norm,
+        clip_norm=None if clip_norm is None else float(clip_norm),
     )
 
 
@@ -144,9 +145,19 @@ def _describe_group(
             "whose parameters the optimizer has"
         )
     options = {name: value for name, value in group.items() if name in known}  # schedulers add some of their own
-    if isinstance(options.get("lr"), Tensor):
-        raise UsageError(f"parameter group {number} has a tensor as lr, expected a number: give lr=float(...)")
-    return ParameterGroup([names[parameter] for parameter in own], options)
+    plain = {name: _plain(value, f"parameter group {number} has {name}") for name, value in options.items()}
+    return ParameterGroup([names[parameter] for parameter in own], plain)
+
+
+def _plain(value: object, where: str) -> Any:
+    """Return an option of an optimizer without types of numpy and torch."""
+    if isinstance(value, np.generic | np.ndarray | Tensor) and value.ndim == 0:
+        return value.item()
+    if isinstance(value, list | tuple):
+        return tuple(_plain(each, where) for each in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UsageError(f"{where} of type {type(value).__name__}, expected a number: give float(...)")
 
 
 class ParameterBag(nn.Module):
@@ -159,15 +170,28 @@ class ParameterBag(nn.Module):
 
     def __init__(self, training: Description, tensors: dict[str, Tensor]) -> None:
         super().__init__()
-        for name in filter(None, training.modules):
-            parent, _, child = name.rpartition(".")
-            self.get_submodule(parent).add_module(child, nn.Module())
+        modules = add_modules(self, training.modules)
         for name in training.parameters:
             parent, _, child = name.rpartition(".")
-            self.get_submodule(parent).register_parameter(child, nn.Parameter(tensors[name]))
+            modules[parent].register_parameter(child, nn.Parameter(tensors[name]))
         for name in training.buffers:
             parent, _, child = name.rpartition(".")
-            self.get_submodule(parent).register_buffer(child, tensors[name])
+            modules[parent].register_buffer(child, tensors[name])
+
+
+def add_modules(root: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Add empty modules to a module, also under the name of a method, as "type"; return all of them by name.
+
+    Args:
+        root: module that has the name "".
+        names: names of the modules, each before its children.
+    """
+    modules = {"": root}
+    for name in filter(None, names):
+        parent, _, child = name.rpartition(".")
+        modules[name] = nn.Module()
+        setattr(modules[parent], child, modules[name])
+    return modules
 
 
 def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
@@ -210,11 +234,13 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def send_run(stream: IO[bytes], run: ServerRun, first: FirstTensors) -> None:
     """Write a run and its first tensors."""
-    for content in (msgspec.json.encode(run), *map(save, first)):
-        write_frame(stream, content)
+    # Not by msgspec, which encodes neither infinities nor paths that are not UTF-8.
+    write_frame(stream, json.dumps(msgspec.to_builtins(run)).encode())
+    for tensors in first:
+        write_tensors(stream, tensors)
 
 
 def recv_run(stream: IO[bytes]) -> tuple[ServerRun, FirstTensors]:
     """Read what `send_run` has written."""
-    run = msgspec.json.decode(read_frame(stream), type=ServerRun)
-    return run, FirstTensors(load(read_frame(stream)), load(read_frame(stream)))
+    run = msgspec.convert(json.loads(read_frame(stream)), ServerRun)
+    return run, FirstTensors(read_tensors(stream), read_tensors(stream))

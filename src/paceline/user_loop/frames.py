@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import IO
+
+from torch import Tensor
+
+from paceline.server import tensor_file
 
 
 def write_frame(stream: IO[bytes], content: bytes) -> None:
@@ -30,3 +35,17 @@ def read_frame(stream: IO[bytes]) -> bytes:
     if len(header) < 8 or len(content) < size:
         raise EOFError("the stream ended within a frame")
     return content
+
+
+def write_tensors(stream: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
+    """Write a frame of named tensors."""
+    write_frame(stream, tensor_file.to_bytes(tensors))
+
+
+def read_tensors(stream: IO[bytes]) -> dict[str, Tensor]:
+    """Read what `write_tensors` has written.
+
+    Raises:
+        EOFError: the stream ended before its end.
+    """
+    return tensor_file.from_bytes(read_frame(stream))

@@ -20,6 +20,7 @@ from paceline.user_loop.loss_reader import LossReader, reader_of_losses
 from paceline.user_loop.other_optimizers import OtherOptimizers
 from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.step_closure import StepArguments, call_closure
+from paceline.utils.wording import counted
 
 
 class GradientSender:
@@ -41,6 +42,7 @@ class GradientSender:
     ) -> None:
         self._optimizer = loop.optimizer
         self._watch = watch
+        self._accumulate = loop.accumulate
         self._parameters = watch.parameters
         self._exchange = exchange
         self._losses = LossReader()
@@ -50,10 +52,13 @@ class GradientSender:
         self._changes: ChangeWatch | None = None
         self._needs_loss = ""
         self._omits_rates = False
+        self._takes_turns = False  # whether the loop has stepped or skipped, and so takes no batch ahead of that
+        self._keeps_gradients = False  # whether a step leaves its gradient in the parameters
 
     def start(self, plan: Plan, stop: Stop) -> None:
         """Prepare for the protocol and the stop conditions of a run."""
         self._needs_loss = reader_of_losses(plan, stop)
+        self._keeps_gradients = plan.local_steps is not None or plan.allreduce is not None
         self._others = OtherOptimizers(self._optimizer, self._parameters)
         steps_here = plan.local_steps is not None or (plan.allreduce is not None and plan.allreduce.sums == "updates")
         if not steps_here:  # else a gradient of one rank is that of a step, and may be changed
@@ -70,15 +75,21 @@ class GradientSender:
     def send(self, task: LoopTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
         """Send the gradient of a task, and return the arguments of the step; a closure is called first.
 
+        A task without a gradient is skipped.
+
         Raises:
             RunError: the loss is needed, but `backward` was not seen, and the task is not interrupted.
             UsageError: the loop has changed what attach has read.
         """
+        self._takes_turns = True
         check_scaler_skips(self._optimizer)
         arguments = call_closure(args, kwargs)
         self._watch.look()
         if self._changes is not None:
             self._changes.on_step(self._parameters)
+        if self._are_absent():
+            self.skip(task)
+            return arguments
         loss = self._take_loss(is_needed=not task.is_interrupted)
         self._answer(loss, squared_norms=hand_in(task, self._parameters, self._watch.buffers))
         return arguments
@@ -90,22 +101,31 @@ class GradientSender:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def abandon(self) -> None:
-        """Send no gradient of a task that is interrupted."""
-        self._watch.look()
+    def leave_out(self) -> None:
+        """Drop what the loop has computed of a gradient, on the wish of the loop."""
         self.drop()
-        self._answer(None)
+        self._takes_turns = True
 
     def skip(self, task: LoopTask) -> None:
-        """Send that the gradient of a task is not finite."""
+        """Send that the loop has skipped the step of a task."""
         self._watch.look()
         self.drop()
         hand_in(task, self._parameters, self._watch.buffers)
         self._answer(None, skipped=True)
 
-    def are_finite(self) -> bool:
-        """Return whether all gradients in the parameters are finite."""
-        return all(each.grad is None or bool(each.grad.isfinite().all()) for each in self._parameters)
+    def settle(self, task: LoopTask) -> None:
+        """Send that a task without a step is interrupted, or that the loop has skipped the step.
+
+        Raises:
+            RunError: the gradient is finite, or the loop may have taken a batch ahead of its first step.
+        """
+        if task.is_interrupted:
+            self._watch.look()
+            self.drop()
+            self._answer(None)
+        else:
+            self._check_skip()
+            self.skip(task)
 
     def close(self) -> None:
         """Remove what reads losses, scales and changes of the gradients."""
@@ -115,6 +135,29 @@ class GradientSender:
             self._others.close()
         if self._changes is not None:
             self._changes.close()
+
+    def _check_skip(self) -> None:
+        """Check that the loop has skipped a step on purpose: there is no gradient, or it is not finite.
+
+        Raises:
+            RunError: the gradient is finite, or the loop may have taken a batch ahead of its first step.
+        """
+        not_called = f"optimizer.step() was not called after {counted(self._accumulate, 'batch')} of run.loader"
+        is_old = self._keeps_gradients and not self._losses.has_read
+        if is_old or self._are_absent():
+            if not self._takes_turns and not self._losses.has_read:
+                raise RunError(
+                    f"{not_called}, and neither was backward(): to load batches ahead, give the DataLoader "
+                    "num_workers= in place of a prefetcher; to skip a batch, call run.skip()"
+                )
+        elif all(each.grad is None or bool(each.grad.isfinite().all()) for each in self._parameters):
+            raise RunError(
+                f"{not_called}, but there is a gradient: to skip it, call run.skip(); if a step takes more batches, "
+                "give attach accumulate="
+            )
+
+    def _are_absent(self) -> bool:
+        return all(parameter.grad is None for parameter in self._parameters)
 
     def _answer(self, loss: float | None, **about: Any) -> None:
         with_rates, self._omits_rates = not self._omits_rates, False

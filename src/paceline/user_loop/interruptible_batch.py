@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.worker.replica import Interrupted, check_between_layers
 
@@ -23,12 +24,11 @@ class InterruptibleBatch:
         self._check = check
         self._on_interrupted = on_interrupted
         self._is_open = False
-        self._has_hooks = False
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> None:
-        if not self._has_hooks:
-            check_between_layers(self._model, self._check_if_open)
-            self._has_hooks = True
+        if not self._hooks:
+            self._hooks = check_between_layers(self._model, self._check_if_open)
         self._is_open = True
 
     def __exit__(self, kind: object, error: object, traceback: object) -> bool:
@@ -37,6 +37,11 @@ class InterruptibleBatch:
         if is_interrupted:
             self._on_interrupted()
         return is_interrupted
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _check_if_open(self) -> None:
         if self._is_open:

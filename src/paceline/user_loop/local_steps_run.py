@@ -19,10 +19,9 @@ class LocalStepsRun(SteppingRun):
     the protocol gives this rank next. Its arguments are those of `AttachedRun`.
     """
 
-    @property
     def _position(self) -> int | None:
-        """Steps of a scheduler that every rank has made at the version, and those of this rank since."""
-        position = super()._position
+        """Return the steps of a scheduler that every rank has made at the version, and those of this rank since."""
+        position = super()._position()
         return position if position is None or self._task is None else position + self._task.step
 
     def _share_state(self) -> None:
@@ -37,7 +36,7 @@ class LocalStepsRun(SteppingRun):
                     "accepted one: load it before the first batch of run.loader"
                 )
 
-        self._optimizer.register_load_state_dict_pre_hook(on_load)
+        self._hooks.callback(self._optimizer.register_load_state_dict_pre_hook(on_load).remove)
 
     def _take_state(self, state: Mapping[str, Tensor]) -> None:
         """Leave the state to the optimizer of this rank; the server has another optimizer."""

@@ -36,8 +36,10 @@ class LocalStepsOptimizer(LoopOptimizer):
 class LoopLocalStepsReplica(LocalStepsReplica, LoopReplica):
     """Replica whose local steps are made in the user's loop.
 
-    A step that the loop skips, because its gradient is not finite, is left out of the work.
+    A step that the loop skips is left out of the work.
     """
+
+    _left_out = 0  # samples of the steps that the loop has skipped in this work
 
     def gradient(
         self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
@@ -47,9 +49,10 @@ class LoopLocalStepsReplica(LocalStepsReplica, LoopReplica):
         Raises:
             Interrupted: the task is cancelled, or the loop pauses or has ended.
         """
+        self._left_out = 0
         stats = super().gradient(worker, draw, minibatch, version, gradient)
         self.learning_rates = self.momenta = ()  # of the local steps: the server has another optimizer
-        return stats if stats.samples else stats._replace(finite=False, skipped=True)
+        return stats if stats.samples else stats._replace(samples=self._left_out, finite=False, skipped=True)
 
     def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:
         assert minibatch is not None
@@ -58,7 +61,10 @@ class LoopLocalStepsReplica(LocalStepsReplica, LoopReplica):
         following = [minibatch.after(number)._replace(length=1) for number in range(steps + 1, last)]
         self._known = tuple(UpcomingMinibatch(worker, draw, each) for each in following)
         stats = super()._step(worker, draw, minibatch, steps)
-        return stats._replace(loss=0.0, samples=0, finite=True) if stats.skipped else stats
+        if not stats.skipped:
+            return stats
+        self._left_out += stats.samples
+        return stats._replace(loss=0.0, samples=0, finite=True)
 
 
 class LocalStepsHost(LoopHost):

@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
-from paceline.user_loop.description import computed_by_the_user
+from paceline.user_loop.description import add_modules, computed_by_the_user
 from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob, UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopStep
 from paceline.worker.replica import Interrupted, Replica
@@ -92,17 +92,14 @@ def shared_parameters(model: nn.Module) -> nn.Module:
     True
     """
     shared = nn.Module()
-    for name, _ in model.named_modules():
-        if name:
-            parent, _, child = name.rpartition(".")
-            shared.get_submodule(parent).add_module(child, nn.Module())
+    modules = add_modules(shared, [name for name, _ in model.named_modules()])
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parent, _, child = name.rpartition(".")
-            shared.get_submodule(parent).register_parameter(child, parameter)
+            modules[parent].register_parameter(child, parameter)
     for name, buffer in model.named_buffers():
         parent, _, child = name.rpartition(".")
-        shared.get_submodule(parent).register_buffer(child, buffer.detach().clone())
+        modules[parent].register_buffer(child, buffer.detach().clone())
     return shared
 
 

@@ -82,7 +82,7 @@ class LoopAnswer(NamedTuple):
         loss: mean loss of the samples, None if it is not known.
         learning_rates: learning rate of each parameter group for the step of this gradient.
         momenta: momentum of each parameter group, which some schedulers change; beta1 for Adam, 0 for none.
-        skipped: whether the loop skipped the step, because the gradient was not finite.
+        skipped: whether the loop skipped the step, as for a gradient that is not finite.
         squared_norms: squared norm of each parameter's gradient that is known, by index.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -23,7 +23,8 @@ class SchedulerBinding:
     because the epochs of all ranks are the same.
 
     Args:
-        scheduler: scheduler of the user; its class is replaced by a subclass of the same name.
+        scheduler: scheduler of the user; its class is replaced by a subclass of the same name, which is left out of a
+            pickled scheduler.
         position: returns the number of steps of a rank so far, None while the loop is between two epochs.
     """
 
@@ -42,7 +43,19 @@ class SchedulerBinding:
             else:
                 binding._step(*args, **kwargs)
 
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+        def reduce(scheduler: LRScheduler, protocol: SupportsIndex) -> Any:
+            reduced: Any = kind.__reduce_ex__(scheduler, 1)  # pickle refuses another class under later protocols
+            function, arguments, *state = reduced
+            return function, tuple(kind if each is bound else each for each in arguments), *state
+
+        methods = {"step": step, "__reduce_ex__": reduce, "__module__": kind.__module__}
+        self._bound = bound = type(kind.__name__, (kind,), methods)
+        scheduler.__class__ = bound
+
+    def close(self) -> None:
+        """Restore the class of the scheduler."""
+        if type(self._scheduler) is self._bound:
+            self._scheduler.__class__ = self._kind
 
     def begin(self, position: int) -> None:
         """Record the position of the run at its first task on this rank; a scheduler that is ahead stays ahead."""

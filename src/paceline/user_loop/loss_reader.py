@@ -26,6 +26,11 @@ class LossReader:
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._read  # type: ignore[assignment]  # all arguments are passed on
 
+    @property
+    def has_read(self) -> bool:
+        """Whether a scalar was seen since the last call of `take`."""
+        return bool(self._losses)
+
     def take(self) -> float | None:
         """Return the sum of the losses since the last call; None if no scalar was seen."""
         losses, self._losses = self._losses, []

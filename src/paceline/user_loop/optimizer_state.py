@@ -89,7 +89,7 @@ class RemoteState:
         self._fetch = fetch
         self._optimizer.state.clear()
         ours = weakref.ref(self)
-        self._hooks = [
+        self._hooks = [  # first that of `state_dict()`, see `close`
             self._optimizer.register_state_dict_pre_hook(lambda _: _call(ours, RemoteState._on_save)),
             self._optimizer.register_load_state_dict_pre_hook(lambda *_: _call(ours, RemoteState._on_load)),
         ]
@@ -100,14 +100,14 @@ class RemoteState:
         load_named_state(self._optimizer, self._model, state)
 
     def close(self) -> None:
-        """Leave the optimizer to the user."""
-        for hook in self._hooks:
+        """Leave the optimizer to the user; `state_dict()` on another rank than 0 still warns that there is no state."""
+        for hook in self._hooks[self._fetch is None :]:
             hook.remove()
 
     def _on_save(self) -> None:
         if self._fetch is not None:
             load_named_state(self._optimizer, self._model, self._fetch())
-        else:
+        elif not self._optimizer.state:
             LOG.warning("state_dict() of the optimizer has no state on this rank: that of rank 0 has the server's")
 
     def _on_load(self) -> None:

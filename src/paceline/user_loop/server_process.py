@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.clusters.launch_env import LaunchEnv
@@ -27,7 +26,7 @@ from paceline.errors import PacelineError, RunError
 from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
 from paceline.user_loop.description import FirstTensors, ServerRun, make_job, recv_run, send_run
-from paceline.user_loop.frames import read_frame, write_frame
+from paceline.user_loop.frames import read_tensors, write_tensors
 from paceline.user_loop.optimizer_state import load_named_state, state_reader
 from paceline.utils.rank_logger import RankLogger
 
@@ -45,7 +44,8 @@ class ServerProcess:
     """
 
     def __init__(self, run: ServerRun, first: FirstTensors) -> None:
-        command = [sys.executable, "-m", __name__]
+        # -P: a file of the working directory, as queue.py, hides no module of Python.
+        command = [sys.executable, "-P", "-m", __name__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._requests, self._replies = self._process.stdin, self._process.stdout
         assert self._requests is not None
@@ -95,7 +95,7 @@ class ServerProcess:
         self._request(request)
         assert self._replies is not None
         try:
-            return load(read_frame(self._replies))
+            return read_tensors(self._replies)
         except EOFError:
             raise self._ended() from None
 
@@ -154,7 +154,7 @@ class Requests(threading.Thread):
 
     def _reply(self) -> None:
         with suppress(BrokenPipeError):  # rank 0 has ended, and the end of the requests follows
-            write_frame(self._replies, save(self._state()))
+            write_tensors(self._replies, self._state())
 
 
 @holding_sigterm(acts_at_end=False)

@@ -34,14 +34,15 @@ class SingleRun(LoopProgress):
     ) -> None:
         super().__init__(optimizer)
         self.loader = loader
-        optimizer.register_step_post_hook(self._after_step)
+        self._hooks = [optimizer.register_step_post_hook(self._after_step)]
         if clip_norm is not None:
-            optimizer.register_step_pre_hook(partial(_clip, clip_norm))
+            self._hooks.append(optimizer.register_step_pre_hook(partial(_clip, clip_norm)))
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs."""
         yield from range(count)
-        self.over, self.stopped_by, self.reason = True, "epochs", f"{count} epochs"
+        self.stopped_by, self.reason = "epochs", f"{count} epochs"
+        self.finish()
 
     def begin_epoch(self, epoch: int) -> None:
         """Take the batches of this epoch."""
@@ -58,6 +59,10 @@ class SingleRun(LoopProgress):
         """End the run."""
         self.over = True
 
+    def skip(self) -> None:
+        """Drop what the loop has computed of its next step."""
+        self._optimizer.zero_grad()
+
     def set_scheduler(self, scheduler: LRScheduler) -> None:
         """Leave the steps of the scheduler to the loop."""
 
@@ -66,8 +71,14 @@ class SingleRun(LoopProgress):
         loss.backward(**options)
 
     def finish(self) -> None:
-        """End the run."""
+        """End the run; from now on the optimizer steps as before it."""
+        self.release()
         self.over = True
+
+    def release(self) -> None:
+        """Remove the hooks from the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         has_overflown = getattr(optimizer, "found_inf", None)  # of a fused optimizer, which skips the step by itself

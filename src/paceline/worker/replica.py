@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.core.bounds import Count, Seconds
 from paceline.core.events import Compute, Minibatch
@@ -353,8 +354,8 @@ def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, 
         yield part_of(batch, start, end), (end - start) / max(size, 1)
 
 
-def check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
-    """Call a function between the layers of a model, forward and backward, by hooks on its innermost modules."""
+def check_between_layers(model: nn.Module, check: Callable[[], None]) -> list[RemovableHandle]:
+    """Call a function between the layers of a model, forward and backward; return the hooks that do."""
 
     def before_forward(module: nn.Module, inputs: object) -> None:
         check()
@@ -366,7 +367,6 @@ def check_between_layers(model: nn.Module, check: Callable[[], None]) -> None:
     def before_backward(gradient: Tensor) -> None:
         check()
 
-    for module in model.modules():
-        if not any(module.children()):
-            module.register_forward_pre_hook(before_forward)
-            module.register_forward_hook(after_forward)
+    innermost = [module for module in model.modules() if not any(module.children())]
+    before = [module.register_forward_pre_hook(before_forward) for module in innermost]
+    return before + [module.register_forward_hook(after_forward) for module in innermost]

@@ -113,12 +113,14 @@ def test_an_error_of_the_optimizer_ends_the_run(network, data):
     assert all(isinstance(answer, ValueError) for answer in answers)
 
 
-def test_a_step_after_the_end_names_run_over(network, data):
+def test_a_step_between_the_end_and_finish_names_run_over(network, data):
     def loop(run, model, optimizer):
-        train(epochs=1)(run, model, optimizer)
-        optimizer.step()
+        for _ in run.epochs(2):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+            optimizer.step()
 
-    for error in AllReduceLoops(2, make_parts(network, data), "all_reduce").run(loop):
+    for error in AllReduceLoops(2, make_parts(network, data), "all_reduce", stop="updates=2").run(loop):
         assert "check run.over before optimizer.step()" in str(error)
 
 

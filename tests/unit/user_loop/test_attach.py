@@ -207,6 +207,16 @@ def test_a_second_run_of_a_process_is_refused_until_the_first_has_finished():
 
 
 @pytest.mark.usefixtures("torchrun")
+@pytest.mark.parametrize("protocol", ["bsp", "all_reduce", LOCAL_STEPS])
+def test_the_next_run_takes_the_optimizer_over_from_one_that_was_not_finished(protocol):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(protocol, model=model, optimizer=optimizer).over = True
+    attach(protocol, model=model, optimizer=optimizer).finish()
+    optimizer.step()
+
+
+@pytest.mark.usefixtures("torchrun")
 def test_local_steps_are_made_by_any_optimizer():
     model = nn.Linear(2, 1)
     with attach(LOCAL_STEPS, model=model, optimizer=OwnOptimizer(model.parameters(), lr=0.1)) as run:

@@ -1,7 +1,9 @@
 """Description of a user's training: names, order and values survive the way to the server."""
 
 import io
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,8 @@ from paceline.user_loop.description import (
     send_run,
     tensors_of,
 )
+from paceline.user_loop.frames import read_tensors, write_tensors
+from paceline.user_loop.loop_optimizer import shared_parameters
 from paceline.user_loop.run_options import RunOptions
 
 
@@ -78,6 +82,60 @@ def test_a_run_is_received_as_it_was_sent(model):
     job = make_job(received.training, tensors)
     assert (job.batch_size, job.clip_norm, job.minibatches_per_epoch()) == (2, 1.5, 5)
     assert [*job.sampler] == [*range(10)]
+
+
+class Named(nn.Module):
+    """Network whose modules have the names of methods of every module."""
+
+    def __init__(self):
+        super().__init__()
+        self.type = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        last = nn.Linear(3, 1)
+        last.float = nn.Linear(1, 1)
+        self.half = nn.ModuleList([last])
+        self.parameters = nn.Linear(1, 1)
+
+
+def test_a_module_may_have_the_name_of_a_method():
+    model = Named()
+    loader = torch.utils.data.DataLoader(range(10), batch_size=1)
+    described = describe(model, torch.optim.SGD(trainable(model)), loader, accumulate=1, clip_norm=None)
+    for made in (ParameterBag(described, tensors_of(model)), shared_parameters(model)):
+        assert list(made.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("number", [np.float64, np.float32, np.array, torch.tensor, lambda value: value])
+def test_numbers_of_an_optimizer_are_received_as_python_s(number, model):
+    parameters = trainable(model)
+    optimizer = torch.optim.Rprop(
+        parameters, lr=number(0.5), etas=(number(0.25), 2.0), step_sizes=(number(0.125), float("inf"))
+    )
+    loader = torch.utils.data.DataLoader(range(10), batch_size=1)
+    described = describe(model, optimizer, loader, accumulate=1, clip_norm=np.float64(1.5))
+    stream = io.BytesIO()
+    send_run(stream, ServerRun(described, [], "epochs=3", RunOptions(), {}, {}), FirstTensors({}, {}))
+    stream.seek(0)
+    received = recv_run(stream)[0].training
+    options = received.groups[0].options
+    assert (options["lr"], [*options["etas"]], [*options["step_sizes"]]) == (0.5, [0.25, 2.0], [0.125, float("inf")])
+    assert {type(options["lr"]), *map(type, options["etas"]), type(described.clip_norm)} == {float}
+
+
+def test_an_option_of_an_optimizer_that_is_no_number_is_refused_by_name(model):
+    optimizer = torch.optim.SGD(trainable(model), lr=0.1, weight_decay=Fraction(1, 8))
+    loader = torch.utils.data.DataLoader(range(10), batch_size=1)
+    with pytest.raises(pl.UsageError, match="parameter group 0 has weight_decay of type Fraction, expected a number"):
+        describe(model, optimizer, loader, accumulate=1, clip_norm=None)
+
+
+def test_tensors_of_complex128_are_received_as_they_were_sent():
+    sent = {"w": torch.randn(2, 3, dtype=torch.complex128).conj(), "real": torch.ones(2), "0": torch.tensor(1 + 2j)}
+    stream = io.BytesIO()
+    write_tensors(stream, {name: tensor.contiguous() for name, tensor in sent.items()})
+    stream.seek(0)
+    received = read_tensors(stream)
+    assert {name: tensor.dtype for name, tensor in received.items()} == {n: each.dtype for n, each in sent.items()}
+    assert all(torch.equal(received[name], tensor) for name, tensor in sent.items())
 
 
 def test_the_server_s_optimizer_has_the_groups_of_the_user_s(model):

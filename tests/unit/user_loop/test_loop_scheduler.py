@@ -3,6 +3,7 @@
 import copy
 import time
 
+import cloudpickle
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
@@ -127,6 +128,19 @@ def test_a_bound_scheduler_is_of_its_class_and_its_state_is_that_of_another():
     optimizer.step()
     scheduler.step()
     assert scheduler.last_epoch == 1
+
+
+@pytest.mark.parametrize("make_scheduler", [one_cycle, halved, in_sequence])
+def test_a_copy_of_a_bound_scheduler_is_not_bound_and_has_its_class(make_scheduler):
+    scheduler = make_scheduler(sgd(make_network()))
+    kind = type(scheduler)
+    binding = SchedulerBinding(scheduler, lambda: 0)
+    by_value = cloudpickle.loads(cloudpickle.dumps(scheduler))  # pickle cannot pickle a lambda
+    for copied in (by_value, copy.deepcopy(scheduler)):
+        assert type(copied) is kind
+        assert copied.last_epoch == scheduler.last_epoch
+    binding.close()
+    assert type(scheduler) is kind
 
 
 def test_a_scheduler_that_follows_a_metric_is_refused():

@@ -40,6 +40,8 @@ def test_its_progress_counts_the_steps(parts):
     assert (run.update, run.workload, run.last) == (6, 6, ("used", 0))
     assert run.lr == pytest.approx(LR * 0.01)
     assert (run.over, run.stopped_by) == (True, "epochs")
+    optimizer.step()
+    assert run.update == 6
 
 
 @pytest.mark.parametrize("by_closure", [False, True])
