@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from paceline.core.bounds import Count, Seconds
+from paceline.core.bounds import Count, CountOrNone, Seconds
 from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
@@ -91,7 +91,7 @@ class GradientStats(NamedTuple):
     """Scalars of one gradient, as in `Arrival`."""
 
     loss: float
-    samples: Count
+    samples: CountOrNone
     squared_norm: float
     variance: float
     finite: bool

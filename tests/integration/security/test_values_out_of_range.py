@@ -34,8 +34,8 @@ def field(position, value):
 
 
 OF_GRADIENTS = {
-    "no samples": (stats(SAMPLES, 0), "stats.samples: expected `int` >= 1"),
-    "negative samples": (stats(SAMPLES, -1), "stats.samples: expected `int` >= 1"),
+    "no samples": (stats(SAMPLES, 0), "a gradient of no samples"),
+    "negative samples": (stats(SAMPLES, -1), "stats.samples: expected `int` >= 0"),
     "2^62 samples": (stats(SAMPLES, 1 << 62), "stats.samples: expected `int` <= 4294967296"),
     "minibatches": (stats(MINIBATCHES, -7), "stats.minibatches: expected `int` >= 1"),
     "norm": (stats(SQUARED_NORM, -1.0), "squared norm -1.0"),

@@ -89,6 +89,8 @@ class RemoteTaskDone(MessageStruct, frozen=True):
 
     def __post_init__(self) -> None:
         check_norms(self.stats.squared_norm, self.stats.variance)
+        if not self.stats.samples and not self.stats.skipped:
+            raise ValueError("a gradient of no samples, which its loop has not skipped")
 
     def why_refused(self, groups: int) -> str:
         """Return what is wrong with the options of the step, empty if nothing is.
