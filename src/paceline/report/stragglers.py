@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from statistics import median
 
 import numpy as np
@@ -17,6 +18,9 @@ from paceline.report.worker_stats import QUANTILES, RoundTripStats, round_trips
 
 LEAST_SLOWER = 1.05  # smallest ratio to the median round trip that counts as slower
 SLOW = 2.0  # smallest ratio to the median round trip of a straggler
+SURELY_SLOW = 1.3  # the same for a worker whose median is certain
+DEVIATIONS = 4.0  # standard errors of its median by which such a worker is slower
+ERROR_OF_MEDIAN = 0.93  # standard error of the median of normal samples: times the interquartile range, by sqrt(number)
 LEAST_FINISHED = 3  # mean gradients of the other workers before one without any counts as a straggler
 LEAST_WAIT = 0.01  # smallest share of the time of a run for which updates waited that is named
 LEAST_SEEN = 3  # smallest number of tasks of a slow worker
@@ -27,8 +31,9 @@ MEDIAN = QUANTILES.index(50)
 def stragglers(run: RunData) -> list[str]:
     """Return a sentence for each straggler of a run, the slowest first.
 
-    A straggler has a median round trip of at least twice the median over the workers, or contributed nothing while the
-    others contributed. If most of its tasks were interrupted or unfinished, its median is a lower bound.
+    A straggler has a median round trip of at least twice the median over the workers, or of 1.3 times where its times
+    vary too little for chance, or contributed nothing while the others contributed. If most of its tasks were
+    interrupted or unfinished, its median is a lower bound.
     """
     if isinstance(run.run, RecordedDDPRun):
         return _of_recording(run.run.recording)
@@ -58,7 +63,8 @@ def slow_workers(
         if row is None or typical_s <= 0:
             continue
         ratio = row.quantiles_s[MEDIAN] / typical_s
-        is_slow = ratio >= SLOW and int(tasks[worker]) >= LEAST_SEEN
+        seen = int(tasks[worker])
+        is_slow = seen >= LEAST_SEEN and (ratio >= SLOW or _is_surely_slow(row, typical_s, seen))
         is_useless = not used[worker] and (used.sum() / (workers - 1)) >= LEAST_FINISHED
         if is_slow or is_useless:
             slower = f"worker {worker} {_slower(row, typical_s)}"
@@ -79,6 +85,13 @@ def _of_recording(recording: DDPRecording) -> list[str]:
 def _typical_s(rows: Sequence[RoundTripStats | None]) -> float:
     """Return the median over the workers of the median round trip."""
     return median(row.quantiles_s[MEDIAN] for row in rows if row is not None)
+
+
+def _is_surely_slow(row: RoundTripStats, typical_s: float, tasks: int) -> bool:
+    """Return whether the median of a worker is above that of the others by more than its times can vary."""
+    low_s, median_s, high_s = (row.quantiles_s[QUANTILES.index(percent)] for percent in (25, 50, 75))
+    error_s = ERROR_OF_MEDIAN * (high_s - low_s) / sqrt(tasks)
+    return median_s >= SURELY_SLOW * typical_s and median_s - typical_s >= DEVIATIONS * error_s
 
 
 def _slower(row: RoundTripStats, typical_s: float) -> str:

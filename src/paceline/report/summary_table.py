@@ -31,8 +31,7 @@ def row(run: RunData) -> dict[str, Any]:
         "mean staleness": stats.mean_staleness if has_updates else None,
         "idle": max(0.0, stats.idle_share) if isfinite(stats.idle_share) else None,
         "final loss": known(stats.loss),
-        "accuracy": known(stats.metrics.get("accuracy", nan)),
-        **{metric_title(name): known(value) for name, value in stats.metrics.items() if name != "accuracy"},
+        **{metric_title(name): known(value) for name, value in stats.metrics.items()},
     }
 
 
@@ -49,8 +48,9 @@ def headline(groups: Sequence[Group]) -> str:
         return f"{job}: no update yet"
     if len(runs) == 1:
         return f"{job} with {runs[0].protocol}: {_arrived_at(runs[0])}"
-    if len(groups) > 1 and all(run.stats.stopped_by in TARGETS for run in runs):
-        return f"{job}: {_race(groups)}"
+    there = [group for group in groups if all(run.stats.stopped_by in TARGETS for run in group.runs)]
+    if len(groups) > 1 and there:
+        return f"{job}: {_race(there, [group.label for group in groups if group not in there])}"
     return f"{job}: {counted(len(runs), 'run')} of {counted(len(groups), 'protocol')}{_best(groups)}"
 
 
@@ -73,14 +73,16 @@ def final_values(run: RunData) -> list[str]:
     return parts
 
 
-def _race(groups: Sequence[Group]) -> str:
+def _race(groups: Sequence[Group], others: Sequence[str]) -> str:
+    """Return which group reached the target first, as the verdict of `compare`, and which others missed it."""
     times = sorted((mean(run.stats.time_s for run in group.runs), group.label) for group in groups)
-    (best_s, winner), *others = times
-    behind = ", ".join(f"{time_s / best_s:.1f} x faster than {label}" for time_s, label in others if best_s > 0)
+    (best_s, winner), *later = times
+    behind = [f"{time_s / best_s:.1f} x faster than {label}" for time_s, label in later if best_s > 0]
+    behind += [f"while {label} missed it" for label in others]
     mean_of = " on average" if any(len(group.runs) > 1 for group in groups) else ""
     goals = {run.stop.goal for group in groups for run in group.runs if run.stop}
     target = goals.pop() if len(goals) == 1 else "the target"
-    return f"{winner} reached {target} first, in {number(best_s)} s{mean_of}, {behind}"
+    return ", ".join([f"{winner} reached {target} first, in {number(best_s)} s{mean_of}", *behind])
 
 
 def _best(groups: Sequence[Group]) -> str:

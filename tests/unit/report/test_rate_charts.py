@@ -5,6 +5,7 @@ from paceline.core.records import DecisionMade
 from paceline.recording.run_folder import SavedRun
 from paceline.report.curves import RATES, groups, panels
 from paceline.report.run_data import read_run
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 
@@ -14,7 +15,7 @@ def read(folder, lr_rule):
     return read_run(SavedRun(folder), "run")
 
 
-@pytest.mark.parametrize("axis", ["time", "updates", "workload"])
+@parametrize_few("axis", ["time", "updates", "workload"], keep=1)
 def test_the_rate_and_phi_have_charts(axis, tmp_path):
     run = read(tmp_path / "run", "noise")
     decisions = [each for each in run.run.history.of(DecisionMade) if each.kind == "learning_rate"]

@@ -18,6 +18,7 @@ from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import SavedRun
 from paceline.report.run_data import FATES, NO_END, read_run
 from paceline.report.worker_stats import activities, coverage, heat_map, round_trips, samples, staleness, worker_seconds
+from selections import parametrize_few
 from written_runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
 PROTOCOLS = ["bsp", "asp", "k_sync(k=2)", "k_batch_sync(k=3)", "pull(k=2)", "backup(k=3)", "ssp(lead=1)"]
@@ -77,7 +78,7 @@ def test_worker_activities_sum_to_the_live_time(saved):
     assert did["communicating"] == sum(each.pull_s + each.push_s for each in arrived)
 
 
-@pytest.mark.parametrize(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))])
+@parametrize_few(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))], keep=1)
 def test_only_exposed_communication_is_counted(tmp_path, protocol, shares):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(latency_s=1.5 / 6))
     train_run(tmp_path / "run", protocol, cluster=cluster, stop=pl.Stop(updates=100))

@@ -57,6 +57,12 @@ def test_a_worker_interrupted_at_the_median_is_reported_as_interrupted(tmp_path)
     )
 
 
+def test_a_worker_that_is_less_than_twice_as_slow_is_named_if_that_is_no_chance(tmp_path):
+    cluster = pl.Cluster(4, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 1.0, 1 / 1.7])
+    (sentence,) = sentences(tmp_path, "asp", cluster=cluster, updates=60)
+    assert sentence.startswith("worker 3 was 1.8 x slower than the median and contributed ")
+
+
 @pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=3)", "asp"])
 def test_equal_workers_are_not_stragglers(tmp_path, protocol):
     assert sentences(tmp_path, protocol, cluster=exponential()) == []

@@ -6,6 +6,7 @@ import { dash, ink, lineSample, seriesInk } from "./ink.js";
 import { linear, logarithmic } from "./scale.js";
 
 const KEY_STEPS = 240; // steps of the arrow keys on the whole axis
+const FAR_ABOVE = 10; // ratio to the lowest line from which on a line, as of a run that diverges, does not stretch the axis
 
 /** Panels of all curves; `updates[i]` are the unpacked updates of run i once they are loaded. */
 export class Curves {
@@ -101,6 +102,15 @@ class Panel extends Chart {
     return this.curves.groups.map((group, index) => ({ group, index, one: group.lines[this.curves.axis][this.name] })).filter(({ one }) => one);
   }
 
+  /** The lines that determine the axis: all, except those far above the lowest one. */
+  get within() {
+    const all = this.drawn.map((each) => ({ ...each, top: highest(each.one.high) }));
+    const lowest = Math.min(...all.map(({ top }) => top).filter((top) => top > 0));
+    const within = this.curves.logLoss ? all : all.filter(({ top }) => !(top > FAR_ABOVE * lowest));
+    this.cut = all.filter((each) => !within.includes(each));
+    return within;
+  }
+
   paint(pen) {
     const { area } = this;
     this.xScale = linear(0, this.curves.end, area.left, area.right);
@@ -114,16 +124,28 @@ class Panel extends Chart {
     for (const { one, index } of this.drawn) this.paintBand(pen, one, index);
     for (const { one, index } of this.drawn) this.paintLine(pen, one, index);
     pen.restore();
+    this.paintCut(pen, area);
     this.paintCursor(pen, area);
+  }
+
+  /** Name the lines that leave the chart at its top. */
+  paintCut(pen, area) {
+    if (!this.cut.length) return;
+    const texts = this.cut.map(({ group, top }) => `${group.label} goes up to ${short(top, 2)}`);
+    pen.fillStyle = ink("soft");
+    pen.textAlign = "right";
+    pen.textBaseline = "top";
+    pen.fillText(texts.join(", "), area.right, area.top + 2);
   }
 
   scaleY({ top, bottom }) {
     const logs = this.name === "loss" && this.curves.logLoss;
-    const values = this.drawn.flatMap(({ one }) => [...one.low, ...one.high]).filter((value) => value !== null && (!logs || value > 0));
+    const values = this.within.flatMap(({ one }) => [...one.low, ...one.high]).filter((value) => value !== null && (!logs || value > 0));
     const low = values.reduce((a, b) => Math.min(a, b), Infinity);
     const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
     if (logs && low < high) return logarithmic(low, high, bottom, top);
-    const room = (high - low || Math.abs(high) || 0.1) * 0.08;
+    if (low === 0 && high === 0) return linear(0, 1, bottom, top);
+    const room = (high - low || Math.abs(high)) * 0.08;
     if (this.name !== "k") return linear(low < 0 ? low - room : Math.max(0, low - room), high + room, bottom, top);
     return linear(Math.min(0, low), high > 0 ? high * 1.05 : high + 1, bottom, top);
   }
@@ -155,17 +177,17 @@ class Panel extends Chart {
     pen.lineWidth = 1;
   }
 
-  /** Draw protocol switches and resumptions with their reasons. */
+  /** Draw protocol switches and resumptions, with their reasons where there is room; the decisions below have all. */
   paintMarks(pen, area) {
-    for (const { group, index } of this.drawn) {
-      for (const mark of this.curves.runs[group.runs[0]].switches) {
-        const x = this.xScale.at(mark[this.curves.axis]);
-        pen.strokeStyle = seriesInk(index, 0.8);
-        pen.setLineDash([3, 3]);
-        line(pen, x, this.hasNotes ? area.top - 22 : area.top, x, area.bottom);
-        pen.setLineDash([]);
-        if (this.hasNotes) writeBeside(pen, area, x, area.top - 16, mark.reason);
-      }
+    const marks = this.drawn.flatMap(({ group, index }) =>
+      this.curves.runs[group.runs[0]].switches.map((mark) => ({ mark, index, x: this.xScale.at(mark[this.curves.axis]) })));
+    let free = -Infinity;
+    for (const { mark, index, x } of marks.sort((a, b) => a.x - b.x)) {
+      pen.strokeStyle = seriesInk(index, 0.8);
+      pen.setLineDash([3, 3]);
+      line(pen, x, this.hasNotes ? area.top - 22 : area.top, x, area.bottom);
+      pen.setLineDash([]);
+      if (this.hasNotes) free = writeBeside(pen, area, x, area.top - 16, mark.reason, free);
     }
   }
 
@@ -261,14 +283,22 @@ function valueAt(one, which, x) {
   return one[which][after - 1] + share * (one[which][after] - one[which][after - 1]);
 }
 
-function writeBeside(pen, area, x, y, text) {
+/** Write beside a line if nothing else stands there up to `free`; return up to where something stands now. */
+function writeBeside(pen, area, x, y, text, free) {
   const shown = text.length > 34 ? `${text.slice(0, 33)}…` : text;
   const width = pen.measureText(shown).width;
   const left = x + 6 + width < area.right ? x + 6 : x - 6 - width;
+  if (left < free) return free;
   pen.fillStyle = ink("paper", 0.85);
   pen.fillRect(left - 2, y - 8, width + 4, 16);
   pen.fillStyle = ink("ink");
   pen.textAlign = "left";
   pen.textBaseline = "middle";
   pen.fillText(shown, left, y);
+  return left + width + 8;
+}
+
+/** Return the largest finite value, 0 without one. */
+function highest(values) {
+  return values.reduce((most, value) => (value !== null && value > most ? value : most), 0);
 }

@@ -1,6 +1,6 @@
 // Construction of the charts of the page.
 
-import { leaveOut } from "./chart.js";
+import { drawAll, leaveOut } from "./chart.js";
 import { Curves } from "./curves.js";
 import { HeatMap } from "./heat.js";
 import { Histogram } from "./histogram.js";
@@ -58,4 +58,14 @@ async function start() {
   await showRun(data, updates, 0);
 }
 
-requestAnimationFrame(() => setTimeout(start)); // after the first paint of the page
+let started = null;
+
+function begin() {
+  started ??= start();
+}
+
+requestAnimationFrame(() => setTimeout(begin)); // after the first paint of the page
+window.addEventListener("beforeprint", () => {
+  begin();
+  drawAll();
+});

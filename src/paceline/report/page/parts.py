@@ -20,6 +20,7 @@ from paceline.report.worker_stats import (
     worker_losses,
     worker_seconds,
 )
+from paceline.utils.wording import counted
 
 TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
@@ -100,14 +101,22 @@ def straggler_sentences(runs: Sequence[RunData]) -> str:
 
 
 def straggler_paragraphs(found: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return one paragraph for each run with stragglers.
+    """Return a paragraph on the stragglers of a run; for several runs, that of the first one with the others collapsed.
 
     Args:
         found: label of each run, and the sentences on its stragglers.
     """
-    named = [(label, sentences) for label, sentences in found if sentences]
-    texts = [f"{f'{label}: ' if len(found) > 1 else ''}{'; '.join(sentences)}." for label, sentences in named]
-    return "".join(f"<p class='notice'>{escape(text[0].upper() + text[1:])}</p>" for text in texts)
+    texts = [(label, f"{'; '.join(sentences)}.") for label, sentences in found if sentences]
+    if not texts:
+        return ""
+    label, first = texts[0]
+    if len(found) == 1:
+        return f"<p class='notice'>{escape(first[0].upper() + first[1:])}</p>"
+    head = f"Stragglers in {len(texts)} of {counted(len(found), 'run')}. {label}: {first}"
+    if len(texts) == 1:
+        return f"<p class='notice'>{escape(head)}</p>"
+    others = "".join(f"<p>{escape(f'{label}: {text}')}</p>" for label, text in texts[1:])
+    return f"<details class='notice'><summary>{escape(head)}</summary>{others}</details>"
 
 
 def seconds_section(runs: Sequence[RunData]) -> str:
@@ -134,7 +143,8 @@ def time_bars(
         "<h3>Computing, communicating, waiting</h3>",
         fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds"),
         "<p class='caption'>Communicating is the time that a worker waits for the network. Under all-reduce it is the "
-        "part of the sum that is not hidden behind computing.</p>",
+        "part of the sum that is not hidden behind computing. Waiting is all other time: that of idle workers, which "
+        "have no task, and waits within a task.</p>",
     )
 
 

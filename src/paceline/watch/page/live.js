@@ -39,6 +39,7 @@ function showLost() {
 function showTexts(texts) {
   for (const [id, html] of Object.entries(texts)) byId(id).innerHTML = html;
   byId("decided").hidden = !texts.decisions;
+  byId("so-far").hidden = !texts.table;
 }
 
 /** Return the lines of one run on each axis; all lines of a table share its positions. */
@@ -73,7 +74,7 @@ function showCurves() {
 function addMetric(name, title) {
   const part = document.createElement("div");
   part.className = "part";
-  part.append(Object.assign(document.createElement("h3"), { textContent: title }));
+  part.append(Object.assign(document.createElement("h3"), { textContent: title[0].toUpperCase() + title.slice(1) }));
   part.append(Object.assign(document.createElement("div"), { className: "chart", id: name }));
   byId("metrics").append(part);
 }

@@ -12,6 +12,7 @@ from paceline.core.records import DecisionMade, VersionEvaluated, WorkerJoined, 
 from paceline.policies.estimators.loss_hazard import loss_hazards
 from paceline.report.curves import groups
 from paceline.report.page.page import SCRIPTS, page, script
+from paceline.report.page.parts import straggler_paragraphs
 from paceline.report.run_data import NO_END, read_run
 from paceline.report.summary_table import headline, number, row
 from paceline.report.worker_stats import live_times, worker_losses
@@ -105,14 +106,31 @@ def test_the_table_has_the_figures_of_the_run(tmp_path):
     assert f">{number(cells['final loss'])}</td>" in shown
 
 
-def test_the_headline_names_the_winner_only_if_all_reached_the_target(tmp_path):
+def test_the_headline_names_the_winner_and_those_that_missed_the_target_as_the_verdict_of_compare_does(tmp_path):
     stop = {"stop": "loss=5"}
     runs = [read_run(train_run(tmp_path / p, p, **stop), p) for p in ("bsp", "asp")]
     times = {run.protocol: run.stats.time_s for run in runs}
     winner = min(times, key=times.get)
     assert f"{winner} reached loss 5 first" in headline(groups(runs))
     runs.append(read_run(train_run(tmp_path / "late", "pull(k=2)", updates=3), "late"))
-    assert "first" not in headline(groups(runs))
+    assert headline(groups(runs)).endswith("while pull(k=2) missed it")
+    assert "first" not in headline(groups([*runs[2:], *(runs[2:])]))
+
+
+def test_a_table_has_a_column_for_each_metric_that_a_run_has_and_no_other(tmp_path):
+    run = read_run(train_run(tmp_path / "run", "bsp"), "run")
+    run.stats.metrics.clear()
+    assert "accuracy" not in row(run)
+    run.stats.metrics["perplexity"] = 12.5
+    assert row(run)["perplexity"] == 12.5
+
+
+def test_the_stragglers_of_several_runs_are_one_box():
+    runs = [(f"k_sync(k=6), seed {seed}", ["worker 7 was 1.8 x slower"]) for seed in range(12)]
+    found = straggler_paragraphs([*runs, ("asp", [])])
+    assert found.count("class='notice'") == 1
+    assert "<summary>Stragglers in 12 of 13 runs. k_sync(k=6), seed 0: worker 7 was 1.8 x slower.</summary>" in found
+    assert straggler_paragraphs([("asp", []), ("bsp", [])]) == ""
 
 
 def test_the_headline_of_one_run_has_its_outcome(tmp_path):
