@@ -16,6 +16,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.worker.local_steps import make_replica
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -81,7 +82,7 @@ def pieces(job, seed, n, protocol, updates):
     return Coordinator(as_plan(protocol), workers=n, stop=stop), server, layout
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         pl.bsp(),
@@ -96,6 +97,7 @@ def pieces(job, seed, n, protocol, updates):
         pl.ringmaster(r=1) + pl.local_steps(H=2),
         pl.k_async(k=2) + pl.staleness_weight() + pl.local_steps(seconds=0.01),
     ],
+    keep=5,
     ids=str,
 )
 def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):

@@ -11,7 +11,7 @@ import torch
 import paceline as pl
 from paceline.core.records import DecisionMade, WorkerLost
 from paceline.recording.run_folder import EVENTS, RUN, SavedRun
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
 
@@ -73,7 +73,7 @@ def test_named_controllers(protocol, tmp_path):
 ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=20 >> asp"
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         "auto",
@@ -84,6 +84,7 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=20 >> asp"
         "patient",
         pytest.param(ALOOF, marks=pytest.mark.slow),
     ],
+    keep=3,
 )
 def test_real(protocol, tmp_path):
     real(protocol, out=tmp_path / "run")
@@ -97,8 +98,8 @@ def test_a_real_run_of_500_updates(tmp_path):
     assert (found.difference, found.updates) == ("", 500)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)]
+@parametrize_few(
+    "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)], keep=1
 )
 def test_automatic_protocol_and_rate(optimizer, tmp_path):
     job = tiny_job(optimizer=optimizer, clip_norm=1.0)

@@ -15,7 +15,7 @@ from paceline.core.records import (
 )
 from rank_threads import ranks, run
 from ranks import flat
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
 
 EXACT = 1e-12
@@ -69,7 +69,7 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     assert measured[0] == pytest.approx(measured[1], rel=EXACT)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         "dc_s3gd",
@@ -78,6 +78,7 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
         "local_sgd(H=3, lag=2)",
         "local_sgd(H=4, fragments=2)",
     ],
+    keep=2,
 )
 def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation(protocol):
     faults = [pl.Fault(worker, 6, "not_finite") for worker in range(2)]
@@ -98,13 +99,14 @@ def test_a_killed_rank_is_named_by_all_others():
         assert job.faults("die") == 1
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         "all_reduce",
         "dc_s3gd(lag=2)",
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("s3gd", "dc_s3gd", "local_sgd(H=4)")),
     ],
+    keep=1,
 )
 def test_the_ranks_that_are_left_go_on(protocol, caplog):
     torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 14, "raise")], "min_workers": 1}

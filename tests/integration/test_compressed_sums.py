@@ -1,6 +1,5 @@
 """Ranks without a server that send compressed messages, as threads: against a plain loop with the same rounding."""
 
-import pytest
 import torch
 
 import paceline as pl
@@ -10,6 +9,7 @@ from paceline.worker.torch_utils import build_model
 from rank_threads import ranks, run
 from ranks import flat
 from rounding import single_job
+from selections import parametrize_few
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, sgd
 
 N, UPDATES, RATE = 3, 24, 0.05
@@ -54,7 +54,7 @@ def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one(
     assert largest_relative_difference(exact, theirs) > 1e-5
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "wire"),
     [
         ("all_reduce", "int8"),
@@ -63,6 +63,7 @@ def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one(
         ("local_sgd(H=4, fragments=2, lag=1)", "int8"),
         ("local_sgd(H=4, lag=4)", "top_k(share=0.3)"),
     ],
+    keep=2,
 )
 def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
     job = single_job(optimizer=sgd(RATE), eval_data=dataset(20, dtype=torch.float32))

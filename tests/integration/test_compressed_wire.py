@@ -14,6 +14,7 @@ from paceline.server.compiled_codec import CompiledIntegerCodec
 from rank_threads import ranks, run
 from ranks import flat, lost
 from rounding import single_job
+from selections import parametrize_few
 from this_process import in_thread
 from tiny_jobs import largest_relative_difference, parameters_of, sgd
 
@@ -21,7 +22,7 @@ CODES = ["int8", "int4", "top_k(share=0.1)"]
 STOP = "updates=24"
 
 
-@pytest.mark.parametrize(("protocol", "wire"), [*(("bsp", wire) for wire in CODES), ("bsp + local_steps(H=3)", "int8")])
+@parametrize_few(("protocol", "wire"), [*(("bsp", wire) for wire in CODES), ("bsp + local_steps(H=3)", "int8")], keep=2)
 def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tmp_path):
     job = single_job()
     settings = {"protocol": protocol, "stop": STOP}

@@ -10,6 +10,7 @@ from end_when import FOREVER, EndWhen
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
+from selections import parametrize_few
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import tiny_job
 from waiting_jobs import waiting_for
@@ -142,7 +143,7 @@ def test_a_host_beyond_the_first_ones_joins_as_one_worker_and_leaves():
     assert {update.k for update in end.of(UpdateMade)} == {2, 3}
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "dc_s3gd"])
+@parametrize_few("protocol", ["bsp", "dc_s3gd"], keep=1)
 def test_a_run_is_resumed_with_another_size(protocol, tmp_path):
     settings = {"protocol": protocol}
     first, then = (3, 4) if protocol == "bsp" else (2, 3)

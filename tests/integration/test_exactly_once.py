@@ -10,6 +10,7 @@ import paceline as pl
 from counting_runs import SAMPLES, N, deaths, on_processes
 from paceline.core.records import RunResumed
 from paths import environment
+from selections import parametrize_few
 from tiny_counting import BATCH, counting_job, times_applied
 
 EPOCHS = 3
@@ -22,7 +23,7 @@ def losses(result):
 
 
 @pytest.mark.parametrize("sharding", ["shared", "partitioned"])
-@pytest.mark.parametrize("protocol", [*PROTOCOLS, *MORE])
+@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=5)
 def test_simulated(protocol, sharding):
     cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(3, back_after_s=1.5))
     result = pl.train(
@@ -115,7 +116,7 @@ def test_kill_9_of_the_parent_loses_only_the_updates_since_the_checkpoint(tmp_pa
     assert times_applied(result.model) == [EPOCHS] * SAMPLES
 
 
-@pytest.mark.parametrize("protocol", [*PROTOCOLS, *MORE])
+@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=4)
 def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.Exponential(1.0))}
     first = pl.train(counting_job(SAMPLES), stop="epochs=1", out=tmp_path / "run", **options)

@@ -13,6 +13,7 @@ from paceline.engines.distributed.parameter_server.worker_process import WorkerP
 from paceline.jobs.job import Job
 from rank_threads import LIMIT_S, ranks, run
 from ranks import flat, lost
+from selections import parametrize_few
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import largest_relative_difference, parameters_of, tiny_job
 
@@ -20,7 +21,7 @@ EXACT = 1e-12
 NODE = {"workers": "node"}
 
 
-@pytest.mark.parametrize(("world_size", "nodes", "shards", "debug"), [(6, 2, 1, True), (4, 2, 3, False)])
+@parametrize_few(("world_size", "nodes", "shards", "debug"), [(6, 2, 1, True), (4, 2, 3, False)], keep=1)
 def test_local_steps_of_hosts_are_those_of_single_processes(world_size, nodes, shards, debug):
     job = tiny_job(batch_size=7, microbatches=2, clip_norm=0.5)
     settings = {"protocol": "bsp + local_steps(H=3, outer=nesterov)", "stop": "updates=8"}

@@ -7,6 +7,7 @@ from end_when import FOREVER, EndWhen
 from paceline.core.records import WorkerLost
 from rank_threads import ranks, run
 from ranks import flat
+from selections import parametrize_few
 from this_process import in_thread
 from tiny_jobs import largest_relative_difference, tiny_job
 
@@ -14,7 +15,7 @@ EXACT = 1e-12
 NODE = {"workers": "node"}
 
 
-@pytest.mark.parametrize(("world_size", "nodes", "shards"), [(4, 2, 1), (4, 2, 3), (4, 1, 1)])
+@parametrize_few(("world_size", "nodes", "shards"), [(4, 2, 1), (4, 2, 3), (4, 1, 1)], keep=1)
 def test_a_host_computes_the_gradient_of_one_worker(world_size, nodes, shards):
     job = tiny_job(batch_size=7)
     ends = run(world_size, job, {**NODE, "shards": shards}, nodes=nodes, protocol="bsp", stop="updates=15")

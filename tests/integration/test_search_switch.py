@@ -20,6 +20,7 @@ from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.recording.run_folder import EVENTS
 from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states
+from selections import parametrize_few
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -97,7 +98,7 @@ def whole(tmp_path_factory):
     return search(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)])
+@parametrize_few(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)], keep=1)
 def test_an_interrupted_search_resumes_without_repeating_a_run(tmp_path, whole, processes, at):
     out = tmp_path / "parted"
     stopped = search(out, processes=processes, display=RecordingDisplay(at))

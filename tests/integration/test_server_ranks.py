@@ -16,7 +16,7 @@ from paceline.engines.distributed.parameter_server import engine as engine_modul
 from paceline.engines.distributed.rendezvous import rendezvous
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from this_process import what_is_open
 from tiny_counting import BATCH, counting_job, tallying_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
@@ -37,9 +37,10 @@ def assert_is_simulation(ends, job, n, **settings):
         assert end.reason == simulated.reason
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "n"),
     [("bsp", 1), ("asp", 1), ("bsp", 3), ("k_sync(k=3)", 3), ("bsp + local_steps(H=3, outer=nesterov)", 3)],
+    keep=3,
 )
 def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
     job = tiny_job(model=batch_norm_net)
@@ -58,12 +59,13 @@ def test_a_schedule_and_parameters_without_decay_are_those_of_the_simulation():
 SIMPLER = {"bsp", "backup", "pull", "k_batch_sync", "k_async", "asp", "ringmaster", "b_dbw"}  # others have their parts
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         pytest.param(str(row[1]), marks=pytest.mark.slow if str(row[1]).split("(")[0] in SIMPLER else ())
         for row in TABLE
     ],
+    keep=5,
 )
 def test_every_protocol_runs_and_replays(protocol, tmp_path):
     ends = run(4, tiny_job(), protocol=protocol, stop="updates=30", out=tmp_path / "run")

@@ -20,6 +20,7 @@ from event_lines import read_events
 from paceline.engines.signals import holding_sigterm, is_sigterm_held
 from paceline.recording.run_folder import EVENTS
 from ranks import context, free_port, run
+from selections import parametrize_few
 from tiny_jobs import small_net, tiny_job
 
 
@@ -252,7 +253,7 @@ def left_of(made, expected):
             return left
 
 
-@pytest.mark.parametrize("protocol", ["asp", "all_reduce", "dc_s3gd"])
+@parametrize_few("protocol", ["asp", "all_reduce", "dc_s3gd"], keep=2)
 def test_a_run_leaves_no_model_in_memory(recorded_job, protocol):
     job, made = recorded_job
     result = pl.train(job, protocol=protocol, cluster="2*exp(mean=1)", stop="updates=3")

@@ -11,6 +11,7 @@ from paceline.recording.callbacks.tensorboard import TensorBoard
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE, WORKERS
 from paceline.report import write_report
 from paceline.utils.files import create_file, open_to_extend, replace_file, write_out
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 PRECIOUS = "precious"
@@ -56,7 +57,7 @@ def write_everything(run, **where):
 
 
 @pytest.mark.parametrize("name", [*FILES, EVENTS])
-@pytest.mark.parametrize("again", ["resume", "overwrite"])
+@parametrize_few("again", ["resume", "overwrite"], keep=1)
 def test_a_planted_link_to_a_file_is_replaced_or_refused(name, again, run, victim):
     content = (run / name).read_bytes() if (run / name).is_file() else b""
     (victim / "file").write_bytes(content)  # a link that is read is followed
@@ -67,7 +68,7 @@ def test_a_planted_link_to_a_file_is_replaced_or_refused(name, again, run, victi
 
 
 @pytest.mark.parametrize("name", [CHECKPOINTS, f"{CHECKPOINTS}/.unfinished", TENSORBOARD, TIMELINE, MODEL])
-@pytest.mark.parametrize("again", ["resume", "overwrite"])
+@parametrize_few("again", ["resume", "overwrite"], keep=1)
 def test_a_planted_link_to_a_folder_is_replaced_or_refused(name, again, run, victim):
     plant(run / name, victim)
     write_everything(run, **({"resume": run} if again == "resume" else {"out": run, "overwrite": True}))

@@ -12,6 +12,7 @@ from torch import nn
 import paceline as pl
 from paceline.errors import PacelineWarning
 from ranks import ranks
+from selections import parametrize_few
 from tiny_jobs import small_net, tiny_job
 
 ELSEWHERE = nn.Parameter(torch.ones(1, dtype=torch.float64))
@@ -128,7 +129,7 @@ class LowRank(nn.Module):
         return self.frozen(inputs) + inputs @ self.a.T @ self.b.T
 
 
-@pytest.mark.parametrize(("protocol", "updates"), [("bsp", 12), ("asp", 30), ("all_reduce", 12), ("dc_s3gd", 12)])
+@parametrize_few(("protocol", "updates"), [("bsp", 12), ("asp", 30), ("all_reduce", 12), ("dc_s3gd", 12)], keep=1)
 def test_low_rank_adaptation_is_accepted(protocol, updates):
     assert said_about(tiny_job(model=LowRank), protocol, updates, n=16) == []
 

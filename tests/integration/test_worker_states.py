@@ -13,7 +13,7 @@ from paceline.core.records import RunResumed, WorkerLost
 from paceline.errors import PacelineWarning
 from rank_threads import ranks, run
 from ranks import flat
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_jobs import SAMPLES, dataset, largest_relative_difference, parameters_of, tiny_job
 
 EXACT = 1e-9  # a resumed run has the samples of a minibatch in another order
@@ -95,7 +95,7 @@ def test_a_resumed_run_continues_with_the_state_of_every_rank(case, stops, tmp_p
     assert logged(caplog, "state")
 
 
-@pytest.mark.parametrize(("protocol", "delay"), [("bsp", 0), ("dc_s3gd", 1)])
+@parametrize_few(("protocol", "delay"), [("bsp", 0), ("dc_s3gd", 1)], keep=1)
 def test_checkpoints_are_saved_at_the_interval_and_one_update_later_without_a_server(protocol, delay, tmp_path):
     settings = {"checkpoint_every": "updates=10", "keep_checkpoints": 9, "out": tmp_path / "run"}
     run(3, tiny_job(), protocol=protocol, stop="updates=34", **settings)
@@ -159,7 +159,7 @@ def test_a_state_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     assert [*(states / "0").glob("*-gradient-12")]
 
 
-@pytest.mark.parametrize("protocol", LOSING)
+@parametrize_few("protocol", LOSING, keep=1)
 def test_a_rank_keeps_its_optimizer_where_its_steps_are_lost_with_the_sums(protocol, tmp_path, caplog):
     start = partial(run, 3, whole_batches(3), protocol=protocol)
     start(stop=STOP, out=tmp_path / "run")

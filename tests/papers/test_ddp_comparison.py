@@ -23,6 +23,7 @@ from papers.ddp.times import cluster_of, death_of, seconds_at
 from papers.ddp.training import Timed, Untimed, task_of
 from papers.store import Store, figure_store
 from papers.tasks import Where
+from selections import parametrize_few
 
 HERE = Where(Path())
 
@@ -59,7 +60,7 @@ def test_removing_the_slow_worker_does_not_change_the_others(pattern):
         assert seconds_of(whole, worker, 50).tolist() == seconds_of(rest, worker, 50).tolist()
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("pattern", "factors"),
     [
         ("none", [1] * 4),
@@ -68,6 +69,7 @@ def test_removing_the_slow_worker_does_not_change_the_others(pattern):
         ("ladder", [1, 9 / 7, 9 / 5, 3]),
         ("transient", [1.2] * 4),
     ],
+    keep=2,
 )
 def test_mean_seconds_of_each_worker(pattern, factors):
     cluster = PATTERNS[pattern].cluster(4)
@@ -103,7 +105,7 @@ def test_the_killed_worker_comes_back(tiny):
 # --- times and parameters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [DDP, WITHOUT_SLOW, "torchft", "bsp", "dc_s3gd", "local SGD (H=4)"])
+@parametrize_few("name", [DDP, WITHOUT_SLOW, "torchft", "bsp", "dc_s3gd", "local SGD (H=4)"], keep=3)
 def test_times_that_are_simulated_apart_are_those_of_a_run(name, tiny):
     contender, pattern = CONTENDERS[name], PATTERNS["rotating"]
     cluster = cluster_of("digits", 8, pattern, contender, seed=3)
@@ -117,7 +119,7 @@ def test_times_that_are_simulated_apart_are_those_of_a_run(name, tiny):
     )  # a sum also has a loss
 
 
-@pytest.mark.parametrize("name", [DDP, "bsp", "dc_s3gd"])
+@parametrize_few("name", [DDP, "bsp", "dc_s3gd"], keep=1)
 def test_parameters_of_these_do_not_depend_on_times(name, tiny):
     untimed = Untimed("digits", 8, name, 0, 1.0).carry_out(HERE)["evaluated"]
     timed = Timed("digits", 8, "rotating", name, 0, 1.0).carry_out(HERE)["evaluated"]

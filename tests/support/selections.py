@@ -16,3 +16,14 @@ def each_value_once(*columns):
         for places in product(*(range(len(column)) for column in columns))
         for marks in [() if places in usual else pytest.mark.slow]
     ]
+
+
+def parametrize_few(names, cases, keep, **options):
+    """Return the mark `parametrize` with cases of which the first `keep` run by default, and the others are slow.
+
+    It is for a rule that the first cases prove, where each further one costs much.
+    """
+    is_single = isinstance(names, str)
+    sets = [case if hasattr(case, "marks") else pytest.param(*((case,) if is_single else case)) for case in cases]
+    others = [pytest.param(*each.values, marks=[*each.marks, pytest.mark.slow], id=each.id) for each in sets[keep:]]
+    return pytest.mark.parametrize(names, [*sets[:keep], *others], **options)

@@ -17,6 +17,7 @@ from paceline.policies.noise_rule import LossGuard, NoiseRule, NoiseScaling, Noi
 from paceline.protocols.protocol import as_plan
 from paceline.run.noise_reference import reference_of
 from paceline.server.optimizer import stepping
+from selections import parametrize_few
 from tiny_jobs import sgd, small_net, tiny_job
 
 counts = st.integers(1, 64)
@@ -219,9 +220,10 @@ def test_a_rate_per_worker_is_refused():
         LRScaling("noise", "per_worker")
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("optimizer", "over_bsp", "over_constant"),
     [(sgd(lr=0.1, momentum=0.9), 1.3, 0.7), (partial(torch.optim.Adam, lr=0.1), 2.0, 0.9)],
+    keep=1,
 )
 def test_asynchronous_training_at_the_rate_of_bsp(optimizer, over_bsp, over_constant):
     def loss(protocol, lr_rule):

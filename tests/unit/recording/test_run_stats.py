@@ -8,6 +8,7 @@ import paceline as pl
 from paceline.core.records import RunEnded, UpdateMade, VersionEvaluated, WorkInterrupted
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -19,7 +20,7 @@ def run(protocol="k_sync(k=2)", stop="updates=40", cluster=CLUSTER, **options):
     return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=3, **options)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@parametrize_few("protocol", PROTOCOLS, keep=3)
 def test_run_stats_are_sums_over_the_records(protocol):
     result = run(protocol)
     figures = count(result.history)

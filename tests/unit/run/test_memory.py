@@ -8,6 +8,7 @@ import torch
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.run.memory import vectors_of
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 
@@ -57,9 +58,10 @@ def held_vectors(protocol, n, elements):
     return live[0]
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     ["asp", "bsp + local_steps(H=2)", "local_sgd(H=4)", "local_sgd(H=4, lag=4)", "dc_s3gd(lag=3)", "all_reduce"],
+    keep=3,
 )
 def test_a_simulated_run_holds_at_most_these_vectors(protocol):
     n, elements = 4, 60_000

@@ -16,6 +16,7 @@ from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer_rules import AdamRule, SGDRule
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
@@ -157,7 +158,7 @@ def arithmetic(request, monkeypatch):
 
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("optimizer", BY_BLOCKS)
+@parametrize_few("optimizer", BY_BLOCKS, keep=3)
 def test_steps_on_blocks_have_the_bits_of_the_optimizer(optimizer, case, monkeypatch):
     updates, is_clipped = CASES[case], ([*CASES].index(case) + [*BY_BLOCKS].index(optimizer)) % 2
     settings = {"optimizer": BY_BLOCKS[optimizer], "clip_norm": 2.0 if is_clipped else None}

@@ -14,6 +14,7 @@ from paceline.server import compiled_codec, kernels
 from paceline.server.codecs import TINY, Chunk, IntegerCodec, TopKCodec
 from paceline.server.compiled_codec import CompiledIntegerCodec, fastest_codec
 from paceline.server.flat_buffers import FlatLayout
+from selections import parametrize_few
 
 loops = pytest.importorskip("paceline.server.compiled_integers")
 
@@ -76,7 +77,7 @@ def exchanged(codec, kind, length, offset, rounds=3):
 
 
 @LEVELS
-@pytest.mark.parametrize("kind", VALUES)
+@parametrize_few("kind", VALUES, keep=3)
 @given(length=st.integers(0, 3 * BLOCK + 1), offset=st.integers(0, 3))
 def test_messages_decoded_values_and_errors_have_the_bits_of_torch(levels, kind, length, offset):
     code = IntegerCode(levels)

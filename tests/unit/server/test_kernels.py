@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.server import kernels
 from paceline.server.accumulator import RunningMean
 from paceline.server.optimizer_rules import AdamRule, SGDRule, StepVectors
+from selections import parametrize_few
 
 compiled = pytest.importorskip("paceline.server.compiled")
 
@@ -59,7 +60,7 @@ def assert_same_bits(ours, theirs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@parametrize_few("rule", RULES.values(), keep=3, ids=RULES)
 @given(
     length=st.sampled_from([0, 1, 15, 2047, 2048, 2049, 5000, 70_001]),
     k=st.integers(1, 5),

@@ -17,6 +17,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.worker.evaluation import evaluate
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import (
     batch_norm_net,
     dataset,
@@ -38,7 +39,7 @@ def trained(n=2, updates=20, protocol=None, **changes):
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@parametrize_few("optimizer", OPTIMIZERS.values(), keep=3, ids=OPTIMIZERS)
 def test_any_optimizer_equals_its_step_in_one_process(optimizer):
     result = trained(optimizer=optimizer)
     plain = plain_loop(tiny_job(optimizer=optimizer), seed=3, n=2, updates=20)

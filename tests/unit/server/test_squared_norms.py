@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.server.squared_norms import PIECE, copy_with_squared_norm, squared_norm, squared_norm_of
+from selections import parametrize_few
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
 
@@ -14,7 +15,7 @@ def summed(vectors):
     return sum(float(each.to(torch.complex128).abs().square().sum()) for each in vectors)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_few("dtype", DTYPES, keep=2)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 7, PIECE, PIECE + 3]), max_size=3),
     scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e3, 1e25]),
@@ -32,7 +33,7 @@ def test_rounding_errors_do_not_add_up_over_ten_million_elements():
     )  # the worst case: all roundings go one way
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_few("dtype", DTYPES, keep=2)
 @given(
     rows=st.sampled_from([0, 1, 3, PIECE // 8, PIECE // 8 + 3, PIECE // 2 + 1]),
     offset=st.integers(0, 3),

@@ -11,6 +11,7 @@ from paceline.theory.assumptions import RoundTripDistribution
 from paceline.theory.renewal import MOST, time_of_gradients
 from paceline.theory.stale_work import finish_and_idle
 from paceline.theory.survival_function import survival
+from selections import parametrize_few
 from theory_cases import CONSTANT, EXPONENTIAL, HYPER, PARETO, SHIFTED, seconds, z_of
 
 
@@ -66,7 +67,7 @@ def drawn_times_of_gradients(law, k, n, runs=10_000, seed=0):
     return time_s[:, 0]
 
 
-@pytest.mark.parametrize(("law", "k", "n"), MANY_DECADES, ids=str)
+@parametrize_few(("law", "k", "n"), MANY_DECADES, keep=4, ids=str)
 def test_times_of_many_decades_have_a_narrow_bracket_around_sampled_times(law, k, n):
     lower_s, upper_s = time_of_gradients(law, k, n)
     times_s = drawn_times_of_gradients(law, k, n)
@@ -130,9 +131,10 @@ def test_the_survival_function_is_the_inverse_of_the_quantile_function(law):
 
 
 # -- backup workers that finish stale work
-@pytest.mark.parametrize(
+@parametrize_few(
     ("make", "k", "n"),
     [(pl.backup, 1, 2), (pl.backup, 3, 8), (pl.backup, 7, 8), (pl.pull, 1, 2), (pl.pull, 3, 8), (pl.pull, 7, 3)],
+    keep=2,
 )
 def test_workers_that_finish_stale_work(make, k, n):
     theory, mean, error = z_of(make(k), EXPONENTIAL, n, gradients=20_000)

@@ -4,6 +4,7 @@ import pytest
 
 import paceline as pl
 from paceline.theory import NoTheoryError, staleness
+from selections import parametrize_few
 
 P = 8
 EXPONENTIAL, CONSTANT = pl.Exponential(1.0), pl.Deterministic(1.0)
@@ -24,7 +25,7 @@ def shares(protocol, law, gradients=10_000):
 
 
 @pytest.mark.parametrize("protocol", STALE, ids=repr)
-@pytest.mark.parametrize("law", [EXPONENTIAL, CONSTANT], ids=repr)
+@parametrize_few("law", [EXPONENTIAL, CONSTANT], keep=1, ids=repr)
 def test_the_distribution_of_staleness(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))
     _, share = shares(protocol, law)
@@ -43,7 +44,7 @@ def test_probabilities_sum_to_one_and_give_the_mean(protocol, law):
 
 
 @pytest.mark.parametrize("protocol", [pl.asp(), pl.k_async(3), pl.k_async(6), pl.k_batch_async(12)], ids=repr)
-@pytest.mark.parametrize("law", UNEQUAL, ids=repr)
+@parametrize_few("law", UNEQUAL, keep=2, ids=repr)
 def test_the_mean_of_every_distribution_and_the_bounds_of_the_fresh_share(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))
     mean, share = shares(protocol, law, gradients=6_000)

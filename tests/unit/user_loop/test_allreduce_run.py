@@ -27,6 +27,7 @@ from loop_parts import (
     values,
 )
 from paceline.recording.run_folder import SavedRun
+from selections import parametrize_few
 
 EXACT = 1e-12
 
@@ -45,7 +46,7 @@ def test_all_reduce_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_
     check_equal_models(ranks)
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@parametrize_few("protocol", ALGORITHMS, keep=3)
 def test_every_protocol_trains_as_a_job_does(protocol, network, data):
     def loop(run, model, optimizer):
         for _ in run.epochs(2):
@@ -61,7 +62,7 @@ def test_every_protocol_trains_as_a_job_does(protocol, network, data):
         assert (ours - theirs).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"], keep=1)
 def test_a_rank_without_a_last_minibatch_ends_with_the_model_of_the_others(protocol, network, data, tmp_path):
     ranks = AllReduceLoops(5, make_parts(network, data), protocol, out=tmp_path / "run")
     steps = ranks.run(train())
@@ -114,7 +115,7 @@ class Counting(torch.optim.Optimizer):
                 parameter.data.sub_(parameter.grad, alpha=group["lr"] / group["steps"])
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"], keep=1)
 def test_an_optimizer_of_another_library_makes_one_step_an_update(protocol, network, data):
     def make_optimizer(model):
         return Counting([each for each in model.parameters() if each.requires_grad])
@@ -187,7 +188,7 @@ def test_all_reduce_steps_with_the_learning_rates_of_rank_0(network, data):
     check_equal_models(ranks)
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd"])
+@parametrize_few("protocol", ["all_reduce", "dc_s3gd"], keep=1)
 def test_gradients_may_be_set_to_zero_in_place(protocol, network, data):
     def trained(to_none):
         def loop(run, model, optimizer):

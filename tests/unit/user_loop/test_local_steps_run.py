@@ -14,6 +14,7 @@ from attached_turns import in_turns
 from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, derived_sgd, loss_of, make_parts, sgd, step, values
 from paceline.core.records import GradientArrived, WorkInterrupted
 from paceline.user_loop.loop_data import LoopJob
+from selections import parametrize_few
 
 EXACT = 1e-12
 EPOCHS = 2
@@ -37,7 +38,7 @@ def loop(run, model, optimizer):
 
 
 @pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None), (derived_sgd, None)])
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         "bsp + local_steps(H=2, outer='nesterov(lr=0.7, momentum=0.5)')",
@@ -45,6 +46,7 @@ def loop(run, model, optimizer):
         "asp + local_steps(H=5, outer='delayed_nesterov(lr=0.4, momentum=0.5, every=2)')",
         "k_batch_async(k=2) + staleness_weight + local_steps(seconds=0.005)",
     ],
+    keep=2,
 )
 def test_every_protocol_trains_as_a_job_does(protocol, make_optimizer, clip_norm, network, data, events):
     ranks = AttachedThreads(3, make_parts(network, data, make_optimizer), protocol, clip_norm=clip_norm)
@@ -94,7 +96,7 @@ def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@parametrize_few("protocol", ["bsp", "asp"], keep=1)
 def test_a_scheduler_follows_the_workload_within_and_between_works(protocol, network, data, events):
     def scheduled(run, model, optimizer):
         scheduler = LambdaLR(optimizer, lambda at: 1 / (1 + at))

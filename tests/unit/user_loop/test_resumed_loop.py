@@ -10,6 +10,7 @@ import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, adamw, make_parts, step, values
 from paceline.cli.saved_options import NEEDED, SavedOptions
+from selections import parametrize_few
 
 EXACT = 1e-12
 RANKS, EPOCHS = 2, 3
@@ -36,7 +37,7 @@ def train(*, per_epoch):
     return loop
 
 
-@pytest.mark.parametrize("per_epoch", [False, True])
+@parametrize_few("per_epoch", [False, True], keep=1)
 def test_samples_and_learning_rates_go_on(per_epoch, network, data, tmp_path):
     parts, run = make_parts(network, data, adamw), tmp_path / "run"
     before = AttachedThreads(RANKS, parts, "bsp", stop="updates=8", out=run).run(train(per_epoch=per_epoch))

@@ -14,6 +14,7 @@ from paceline.report.stragglers import stragglers
 from paceline.watch import live_run
 from paceline.watch.live_run import LiveRun
 from paceline.watch.live_view import LiveView
+from selections import parametrize_few
 from written_runs import arrival, begun, ended, train_run, update, write_run
 
 RUNS = {
@@ -50,7 +51,7 @@ def kept_tasks(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("protocol", RUNS)
+@parametrize_few("protocol", RUNS, keep=4)
 def test_the_sums_are_those_of_the_report(saved, protocol, kept_tasks):
     run, live = read_run(saved[protocol], ""), followed(saved[protocol], (3, 50, 1))
     view = LiveView(live)

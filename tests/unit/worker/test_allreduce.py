@@ -22,6 +22,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import (
     batch_norm_net,
     dataset,
@@ -115,7 +116,7 @@ def test_an_outer_rate_of_one_without_momentum_is_the_mean():
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(theirs.model)) < 1e-12
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, LARS, Lamb])
+@parametrize_few("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, LARS, Lamb], keep=2)
 def test_the_update_of_any_optimizer_is_its_change_to_the_average(optimizer):
     job = tiny_job(optimizer=partial(optimizer, lr=1e-2, weight_decay=DECAY))
     loader, at, stepped = MinibatchLoader(job, 3, N), build_model(job, 3), [build_model(job, 3) for _ in range(N)]
@@ -175,7 +176,7 @@ def loss_and_count(model, batch):
     return F.cross_entropy(model(inputs), target), {"count": model.count.double()}
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@parametrize_few("protocol", ALGORITHMS, keep=2)
 def test_counting_buffers_have_their_global_sum_in_every_evaluation(protocol, tmp_path):
     job = tiny_job(model=Counting, eval_data=dataset(20), loss=None, step=loss_and_count)
     settings = {"protocol": protocol, "cluster": "4*deterministic(value=1)", "evaluate_every": "updates=1"}

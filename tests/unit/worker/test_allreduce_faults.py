@@ -11,7 +11,7 @@ from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.torch_utils import build_model
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_jobs import (
     batch_norm_net,
     largest_relative_difference,
@@ -64,7 +64,7 @@ def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
     assert run.stopped_by is pl.Outcome.UPDATES
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@parametrize_few("protocol", ALGORITHMS, keep=2)
 def test_additional_workers_of_a_resumed_run_participate_at_once(protocol, tmp_path):
     common = {"protocol": protocol, "seed": 1}
     pl.train(tiny_job(), cluster="2*deterministic(value=1)", stop="seconds=5.5", out=tmp_path / "run", **common)

@@ -20,6 +20,7 @@ from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.minibatch_forecast import MinibatchForecast, UpcomingMinibatch
 from paceline.worker.seeding import RandomStates, seeded
 from ranks import run
+from selections import parametrize_few
 from tiny_jobs import parameters_of, tiny_job
 
 
@@ -72,7 +73,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("protocol", "changes"), CASES.values(), ids=CASES)
+@parametrize_few(("protocol", "changes"), CASES.values(), keep=3, ids=CASES)
 def test_every_simulated_engine_is_bit_identical(protocol, changes):
     ours = trained(noisy_job(loader_workers=2, **changes), protocol)
     assert torch.equal(ours, trained(noisy_job(**changes), protocol))

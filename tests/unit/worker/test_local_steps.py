@@ -12,6 +12,7 @@ from local_steps_loop import local_steps_loop
 from paceline.core.records import GradientArrived, UpdateMade, WorkInterrupted
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_counting import BATCH, tallying_job
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, sgd, tiny_job
 
@@ -24,7 +25,7 @@ def trained(protocol, job, n=3, updates=30, cluster=None, **options):
     return pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=3, **options)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"])
+@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"], keep=2)
 @pytest.mark.parametrize("model", [None, batch_norm_net])
 def test_one_local_step_of_sgd_is_the_protocol_without_it(protocol, model):
     job = tiny_job(optimizer=sgd(lr=0.1), **({"model": model} if model else {}))
@@ -35,7 +36,7 @@ def test_one_local_step_of_sgd_is_the_protocol_without_it(protocol, model):
         assert torch.allclose(mine, other, rtol=EXACT)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "backup(k=3)"])
+@parametrize_few("protocol", ["bsp", "backup(k=3)"], keep=1)
 def test_synchronous_local_steps_are_local_sgd(protocol):
     outer = "nesterov(lr=0.7, momentum=0.9)"
     job = tiny_job(optimizer=ADAMW, clip_norm=0.5)
@@ -168,9 +169,9 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
     assert steps == {(0, 3), (1, 1)}
 
 
-@pytest.mark.parametrize("steps", ["H=3", "H=7", "seconds=6", "H=40, seconds=30"])
+@parametrize_few("steps", ["H=3", "H=7", "seconds=6", "H=40, seconds=30"], keep=2)
 @pytest.mark.parametrize("sharding", ["shared", "partitioned"])
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"])
+@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"], keep=2)
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH
     job = tallying_job(samples, sharding=sharding)

@@ -13,6 +13,7 @@ from paceline.core.records import VersionEvaluated
 from paceline.server.flat_buffers import FlatLayout
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, sgd, tiny_job
 
 
@@ -77,7 +78,7 @@ def plain_lag(job, allreduce, updates):
     return average + sum(own(i) for i in range(N)) / N
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 5])
+@parametrize_few("lag", [0, 1, 2, 5], keep=2)
 @pytest.mark.parametrize(
     "protocol", ["dc_s3gd(lag={})", "local_sgd(H=3, lag={})", "local_sgd(H=2, lag={}, outer=nesterov)"]
 )
@@ -90,8 +91,8 @@ def test_a_worker_is_at_the_average_plus_its_own_steps_that_are_still_summed(pro
     assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
 
 
-@pytest.mark.parametrize("lag", [0, 1, 6])
-@pytest.mark.parametrize("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"])
+@parametrize_few("lag", [0, 1, 6], keep=2)
+@parametrize_few("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"], keep=2)
 def test_each_fragment_has_sums_of_its_own(knobs, lag):
     job = tiny_job(model=deep, optimizer=sgd(RATE, MOMENTUM))
     protocol = f"local_sgd({knobs}, lag={lag})"
@@ -115,7 +116,7 @@ EVALUATED = (
 )
 
 
-@pytest.mark.parametrize("protocol", EVALUATED)
+@parametrize_few("protocol", EVALUATED, keep=2)
 def test_evaluations_between_two_sums_change_nothing(protocol):
     job = tiny_job(optimizer=decaying, eval_data=dataset(20))
     plain, evaluated = (

@@ -16,6 +16,7 @@ from paceline.errors import PacelineWarning
 from paceline.recording.event_log import to_line
 from paceline.recording.history import History
 from paceline.recording.run_folder import SavedRun
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 from trace_rows import CENSORED, CLUSTER, replayed, row, rows_of, trained
 
@@ -40,7 +41,7 @@ def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, t
 
 
 @pytest.mark.parametrize("server", [pl.ServerTime(gradient_s=0.1), pl.ServerTime(update_s=0.4)], ids=str)
-@pytest.mark.parametrize("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], ids=str)
+@parametrize_few("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], keep=2, ids=str)
 def test_the_service_time_of_the_server_is_in_the_trace(protocol, server):
     run = trained(protocol, replace(CLUSTER, server=server), updates=40)
     trace = pl.Trace.of(run)

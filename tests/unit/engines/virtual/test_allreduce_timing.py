@@ -5,7 +5,7 @@ import pytest
 import paceline as pl
 from allreduce_runs import ALGORITHMS, N, trained
 from paceline.catalogue.parser import parse_plan
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_jobs import (
     tiny_job,
 )
@@ -41,7 +41,7 @@ def plain_end_times(compute_s, sum_s, allreduce):
     return ends
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@parametrize_few("protocol", ALGORITHMS, keep=3)
 def test_iterations_of_heterogeneous_workers_end_at_the_computed_times(protocol):
     n, updates, sum_s = 5, 40, 0.7
     cluster = pl.Cluster(n, pl.Exponential(1.0), speed=[1, 2, 1, 1, 0.3], network=pl.Network(latency_s=sum_s / 8))

@@ -9,6 +9,7 @@ from paceline.core.wire import parse_wire
 from paceline.engines.virtual.compressed_transfers import CompressedTransfers
 from paceline.server.flat_buffers import FlatLayout
 from rounding import single_job
+from selections import parametrize_few
 from tiny_jobs import parameters_of, sgd
 
 WIRE = pl.Network(latency_s=0.1, up_bytes_per_s=2000, down_bytes_per_s=4000, wire="int8")
@@ -26,7 +27,7 @@ def test_a_code_shortens_transfers_and_sums():
     assert simulated.time_s == pytest.approx(3 * (1 + WIRE.pull_s(1000) + WIRE.push_s(1000)))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@parametrize_few("protocol", PROTOCOLS, keep=1)
 def test_a_resumed_run_is_bit_identical(protocol, tmp_path):
     job = single_job(optimizer=sgd(0.05, 0.9))
     settings = {"protocol": protocol, "cluster": pl.Cluster(3, network=WIRE), "seed": 3}

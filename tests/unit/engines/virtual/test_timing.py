@@ -8,6 +8,7 @@ from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Apply, Drop, Joined, Lost
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.protocols.protocol import as_plan
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 P, K = 8, 4
@@ -34,7 +35,7 @@ THEORY = [
 ]
 
 
-@pytest.mark.parametrize(("protocol", "expected_s"), THEORY, ids=repr)
+@parametrize_few(("protocol", "expected_s"), THEORY, keep=3, ids=repr)
 def test_seconds_per_update_with_exponential_times(protocol, expected_s):
     found_s = seconds_per_update(protocol, pl.Cluster(P, UNIT_EXPONENTIAL), updates=10_000)
     assert found_s == pytest.approx(expected_s, rel=0.02)
@@ -57,7 +58,7 @@ def test_the_idle_share_of_bsp(n):
 # A worker's versions go up by staleness + 1 from one of its gradients to the next, where it waits for the update
 # that its gradient enters (or causes); and by P / K on average, as it brings one of P gradients, K an update. On
 # arrival only every K-th gradient causes an update: staleness + 1 / K on average. Both hold for any law of times.
-@pytest.mark.parametrize("law", [UNIT_EXPONENTIAL, pl.Uniform(0.5, 3.0)], ids=repr)
+@parametrize_few("law", [UNIT_EXPONENTIAL, pl.Uniform(0.5, 3.0)], keep=1, ids=repr)
 @pytest.mark.parametrize(
     ("protocol", "expected"),
     [(pl.asp(), P - 1), (pl.k_async(K), P / K - 1), (pl.k_async(3), P / 3 - 1), (pl.k_batch_async(K), (P - 1) / K)],
@@ -193,7 +194,7 @@ def test_the_run_ends_with_a_reason_when_every_worker_hangs():
     assert engine.end.outcome is pl.Outcome.NO_WORKERS
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"])
+@parametrize_few("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"], keep=2)
 @pytest.mark.parametrize("stop", ["updates=30", "seconds=30"])
 def test_a_run_continues_when_a_worker_hangs(protocol, stop, tmp_path):
     cluster = pl.Cluster(4, pl.Exponential(1.0), faults=[pl.Fault(2, 3, "hang"), pl.Fault(0, 5, "hang")])

@@ -26,6 +26,7 @@ from paceline.engines.virtual.vectorized.sampling import RoundTripSampler, event
 from paceline.engines.virtual.vectorized.selection import is_exact, vectorized_simulation
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.run.simulate import _simulate_by_events
+from selections import parametrize_few
 
 DISTRIBUTIONS = [
     pl.Deterministic(1.0),
@@ -160,7 +161,7 @@ def event_by_event(protocol, cluster, updates, payload_bytes=0, failure_detector
     return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes, failure_detector)
 
 
-@pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
+@parametrize_few("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], keep=1, ids=repr)
 @pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE if by_times(protocol)], ids=str)
 def test_simulate_gives_the_same_result_for_every_protocol_of_the_catalogue(protocol, law):
     cluster = pl.Cluster(70, law)

@@ -13,6 +13,7 @@ from ddp_recordings import write_recording
 from paceline.catalogue.parser import parse_plan
 from paceline.experiments.advise.local_steps_advice import sufficient_local_steps
 from paceline.experiments.advise.local_steps_prediction import predict_local_steps, without_local_steps
+from selections import parametrize_few
 
 POWERS = [2**i for i in range(9)]
 SECONDS = st.floats(1e-3, 1e3)
@@ -37,9 +38,10 @@ def predict(protocol, cluster, *, payload_bytes=None):
     return predict_local_steps(parse_plan(protocol), cluster, seed=0, payload_bytes=payload_bytes)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "transfers_s", "vectors"),
     [("bsp", 0.5 + 2.0 + 0.5 + 1.0, 2.0), ("all_reduce", 2 * 3 * (0.5 + 100 / 4 / 50), 1.5)],
+    keep=1,
 )
 def test_constant_times_follow_the_formula(protocol, transfers_s, vectors):
     network = pl.Network(latency_s=0.5, down_bytes_per_s=50, up_bytes_per_s=100)

@@ -20,6 +20,7 @@ from paceline.jobs import (
     resnet152,
     vgg16,
 )
+from selections import parametrize_few
 
 PARAMETERS = [
     (partial(SoftmaxRegression, 64, 10), 650),
@@ -61,7 +62,7 @@ def test_has_the_published_number_of_parameters(make_model, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize(("make_model", "sample_shape"), SHAPES)
+@parametrize_few(("make_model", "sample_shape"), SHAPES, keep=4)
 def test_maps_a_batch_to_logits_and_every_parameter_learns(make_model, sample_shape):
     model = pickle.loads(pickle.dumps(make_model))()
     logits = model(torch.rand(2, *sample_shape))

@@ -15,6 +15,7 @@ from paceline.errors import PacelineWarning
 from paceline.policies.controllers.update_times import fastest
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
+from selections import parametrize_few
 from tiny_jobs import sgd, small_net, tiny_job
 
 N = 5
@@ -195,8 +196,8 @@ def test_times_are_pooled_where_every_update_restarts_all_workers(controller, pr
 CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_after_s=3.0)]
 
 
-@pytest.mark.parametrize(
-    "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"]
+@parametrize_few(
+    "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"], keep=2
 )
 def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
     cluster = pl.Cluster(N, pl.Exponential(1.0), faults=CHURN)

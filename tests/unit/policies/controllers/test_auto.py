@@ -13,6 +13,7 @@ from paceline.policies.controllers.base import ChangeProtocol, Note, Observation
 from paceline.policies.estimators.critical_batch import NoiseEstimate
 from paceline.policies.estimators.protocol_scores import Scoring
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 N = 4
@@ -254,7 +255,7 @@ def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_
         assert prices[0.0][protocol] < prices[0.9][protocol] < 1.5 * prices[0.0][protocol]
 
 
-@pytest.mark.parametrize("lost", [2, 3])
+@parametrize_few("lost", [2, 3], keep=1)
 def test_a_protocol_out_of_reach_of_the_live_workers_is_left(lost):
     faults = [pl.Fault(worker, 25) for worker in range(lost)]
     cluster = pl.Cluster(4, pl.Uniform(0.9, 1.1), faults=faults)

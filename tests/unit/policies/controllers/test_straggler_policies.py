@@ -12,6 +12,7 @@ import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerLost
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, _best_exclusion
 from paceline.policies.estimators.stragglers import KNOWN, StragglerDetector, ThroughputStats
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 
@@ -182,7 +183,7 @@ def decided(result, *kinds):
     return [(r.kind, r.worker) for r in result.history.of(DecisionMade) if r.kind in kinds]
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_batch_async(k=3)", "ssp(lead=4)"])
+@parametrize_few("protocol", ["bsp", "asp", "k_batch_async(k=3)", "ssp(lead=4)"], keep=2)
 def test_detection_reports_stragglers_under_any_protocol_and_changes_nothing(protocol):
     cluster = slow_while([(2, 8, 25)], factor=3)
     watched = run(f"{protocol} + stragglers", cluster, stop="gradients=160")
@@ -254,7 +255,7 @@ def test_stragglers_are_readmitted_for_the_next_phase():
     assert used
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("n", "factor", "slow", "aside"),
     [
         (4, 1.3, {1}, set()),  # three workers of four bring less than four at 1/1.3
@@ -265,6 +266,7 @@ def test_stragglers_are_readmitted_for_the_next_phase():
         (2, 5.0, {1}, {1}),
         (2, 1.5, {1}, set()),
     ],
+    keep=3,
 )
 def test_stragglers_are_excluded_if_the_others_are_faster_without_them(n, factor, slow, aside):
     cluster = slow_while([(worker, 10, 1000) for worker in slow], n=n, factor=factor)

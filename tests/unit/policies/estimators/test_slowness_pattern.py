@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.policies.estimators.slowness_pattern import slowness_pattern
 from papers.ddp.patterns import PATTERNS
+from selections import parametrize_few
 
 
 def times_of(cluster, seed, draws=320):
@@ -21,7 +22,7 @@ def times_of(cluster, seed, draws=320):
     return times_s
 
 
-@pytest.mark.parametrize("n", [4, 8, 32])
+@parametrize_few("n", [4, 8, 32], keep=1)
 @pytest.mark.parametrize("pattern", [name for name, about in PATTERNS.items() if not about.dies])
 def test_every_pattern_is_found_in_its_own_times(pattern, n):
     for seed in range(3):

@@ -19,6 +19,7 @@ from paceline.engines.distributed.transport.buckets import (
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
 from paceline.server.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
 WIDTH = 24
@@ -90,7 +91,7 @@ class Looped(nn.Module):
 reentrant, without = (partial(checkpoint, use_reentrant=kind) for kind in (True, False))
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
+@parametrize_few("microbatches", [1, 3], keep=1)
 @pytest.mark.parametrize("wire", ["float32", "bf16"])
 @pytest.mark.parametrize("call", [None, without, reentrant], ids=["looped", "checkpointed", "reentrant"])
 def test_every_kind_of_backward_pass_sends_its_gradient(call, wire, microbatches, monkeypatch):
