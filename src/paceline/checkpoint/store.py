@@ -35,7 +35,7 @@ class Checkpoints:
 
     Each checkpoint is a folder with `state.json`, `tensors.safetensors` and `SHA256SUMS` (in the format of
     `sha256sum --check`). It is written beside its place, synchronized to the disk and then renamed. The file `latest`
-    names the newest.
+    names the newest, and may be changed by hand to name an older one.
 
     Args:
         path: folder of the checkpoints, which need not exist.
@@ -79,6 +79,11 @@ class Checkpoints:
             for old in self._all()[self._keep :]:
                 _clear(old)
         return path
+
+    @property
+    def newest(self) -> Path | None:
+        """Checkpoint from which a run would be resumed, if it is not damaged; None without any."""
+        return next(iter(self._newest_first()), None)
 
     def whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the checkpoints that are not damaged, the newest first.
@@ -124,7 +129,7 @@ class Checkpoints:
     def _newest_first(self) -> list[Path]:
         found = self._all()
         try:
-            named = self._path / read_bytes(self._path / LATEST, MOST_NAME_BYTES).decode()
+            named = self._path / read_bytes(self._path / LATEST, MOST_NAME_BYTES).decode().strip()
         except (OSError, ValueError):
             return found  # the numbers give the same order
         return [named, *(path for path in found if path != named)] if named in found else found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from msgspec import Meta
@@ -10,12 +9,13 @@ from msgspec import Meta
 LARGEST = 1 << 53  # whole numbers that a float holds exactly
 MOST_AT_ONCE = 1 << 32  # of one gradient, so that the sum over the gradients of an update is not above LARGEST
 LONGEST_S = 1e9
+MOST_IN_SINGLE = 3.4e38  # torch refuses a learning rate that a parameter in single precision cannot have
 
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
 Count = Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)]
 CountOrNone = Annotated[int, Meta(ge=0, le=MOST_AT_ONCE)]
 Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]
 Momentum = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 

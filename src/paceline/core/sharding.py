@@ -25,7 +25,12 @@ class ShardPeers:
 
     A value that depends on the full vector is a function of sums over its elements. Every server computes the sums of
     its shard, and all servers exchange them. All servers ask for the same sums in the same order.
+
+    Attributes:
+        not_finite: why the parameters of another shard are not finite; empty while they are, as far as is known.
     """
+
+    not_finite = ""
 
     def summed(self, shares: Sequence[float]) -> list[float]:
         """Return the sums over all shards, given the partial sums of this shard."""

@@ -6,7 +6,7 @@ import selectors
 from abc import abstractmethod
 from typing import Generic, Self, TypeVar
 
-from paceline.core.events import Accept, Apply, Arrival, Compute, Event, Interrupt, Lost
+from paceline.core.events import AbortRun, Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Outcome
 from paceline.engines.base import compensated
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.server.flat_buffers import FlatBuffers
@@ -145,6 +145,8 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         self._snapshot_parameters()
         self.now = self._elapsed_s()
         self.report_step(command, step)
+        if self._server.not_finite:
+            self._events.append(AbortRun(self.now, Outcome.NOT_FINITE, self._server.not_finite))
 
     def _snapshot_parameters(self) -> None:
         if self._guard is not None:

@@ -6,7 +6,7 @@ import time
 from math import inf
 from typing import Any, NamedTuple
 
-from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.store import LATEST, Checkpoints
 from paceline.core.duration import Duration
 from paceline.engines.base import Engine
 from paceline.engines.virtual.timing import TimingEngine
@@ -15,6 +15,10 @@ from paceline.recording.event_log import Prefix
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.run.session import Session
+from paceline.server.finite import are_finite
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
 
 
 class CheckpointPolicy(NamedTuple):
@@ -62,6 +66,7 @@ class Checkpointer:
         self._version = -1 if is_new else session.coordinator.version
         self._awaits_first = is_new  # the first update, which creates the state of the optimizer
         self._is_saved = False  # whether the current state is saved
+        self._has_warned = False
 
     def after(self) -> None:
         """Save at the beginning, after the first update, and at the first update after each interval.
@@ -86,13 +91,16 @@ class Checkpointer:
             self.save()
 
     def save(self) -> None:
-        """Save the state of the run with the length and the digest of its log.
+        """Save the state of the run with the length and the digest of its log, if its parameters are finite.
 
         Raises:
             RunError: the state cannot be written, or only to another folder because the folder of the run is gone.
         """
         version = self._coordinator.version
         state = {name: part.state_dict() for name, part in self._parts.items()}
+        if not are_finite(state["server"]["model"].values()):
+            self._warn_not_finite()
+            return
         state["configuration"] = self._configuration
         state["now"] = self._engine.now
         if self._folder.is_gone:
@@ -105,6 +113,20 @@ class Checkpointer:
                 raise
             raise RunError(f"the run cannot be saved: {error}") from error
         self._is_saved = True
+
+    def _warn_not_finite(self) -> None:
+        """Warn once that the state is not saved, and say how to resume before it."""
+        newest = self._checkpoints.newest
+        if newest is not None and not self._has_warned:
+            self._has_warned = True
+            LOG.warning(
+                "the parameters of update %d are not finite, so they are not saved; --resume %s continues from %s. For "
+                "an older checkpoint, write its name first: echo NAME > %s",
+                self._coordinator.version,
+                self._folder.path,
+                newest.name,
+                newest.parent / LATEST,
+            )
 
     def _position(self) -> float:
         return self._every.position(self._coordinator.version, self._coordinator.workload, time.monotonic())

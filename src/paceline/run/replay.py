@@ -31,7 +31,7 @@ from paceline.utils.representation import Representation
 
 DECISIONS = (records.UpdateMade, records.DecisionMade, records.GradientArrived, records.WorkInterrupted)
 NEVER = 2**62  # updates
-FROM_OUTSIDE = {Outcome.STOPPED, Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED}
+FROM_OUTSIDE = {Outcome.STOPPED, Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED, Outcome.NOT_FINITE}
 
 
 @dataclass(frozen=True, repr=False)

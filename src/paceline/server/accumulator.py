@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.server.blocks import block_like, in_blocks
+from paceline.server.finite import are_finite, check_sum
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 
 
@@ -40,6 +42,7 @@ class GradientAccumulator:
         self._count = 0
         self._samples = 0
         self._weight = 0.0
+        self._not_finite: int | None = None  # position of the first gradient of the update that is not finite
 
     @cached_property
     def mean(self) -> FlatBuffers:
@@ -62,9 +65,13 @@ class GradientAccumulator:
             return
         weights = self._flush_buffers()
         new = [queued.gradient for queued in self._queue]
+        checks = []
         for mean, *gradients in zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
             for block, *blocks in in_blocks(mean, *gradients):
                 _update_mean(block, blocks, weights)
+                checks.append(check_sum(block))
+        if self._not_finite is None and not isfinite(torch.stack(checks).sum()):
+            self._not_finite = first_not_finite(new, self._count - len(new))
         self._queue.clear()
 
     def finish(self) -> MeanGradient:
@@ -79,8 +86,10 @@ class GradientAccumulator:
             mean = MeanGradient([self.mean, *new], [1.0, *self._flush_buffers()], self.mean, self._count)
         else:
             mean = MeanGradient(new, self._flush_buffers(), self.mean, self._count)
+        mean.not_finite = self._not_finite
         self._queue.clear()
         self._count, self._samples, self._weight = 0, 0, 0.0
+        self._not_finite = None
         return mean
 
     def _flush_buffers(self) -> list[float]:
@@ -129,7 +138,13 @@ class MeanGradient:
         storage: storage of the whole mean, whose buffers are complete; the first vector may be the same.
         count: number of gradients in the mean, >= 1.
         is_borrowed: whether the storage belongs to a worker.
+
+    Attributes:
+        not_finite: position of the first gradient that is not finite among those that were added before; None if all
+            of them are.
     """
+
+    not_finite: int | None = None
 
     def __init__(
         self,
@@ -143,6 +158,7 @@ class MeanGradient:
         self.count = count
         self.is_borrowed = is_borrowed
         self._vectors = vectors
+        self._last = [each for each in vectors if each is not storage or is_borrowed]
         self._weights = weights
         self._storage = storage
 
@@ -160,6 +176,12 @@ class MeanGradient:
                     _update_mean(mean, blocks, self._weights)
             self._vectors, self._weights = [self._storage], [1.0]
         return self._storage
+
+    def first_not_finite(self) -> int | None:
+        """Return the position of the first gradient that is not finite, counted back from -1; None if all are."""
+        if self.not_finite is not None:
+            return self.not_finite - self.count
+        return first_not_finite(self._last, -len(self._last))
 
     def part(self, number: int, elements: slice, factor: float) -> RunningMean:
         """Return a range of one flat vector, times a factor."""
@@ -198,6 +220,11 @@ class RunningMean(NamedTuple):
         mean = torch.empty_like(self.vectors[0])
         _update_mean(mean, self.vectors[:first], self.weights[:first])
         return RunningMean([mean, *self.vectors[first:]], [1.0, *self.weights[first:]], self.factor)
+
+
+def first_not_finite(gradients: Sequence[FlatBuffers], first: int) -> int | None:
+    """Return the position of the first gradient that is not finite; `first` is that of the first one."""
+    return next((i for i, each in enumerate(gradients, first) if not are_finite(each.flat_parameters)), None)
 
 
 def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:

@@ -40,7 +40,7 @@ class BlockOptimizer:
         for each in self._ranges if type(optimizer) in _KINDS else ():  # before training, whose times are measured
             loops_of(_KINDS[type(optimizer)], each.parameters[0], each.elements.stop - each.elements.start)
 
-    def step(self, mean: MeanGradient, state: FlatBuffers, new: FlatBuffers, factor: float) -> bool:
+    def step(self, mean: MeanGradient, state: FlatBuffers, new: FlatBuffers, factor: float) -> float | None:
         """Step the parameters with the mean gradient, unless the optimizer has to do that itself.
 
         Args:
@@ -50,20 +50,22 @@ class BlockOptimizer:
             factor: factor on the gradient, > 0.
 
         Returns:
-            Whether the step is done.
+            Number that is finite only if all new parameters are; None if the optimizer has to step.
         """
         rules = self._next_rules() if self._has_stepped else None
         self._has_stepped = True
         if rules is None:
-            return False
+            return None
+        check = 0.0
         for each, rule in zip(self._ranges, rules, strict=True):
             parameters = state.flat_parameters[each.number][each.elements]
             target = parameters if new is state else new.flat_parameters[each.number][each.elements]
             if rule is not None:
-                step(rule, StepVectors(mean.part(each.number, each.elements, factor), parameters, target, each.state))
+                gradient = mean.part(each.number, each.elements, factor)
+                check += step(rule, StepVectors(gradient, parameters, target, each.state))
             elif new is not state:
                 target.copy_(parameters)
-        return True
+        return check
 
     def _next_rules(self) -> list[Rule | None] | None:
         """Return the rule of the next step of each range, and count it; None if the optimizer has to step.

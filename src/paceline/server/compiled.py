@@ -71,7 +71,11 @@ def _loop_of_sgd(in_place: bool) -> Any:
             new: [n], gets the new parameters; [0] if the parameters are changed in place.
             velocity: [n], changed in place; [0] for no momentum.
             numbers: [5], -lr, momentum, 1 - dampening, weight decay, and 1 for Nesterov's momentum or 0.
+
+        Returns:
+            0 if all new parameters are finite, else nan.
         """
+        check = parameters.dtype.type(0)
         rate, momentum, share, decay = numbers[0], numbers[1], numbers[2], numbers[3]
         has_momentum, is_nesterov = len(velocity) > 0, numbers[4] != 0
         for j in range(len(parameters)):
@@ -82,10 +86,13 @@ def _loop_of_sgd(in_place: bool) -> Any:
                 v = fma(g, share, velocity[j] * momentum)
                 velocity[j] = v
                 g = fma(v, momentum, g) if is_nesterov else v
+            w = fma(g, rate, parameters[j])
             if in_place:
-                parameters[j] = fma(g, rate, parameters[j])
+                parameters[j] = w
             else:
-                new[j] = fma(g, rate, parameters[j])
+                new[j] = w
+            check = add_in_lanes(check, w - w)
+        return check
 
     return compiled(sgd)
 
@@ -126,7 +133,11 @@ def adam_step(parameters, new, mean, root, numbers):  # type: ignore[no-untyped-
         root: [n], square root of the mean square of the gradient.
         numbers: [4], minus the step size, the root of the second bias correction, epsilon, and the factor on the
             parameters.
+
+    Returns:
+        0 if all new parameters are finite, else nan.
     """
+    check = parameters.dtype.type(0)
     size, correction, epsilon, decay = numbers[0], numbers[1], numbers[2], numbers[3]
     in_place = len(new) == 0
     for j in range(len(parameters)):
@@ -135,6 +146,8 @@ def adam_step(parameters, new, mean, root, numbers):  # type: ignore[no-untyped-
             parameters[j] = w
         else:
             new[j] = w
+        check = add_in_lanes(check, w - w)
+    return check
 
 
 @compiled

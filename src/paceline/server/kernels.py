@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -21,22 +20,25 @@ LEAST = 2**18  # elements; fewer are stepped before the loops are loaded
 TRIED = 5_003  # elements of the vectors on which the loops are compared with torch
 
 Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
-def step(rule: Rule, vectors: StepVectors) -> None:
+def step(rule: Rule, vectors: StepVectors) -> float:
     """Step by a rule, in the fastest way that has the bits of torch.
 
     Args:
         rule: rule of the optimizer.
         vectors: vectors of the step.
+
+    Returns:
+        Number that is finite only if all new parameters are.
     """
     parameters = vectors.parameters
     loops = loops_of(type(rule), parameters, len(parameters))
     if loops is None:
-        rule.step(vectors)
-    else:
-        length = -(-len(parameters) // torch.get_num_threads())
-        in_threads(partial(rule.step_compiled, loops=loops), vectors.parts(length))
+        return rule.step(vectors)
+    length = -(-len(parameters) // torch.get_num_threads())
+    return sum(in_threads(partial(rule.step_compiled, loops=loops), vectors.parts(length)))
 
 
 def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
@@ -51,10 +53,10 @@ def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
     return exact_loops(kind, parameter.dtype) if has_loops else None
 
 
-def in_threads(act: Callable[[Part], None], parts: Iterable[Part]) -> None:
-    """Call a function that runs compiled loops for each part, in as many threads as torch uses."""
+def in_threads(act: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
+    """Return the results of a function that runs compiled loops for each part, in as many threads as torch uses."""
     threads = torch.get_num_threads()
-    deque(_pool(threads).map(act, parts) if threads > 1 else map(act, parts), maxlen=0)
+    return list(_pool(threads).map(act, parts) if threads > 1 else map(act, parts))
 
 
 @cache

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
 from paceline.server.blocks import block_length, block_like, in_blocks
+from paceline.server.finite import check_sum
 
 ROOTS = 2**18  # elements between two calls of torch for square roots: a call costs more than the last-level cache
 
@@ -65,21 +66,28 @@ class StepVectors(NamedTuple):
 class Rule(ABC):
     """Rule by which an optimizer steps: operations on each element alone."""
 
-    def step(self, vectors: StepVectors) -> None:
-        """Step with the operations of torch, block by block, so that a block stays in the cache for all of them."""
+    def step(self, vectors: StepVectors) -> float:
+        """Step with the operations of torch, block by block, so that a block stays in the cache for all of them.
+
+        Returns:
+            Number that is finite only if all new parameters are, as `check_sum`.
+        """
         gradient, parameters, new, state = vectors
         scratch = block_like(parameters)
+        checks = []
         blocks = in_blocks(parameters, new, *state)
         for mean, (old_block, new_block, *states) in zip(gradient.blocks(), blocks, strict=True):
             self.step_block(old_block, new_block, mean, states, scratch[: len(old_block)])
+            checks.append(check_sum(new_block))
+        return float(torch.stack(checks).sum())
 
     @abstractmethod
     def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block; `new` may be `old`, and `scratch` has its size, and any content."""
 
     @abstractmethod
-    def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
-        """Step with the compiled loops, with the same bits."""
+    def step_compiled(self, vectors: StepVectors, loops: Any) -> float:
+        """Step with the compiled loops, with the same bits; return such a number."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +114,15 @@ class SGDRule(Rule):
             gradient = torch.add(gradient, velocity, alpha=self.momentum, out=scratch) if self.nesterov else velocity
         torch.add(old, gradient, alpha=-self.lr, out=new)
 
-    def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
+    def step_compiled(self, vectors: StepVectors, loops: Any) -> float:
         """Step with the compiled loops."""
+        check = 0.0
         numbers = [-self.lr, self.momentum, 1 - self.dampening, self.weight_decay, self.nesterov]
         for gradient, parameters, new, *state in vectors.arrays(loops.VECTORS):
             velocity = state[0] if state else np.empty(0, parameters.dtype)
             step = loops.sgd_in_place if vectors.is_in_place else loops.sgd
-            step(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
+            check += step(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
+        return check
 
 
 @dataclass(frozen=True)
@@ -146,8 +156,9 @@ class AdamRule(Rule):
         root = torch.sqrt(square, out=scratch).div_(self._root_of_correction).add_(self.eps)
         torch.addcdiv(old, mean, root, value=-self._step_size, out=new)
 
-    def step_compiled(self, vectors: StepVectors, loops: Any) -> None:
+    def step_compiled(self, vectors: StepVectors, loops: Any) -> float:
         """Step with the compiled loops, but for the square root, which torch does not round as a processor does."""
+        check = 0.0
         coupled, decoupled = (0.0, self.weight_decay) if self.is_decoupled else (self.weight_decay, 0.0)
         moments = [1 - self.beta1, self.beta2, 1 - self.beta2, coupled]
         step = [-self._step_size, self._root_of_correction, self.eps, 1 - self.lr * decoupled]
@@ -160,7 +171,8 @@ class AdamRule(Rule):
                 gradient = (tuple(each[part] for each in means), weights, factor)
                 loops.adam_moments(*gradient, parameters, mean, square, np.array(moments, dtype))
                 torch.sqrt(torch.from_numpy(square), out=root[: len(square)])
-                loops.adam_step(parameters, new, mean, root.numpy(), np.array(step, dtype))
+                check += loops.adam_step(parameters, new, mean, root.numpy(), np.array(step, dtype))
+        return check
 
     @property
     def _step_size(self) -> float:

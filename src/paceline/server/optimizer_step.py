@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
+from math import isfinite, nan
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from paceline.core.events import Step
 from paceline.core.sharding import FullVector
 from paceline.server.accumulator import MeanGradient
 from paceline.server.block_optimizer import BlockOptimizer
+from paceline.server.finite import are_finite
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
 from paceline.server.squared_norms import squared_norm_of
 from paceline.server.step_stats import StepMeter
@@ -28,6 +29,9 @@ class OptimizerStep:
         layout: layout of the model, or of the shard.
         vector: full vector, of which the server may have one shard.
         clip_norm: largest norm of the mean gradient, > 0; None for no limit.
+
+    Attributes:
+        is_finite: whether the parameters after the last step are finite.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class OptimizerStep:
         self._parameters = parameters
         self._vector = vector
         self._clip_norm = clip_norm
+        self.is_finite = True
         self._by_blocks = BlockOptimizer(optimizer, parameters, layout)
         self._meter = StepMeter(optimizer, vector)
 
@@ -69,14 +74,15 @@ class OptimizerStep:
             scale(mean.whole, factor)
             factor = 1.0
             self._meter.before(state.flat_parameters)
-        is_stepped = self._by_blocks.step(mean, state, new, factor)
+        check = self._by_blocks.step(mean, state, new, factor)
         if new is not state:
             bind(self._parameters, new.parameters)
-        if not is_stepped:
+        if check is None:
             if new is not state:
                 new.copy_(state)
             scale(mean.whole, factor)
             self._step_whole(mean)
+        self.is_finite = (check is not None and isfinite(check)) or are_finite(new.flat_parameters)
         if not measure:
             return None
         return self._meter.after(new.flat_parameters, mean.whole.flat_parameters, squared_norm, learning_rate)

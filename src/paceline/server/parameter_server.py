@@ -13,8 +13,9 @@ from paceline.core.events import Apply, Compensation, Step
 from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import Compensator, StaleGradient, apply_compensators
-from paceline.server.accumulator import GradientAccumulator
+from paceline.server.accumulator import GradientAccumulator, MeanGradient
 from paceline.server.compiled_arithmetic import stale_arithmetic
+from paceline.server.finite import are_finite
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
@@ -76,6 +77,7 @@ class ParameterServer:
         self._monitor: ZeroGradientMonitor | None = None
         self.on_mean: Callable[[FlatBuffers, Apply], None] | None = None
         self.optimizer_lock: AbstractContextManager[object] = nullcontext()
+        self._not_finite = ""
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
@@ -99,6 +101,11 @@ class ParameterServer:
     def learning_rate(self) -> float:
         """Current learning rate of the optimizer's first parameter group, without scales."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def not_finite(self) -> str:
+        """Why the parameters or buffers of a shard are not finite; empty while all are."""
+        return self._not_finite or self._peers.not_finite
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Set the learning rate of each parameter group, without scales.
@@ -206,6 +213,8 @@ class ParameterServer:
                 moved.copy_(change)
             else:
                 torch.add(old, change, out=moved)
+        if not self._not_finite and not (self._optimizer_step.is_finite and are_finite(new.flat_buffers)):
+            self._not_finite = _why_not_finite(update, mean)
         if new is not self.state:
             self.state = new
             bind(self._buffers, new.buffers)
@@ -298,3 +307,13 @@ class ParameterServer:
     def _named_tensors(self) -> list[tuple[str, Tensor]]:
         """Return all parameters and buffers; a state_dict of the model leaves out non-persistent buffers."""
         return [*self.model.named_parameters(), *self.model.named_buffers()]
+
+
+def _why_not_finite(update: Apply, mean: MeanGradient) -> str:
+    """Return why an update has made parameters or buffers that are not finite."""
+    position = mean.first_not_finite()
+    if position is None:
+        cause = "though its gradients are; lower the learning rate or clip gradients (clip_norm=)"
+    else:
+        cause = f"because the gradient of worker {update.gradients[position].worker} is not, which was sent as finite"
+    return f"the parameters of update {update.version} are not finite, {cause}"

@@ -45,7 +45,8 @@ OF_GRADIENTS = {
     "endless seconds": (stats(COMPUTE_S, inf), "stats.compute_s: expected `float` <= 1000000000.0"),
     "busy": (field(BUSY_S, -1.0), "busy_s: expected `float` >= 0.0"),
     "rates": (field(RATES, [0.1, 0.1, 0.1]), "it sent 3 learning rates, expected 1"),
-    "an infinite rate": (field(RATES, [inf]), "learning_rates: expected `float` <= 1.79"),
+    "an infinite rate": (field(RATES, [inf]), "learning_rates: expected `float` <= 3.4e+38"),
+    "a huge rate": (field(RATES, [1e308]), "learning_rates: expected `float` <= 3.4e+38"),
     "momenta": (field(MOMENTA, [0.1, 0.1]), "it sent 2 momenta, expected 1"),
     "a momentum": (field(MOMENTA, [2.0]), "momenta: expected `float` <= 1.0"),
 }

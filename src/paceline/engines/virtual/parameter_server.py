@@ -8,7 +8,18 @@ from operator import itemgetter
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster, RoundTrip
-from paceline.core.events import Accept, Apply, Arrival, Compute, Evaluate, Evaluated, Interrupt, Lost
+from paceline.core.events import (
+    AbortRun,
+    Accept,
+    Apply,
+    Arrival,
+    Compute,
+    Evaluate,
+    Evaluated,
+    Interrupt,
+    Lost,
+    Outcome,
+)
 from paceline.core.wire import parse_wire
 from paceline.engines.base import compensated
 from paceline.engines.virtual.compressed_transfers import transfers_of
@@ -87,6 +98,8 @@ class VirtualEngine(TimingEngine):
         super().apply(command)
         step = self._server.apply(command, self._versions.publish(command.version))
         self.report_step(command, step)
+        if self._server.not_finite:
+            self._at(self.now, AbortRun(self.now, Outcome.NOT_FINITE, self._server.not_finite))
 
     def evaluate(self, command: Evaluate) -> None:
         """Evaluate the version, in zero virtual time."""

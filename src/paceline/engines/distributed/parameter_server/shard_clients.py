@@ -130,8 +130,9 @@ class ShardClients(ShardPeers):
             RunError: the server has failed.
         """
         match message:
-            case task_messages.UpdateDone():
+            case task_messages.UpdateDone(_, not_finite):
                 self._busy.discard(number)
+                self.not_finite = self.not_finite or not_finite
             case messages.Failed(text, is_usage):
                 if is_usage:
                     raise message.error

@@ -209,7 +209,7 @@ class _ShardServer:
         published, version = self._published, command.update.version
         storage = published.free_storage() if command.is_read else published[published.newest]
         self._server.apply(command.update, self._add(version, storage))
-        self._rank_0.send(task_messages.UpdateDone(version))
+        self._rank_0.send(task_messages.UpdateDone(version, self._server.not_finite))
 
     def _add(self, version: int, storage: FlatBuffers) -> FlatBuffers:
         """Return the storage of a new version, which is kept until rank 0 releases it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 
-from paceline.core.bounds import CountOrNone, Finite, Seconds, Whole, check_norms
+from paceline.core.bounds import CountOrNone, Seconds, Single, Whole, check_norms
 from paceline.engines.distributed.transport.task_messages import MessageStruct, wrong_count
 
 
@@ -117,7 +117,7 @@ class StepReport(MessageStruct, frozen=True):
     compute_s: Seconds = 0.0
     waited_s: Seconds = 0.0
     interruption: str = ""
-    learning_rates: tuple[Finite, ...] = ()
+    learning_rates: tuple[Single, ...] = ()
     skipped: bool = False
     saves: bool = False
 

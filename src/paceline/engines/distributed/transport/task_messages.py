@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paceline.core.bounds import Finite, Momentum, Seconds, Whole, check_norms
+from paceline.core.bounds import Momentum, Seconds, Single, Whole, check_norms
 from paceline.core.events import Apply, Minibatch
 from paceline.worker.replica import GradientStats, TaskProgress
 
@@ -84,7 +84,7 @@ class RemoteTaskDone(MessageStruct, frozen=True):
     draw: Whole
     busy_s: Seconds
     stats: GradientStats
-    learning_rates: tuple[Finite, ...] = ()
+    learning_rates: tuple[Single, ...] = ()
     momenta: tuple[Momentum, ...] = ()
 
     def __post_init__(self) -> None:
@@ -157,9 +157,15 @@ class ApplyUpdate(MessageStruct, frozen=True):
 
 
 class UpdateDone(MessageStruct, frozen=True):
-    """The shard server has made an update."""
+    """The shard server has made an update.
+
+    Attributes:
+        version: number of the new version.
+        not_finite: why its parameters are not finite; empty if they are.
+    """
 
     version: int
+    not_finite: str = ""
 
 
 class ReleaseVersion(MessageStruct, frozen=True):
