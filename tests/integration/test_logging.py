@@ -56,6 +56,14 @@ def test_a_script_under_torchrun_sees_the_rank(lines_of_a_script, monkeypatch):
     assert lines_of_a_script() == ["[rank 3] lost worker 1: killed by SIGKILL"]
 
 
+@pytest.mark.parametrize("has_loops", [False, True])
+def test_a_collective_in_a_loop_is_named_as_the_cause_of_silence(has_loops, caplog):
+    log = RunLog(is_simulated=False, has_loops=has_loops)
+    log.on_record(WorkerLost(1.0, 1, "worker 1: silent for 10 s", silent=True))
+    log.on_record(WorkerLost(2.0, 2, "killed by SIGKILL"))
+    assert ["as dist.all_reduce(loss), is a likely cause" in each for each in caplog.messages] == [has_loops, False]
+
+
 @pytest.mark.parametrize(
     "configure",
     [

@@ -75,9 +75,12 @@ def run_python(source, example):
 
 
 def run_command(command):
-    """Run a shell command and return its output; `paceline` alone runs in this process, which has imported torch."""
+    """Run a shell command and return its output; `paceline` alone runs in this process, which has imported torch.
+
+    Ranks write to the terminal itself, so `paceline run` is a process.
+    """
     words = shlex.split(command.replace("\\\n", " "), comments=True)
-    if words[0] == "paceline" and not {">", "|", "&&", "||", "&", ";"} & set(words):
+    if words[0] == "paceline" and words[1:2] != ["run"] and not {">", "|", "&&", "||", "&", ";"} & set(words):
         return run_paceline(words)
     done = subprocess.run(
         ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

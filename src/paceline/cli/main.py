@@ -15,6 +15,7 @@ from paceline.cli.doctor import doctor
 from paceline.cli.flags import command_of, flags_of, in_flags, own_words
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
 from paceline.cli.lr_range_test import knee
+from paceline.cli.options import check_not_empty
 from paceline.cli.protocols import fetch, protocols
 from paceline.cli.record import record
 from paceline.cli.run import run
@@ -83,8 +84,7 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        if "" in own_words(sys.argv[1:], (run.__name__, record.__name__)):
-            raise UsageError("an argument is empty; is a variable of the shell not set?")
+        check_not_empty(own_words(sys.argv[1:], (run.__name__, record.__name__)))
         status: int = command_of(app)(standalone_mode=False)
     except PacelineError as error:
         _print_error(error)

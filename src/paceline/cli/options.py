@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,7 +15,8 @@ from paceline.errors import UsageError
 
 JOB = "digits, mnist, cifar10, cifar100, mnist(folder=DIR), or module:object."
 CLUSTER = (
-    "local:4, '16*exp(mean=1)', trace:FILE, cluster.toml, 'ray(workers=8)', or torchrun (the default under torchrun)."
+    "local:4, '16*exp(mean=1)', trace:FILE, cluster.toml, 'ray(workers=8)', or torchrun (the default of ranks that "
+    "paceline run or torchrun has started)."
 )
 
 
@@ -64,6 +66,12 @@ def exit_interrupted(folder: Path) -> NoReturn:
     """End a command whose runs the user interrupted, with the way to resume them."""
     print(f"interrupted; to resume, run the same command with --out {folder}", file=sys.stderr)
     raise typer.Exit(130)
+
+
+def check_not_empty(words: Sequence[str]) -> None:
+    """Raise a UsageError if a word of the command line is empty."""
+    if "" in words:
+        raise UsageError("an argument is empty; is a variable of the shell not set?")
 
 
 def check_out(out: Path, overwrite: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import check_not_empty
 from paceline.clusters.job_token import make_token
 from paceline.clusters.launch_env import TOKEN, started_by_torchrun
 from paceline.clusters.launch_settings import LaunchSettings
@@ -45,6 +46,7 @@ def run(
     """
     from paceline.launcher.launch import launch
 
+    check_not_empty(sys.argv[1 : -len(command)])
     words = _words(command, module=module, no_python=no_python)
     if started_by_torchrun(os.environ):
         _become_rank(context, words)
@@ -52,6 +54,8 @@ def run(
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank}, expected 0 to {nnodes - 1} with --nnodes {nnodes}")
     if log_dir is not None:
+        if log_dir.exists() and not log_dir.is_dir():
+            raise UsageError(f"--log-dir {log_dir} is no folder: give another one")
         log_dir.mkdir(parents=True, exist_ok=True)
     token = "" if nnodes > 1 or os.environ.get(TOKEN) else make_token()
     settings = LaunchSettings(nproc_per_node, nnodes, node_rank, host, port, max_restarts, token)
@@ -75,7 +79,7 @@ def _words(command: list[str], *, module: bool, no_python: bool) -> list[str]:
         if not _is_module(name):
             raise UsageError(f"there is no module {name!r}: give a module, or omit --module for the path of a script")
         return [sys.executable, "-u", "-m", *command]
-    if not Path(name).exists():
+    if not (Path(name).is_file() or (Path(name) / "__main__.py").is_file()):
         raise UsageError(f"there is no file {name!r}: give a script, as {EXAMPLE}")
     return [sys.executable, "-u", *command]
 

@@ -1,4 +1,4 @@
-"""Launch settings of a process from the environment variables that torchrun sets."""
+"""Launch settings of a process from the environment variables that torchrun and `paceline run` set."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process star
 KEEPS_RANKS = "PACELINE_KEEPS_RANKS"  # "1" under `paceline run`, which starts a rank again alone
 STANDBY, ENDED = "paceline/standby", "paceline/ended"  # in the store of `paceline run`: what holds for the run
 SPAWN_SIDECARS = "PACELINE_SPAWN_SIDECARS"  # "1" where the command of a process cannot be run again, as in Ray
-COMMAND = "torchrun --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
+COMMAND = "paceline run --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
 TO_JOIN = (
     "to join a run, set the WORLD_SIZE of the other processes and the RANK of a process that has ended; or start every "
     "process with torchrun(max_workers=N), which admits more"
 )
-BY_HAND = f"start every process with torchrun, for example {COMMAND}; or set {', '.join(NEEDED)} for each process"
+BY_HAND = f"start the processes with a launcher, as {COMMAND}; or set {', '.join(NEEDED)} for each process"
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ class LocalCluster:
         if plan.allreduce is not None:
             raise UsageError(
                 f"{plan} has no server, but the workers of {self} have one; start {self.n} ranks with "
-                f"torchrun --nproc-per-node {self.n} and give cluster='torchrun', or give a simulated cluster such as "
-                f"{self.n}*exp(mean=1), or the protocol bsp"
+                f"paceline run --nproc-per-node {self.n} and give cluster='torchrun', or give a simulated cluster such "
+                f"as {self.n}*exp(mean=1), or the protocol bsp"
             )
 
     @property

@@ -55,7 +55,7 @@ def check_standby(cluster: Torchrun, plan: Plan) -> None:
         f"{plan} has no server": plan.allreduce is not None,
         f"the servers of shards={cluster.shards} would need one each": cluster.shards > 1,
         "the processes of a worker with workers='node' stay with rank 0": cluster.workers == "node",
-        "torchrun ends all ranks when one fails": cluster.ranks.ends_together,
+        "torchrun ends all ranks when one fails, which paceline run does not": cluster.ranks.ends_together,
         "the command of the processes cannot be run again": cluster.ranks.spawns_sidecars,
         "there is one process only": cluster.ranks.world_size == 1,
     }

@@ -76,7 +76,10 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
         """Leave validation and checkpoints to rank 0, and wait for this rank's turn to prepare the data."""
         super().setup_environment()
         if not started_by_torchrun(os.environ):
-            LOG.warning("torchrun has not started this process: the Trainer trains alone, without a protocol")
+            LOG.warning(
+                "no launcher has started this process, as paceline run does: the Trainer trains alone, without a "
+                "protocol"
+            )
             return
         self._turn.enter_context(turn_in(self._trainer.default_root_dir))
         if not self.is_global_zero and self._trainer.state.fn == "fit":

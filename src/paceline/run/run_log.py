@@ -10,6 +10,7 @@ from paceline.recording.callback import Callback
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
+COLLECTIVE = "; a collective that is left in the loop, as dist.all_reduce(loss), is a likely cause: remove it"
 
 
 class RunLog(Callback):
@@ -19,9 +20,11 @@ class RunLog(Callback):
 
     Args:
         is_simulated: whether the workers are simulated.
+        has_loops: whether the workers run loops of the user, in which a collective waits for ranks at other steps.
     """
 
-    def __init__(self, *, is_simulated: bool) -> None:
+    def __init__(self, *, is_simulated: bool, has_loops: bool = False) -> None:
+        self._if_silent = COLLECTIVE if has_loops else ""
         self._lost = logging.INFO if is_simulated else logging.WARNING
 
     def on_record(self, record: Record) -> None:
@@ -29,7 +32,8 @@ class RunLog(Callback):
         match record:
             case WorkerLost():
                 level = logging.INFO if record.reason in NO_FAILURES else self._lost
-                LOG.log(level, "lost worker %d: %s", record.worker, record.reason)
+                advice = self._if_silent if record.silent else ""
+                LOG.log(level, "lost worker %d: %s%s", record.worker, record.reason, advice)
             case WorkerJoined():
                 LOG.info("worker %d joined", record.worker)
             case DecisionMade(kind="worker_timeout"):

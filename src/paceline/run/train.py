@@ -261,6 +261,8 @@ def run_session(
     resumption: Resumption | None,
     callbacks: Sequence[Callback],
     policy: CheckpointPolicy,
+    *,
+    has_loops: bool = False,
 ) -> Result:
     """Run to the end on rank 0, or without ranks.
 
@@ -270,11 +272,13 @@ def run_session(
         resumption: saved run to continue, None for a new run.
         callbacks: callbacks that get each record of the run.
         policy: when checkpoints are saved.
+        has_loops: whether the workers run loops of the user.
     """
     with ExitStack() as opened:
         for callback in callbacks:
             opened.callback(callback.close)
-        return _run_session(session, folder, resumption, callbacks, policy)
+        log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster), has_loops=has_loops)
+        return _run_session(session, folder, resumption, [log, *callbacks], policy)
 
 
 def _run_session(
@@ -286,10 +290,9 @@ def _run_session(
 ) -> Result:
     memory = Memory()
     cluster = session.config.cluster
-    log = RunLog(is_simulated=isinstance(cluster, Cluster))
     if isinstance(cluster, Torchrun):
         tell_launcher(cluster, ENDED, holds=False)
-    recorder = session.recorder([folder or memory, log, *callbacks])
+    recorder = session.recorder([folder or memory, *callbacks])
     try:
         engine = session.engine()
         first = resumption.load(engine, recorder) if resumption else None
@@ -302,7 +305,7 @@ def _run_session(
         with engine:
             end = _carry_out(session.coordinator, engine, recorder, checkpointer, first)
         recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
-        if isinstance(cluster, Torchrun) and not end.outcome.is_crash:
+        if isinstance(cluster, Torchrun) and not (end.outcome.is_crash or end.outcome is Outcome.INTERRUPTED):
             tell_launcher(cluster, ENDED)
     finally:  # save the model also after a failure
         model = session.model.cpu()

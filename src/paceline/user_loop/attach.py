@@ -138,8 +138,8 @@ def attach(
         _check_text(cluster)
     if not started_by_torchrun(os.environ):
         LOG.warning(
-            "torchrun has not started this process: the loop trains alone, without a protocol, stop conditions or a "
-            "recorded run"
+            "no launcher has started this process, as paceline run does: the loop trains alone, without a protocol, "
+            "stop conditions or a recorded run"
         )
         return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:

@@ -173,7 +173,7 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
             state = dict  # the user's optimizer is on each rank
         requests = Requests(stream, replies, state)
         requests.start()
-        run_session(session, folder, resumption, run.options.callbacks(), policy)
+        run_session(session, folder, resumption, run.options.callbacks(), policy, has_loops=True)
     except PacelineError as error:
         LOG.error("the server: %s", error)
         return 1

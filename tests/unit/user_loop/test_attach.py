@@ -237,4 +237,4 @@ def test_without_torchrun_the_loop_trains_alone_and_says_so(cluster, caplog):
                 steps += 1
     assert (steps, run.over) == (8, True)
     assert not torch.equal(before, model.weight)
-    assert "torchrun has not started this process: the loop trains alone" in caplog.text
+    assert "no launcher has started this process, as paceline run does: the loop trains alone" in caplog.text

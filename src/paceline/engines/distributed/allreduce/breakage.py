@@ -45,5 +45,5 @@ class Breakage:
         who = " and ".join(names) if len(names) == 2 else ", ".join(names) or "workers"
         return (
             f"{who} do not reach each other, though they are running ({self.reason}): repair the link between their "
-            "hosts, or start them elsewhere; torchrun --max-restarts 3 continues from the last checkpoint in out="
+            "hosts, or start them elsewhere; paceline run continues from the last checkpoint in out="
         )

@@ -37,9 +37,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 POLL_S = 0.05
-ALTERNATIVES = (
-    "torchrun(min_workers=1) continues without it, torchrun --max-restarts 3 from the last checkpoint in out="
-)
+ALTERNATIVES = "torchrun(min_workers=1) continues without it, paceline run from the last checkpoint in out="
 
 
 class _GroupChanged(NamedTuple):

@@ -168,7 +168,7 @@ def tell_launcher(cluster: Torchrun, fact: str, *, holds: bool = True) -> None:
 
     Args:
         cluster: launch settings of this process.
-        fact: `STANDBY`, rank 0 has a standby; or `ENDED`, the run has ended, and not by a crash.
+        fact: `STANDBY`, rank 0 has a standby; or `ENDED`, the run has ended, by no crash and no interrupt.
         holds: whether it holds from now on; a script may train several runs.
     """
     ranks = cluster.ranks

@@ -1,0 +1,88 @@
+"""`paceline run` with real ranks: one is killed, and the run goes on."""
+
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import launched_loop
+from paceline.clusters.job_token import make_token
+from paceline.core.records import RunResumed, UpdateMade, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
+from paths import environment
+from ranks import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+LIMIT_S = 200
+
+
+def run(folder, script, *hosts, **variables):
+    """Run a script under `paceline run` in a folder, one launcher for each host, and return what all have printed.
+
+    Args:
+        folder: folder in which they run.
+        script: script and its arguments.
+        hosts: options of the launcher of each host.
+        variables: further variables.
+    """
+    command = [sys.executable, "-m", "paceline", "run"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    launchers = [
+        subprocess.Popen([*command, *map(str, [*host, *script])], cwd=folder, env=environment(**variables), **options)
+        for host in hosts
+    ]
+    printed = [launcher.communicate(timeout=LIMIT_S)[0] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0] * len(hosts), "\n".join(printed)
+    return "".join(printed)
+
+
+def lives(printed):
+    """Return the number of restarts of each rank before the end of the run."""
+    return {int(rank): int(restarts) for rank, restarts in re.findall(r"rank (\d) in life (\d+)", printed)}
+
+
+def two_hosts():
+    """Return the options of two launchers, of one rank each, and the token of the run."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    hosts = [["--nnodes", 2, "--node-rank", node, "--rdzv-endpoint", endpoint] for node in range(2)]
+    return hosts, {"PACELINE_TOKEN": make_token()}
+
+
+@pytest.mark.parametrize("n_hosts", [1, 2])
+def test_a_worker_that_is_killed_comes_back_and_rank_0_has_lived_on(n_hosts, tmp_path):
+    hosts, variables = two_hosts() if n_hosts == 2 else ([["--nproc-per-node", 2]], {})
+    assert lives(run(tmp_path, [launched_loop.__file__, "bsp", 1], *hosts, **variables)) == {0: 0, 1: 1}
+    history = SavedRun(tmp_path / "run").history
+    assert history.of(RunResumed) == []
+    assert [record.worker for record in history.of(WorkerLost)] == [1]
+    assert [record.worker for record in history.of(WorkerJoined)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "lost", "n_hosts"), [("bsp", 0, 1), ("bsp", 0, 2), ("all_reduce", 0, 1), ("all_reduce", 1, 1)]
+)
+def test_when_rank_0_is_lost_the_run_goes_on_from_its_last_checkpoint(protocol, lost, n_hosts, tmp_path):
+    hosts, variables = two_hosts() if n_hosts == 2 else ([["--nproc-per-node", 2]], {})
+    assert lives(run(tmp_path, [launched_loop.__file__, protocol, lost], *hosts, **variables))[0] == 1
+    history = SavedRun(tmp_path / "run").history
+    assert len(history.of(RunResumed)) == 1
+    updates = [record.version for record in history.of(UpdateMade)]
+    assert updates == list(range(1, len(updates) + 1))
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "signal.pause()\n"
+    )
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", "2", "script.py"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    ranks = [psutil.Process(int(launcher.stdout.readline().split()[-1])) for _ in range(2)]
+    launcher.kill()
+    launcher.communicate()
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert [rank.status() for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
