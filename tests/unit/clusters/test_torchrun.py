@@ -13,7 +13,7 @@ from paceline.protocols.protocol import as_plan
 NO_HOSTS = ["tcp://x", "", "10.0.0.1:0", "10.0.0.1:65536", "[::1]:29511", "a b", "10.0.0.1\n"]
 
 BAD = [
-    ({"RANK": None}, r"RANK is not set, although WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* torchrun --nproc"),
+    ({"RANK": None}, r"RANK is not set, although WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set: .* paceline run"),
     ({"MASTER_ADDR": None, "MASTER_PORT": ""}, r"MASTER_ADDR, MASTER_PORT are not set, although"),
     ({"RANK": "4"}, r"RANK='4', expected a whole number >= 0 and <= 3: .* to join a run, set .* RANK of a process"),
     ({"WORLD_SIZE": "0"}, r"WORLD_SIZE='0', expected a whole number >= 1"),
