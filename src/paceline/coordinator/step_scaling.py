@@ -54,7 +54,7 @@ class StepScaling(Stateful):
 
     def momentum_power(self, k: int) -> float:
         """Return the exponent of the momentum in an update of k gradients."""
-        return self.noise.rule.momentum_power(k) if self.noise is not None else 1.0
+        return self.noise.scaling.momentum_power(k) if self.noise is not None else 1.0
 
     def schedule_scale(self, workload: int) -> float:
         """Return the scale that the schedule gives an update of one gradient."""

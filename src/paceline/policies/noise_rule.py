@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.core.gradient import Arrival
 from paceline.core.update import Step
-from paceline.policies.estimators.critical_batch import CriticalBatch, UpdateStats
-from paceline.policies.estimators.staleness_price import StalenessPrice
+from paceline.policies.estimators.critical_batch import LARGEST_PHI, CriticalBatch, UpdateStats
+from paceline.policies.estimators.staleness_price import PLAIN, Reference, StalenessPrice
 from paceline.utils.state_dict import Stateful
 
 
@@ -22,6 +22,11 @@ class NoiseRule:
 
     The limits are "constant" for phi = 0 and "proportional" for phi = inf. An adaptive optimizer gets the square root
     of the factor: it divides by the size of gradients, which noise makes larger.
+
+    Large phi means that noise has kept the rate of the reference below the limit of stability, by (K + phi) / K. For
+    stale gradients of SGD this is believed up to a factor of 2: their rate is at most 2 / d of that of the reference,
+    or of that of fresh gradients if this is larger. For phi says nothing about curvature, which grows in training
+    until the reference is at its limit. With momentum this matters most: see ``StabilityScan``.
 
     Args:
         K: gradients of an update of the reference, >= 1; the number of workers of BSP.
@@ -36,7 +41,8 @@ class NoiseRule:
 
     Source: for d = 1 the rate of McCandlish et al., "An empirical model of large-batch training", 2018, with another
     phi, see `CriticalBatch`; the square root is that of Malladi et al., "On the SDEs and scaling rules for adaptive
-    gradient algorithms", 2022.
+    gradient algorithms", 2022; that the curvature grows up to the limit of stability, Cohen et al., "Gradient descent
+    on neural networks typically occurs at the edge of stability", 2021.
     """
 
     K: int
@@ -52,22 +58,50 @@ class NoiseRule:
             phi: critical number of gradients, > 0; see `CriticalBatch`.
             price: price of staleness d, >= 1.
         """
-        factor = k / self.K * (self.K + phi) / (k * price + phi)
+        factor = k / self.K * (self.K + phi) / self.size(k, phi, price)
         return sqrt(factor) if self.adaptive else factor
 
-    @property
-    def reach(self) -> float:
-        """Factor on the price of staleness for the momentum of the reference, sqrt((1 + mu) / (1 - mu)).
+    def size(self, k: float, phi: float, price: float = 1.0) -> float:
+        """Return k d + phi, or more where the rate of stale gradients is limited.
 
-        With fresh gradients, momentum makes a whole movement of eta / (1 - mu) stable up to 2 (1 + mu) / (1 - mu), and
-        with stale ones hardly larger movements than without. A tuned rate lies anywhere between 2 and that limit; this
-        takes the geometric mean.
+        >>> rule = NoiseRule(K=8, learning_rate=0.1)
+        >>> rule.size(k=1, phi=4.0, price=32.0), rule.size(k=1, phi=100.0, price=32.0)
+        (36.0, 216.0)
+        >>> rule.scale(k=1, phi=100.0, price=32.0) == 2 / 32
+        True
         """
-        return sqrt((1 + self.momentum) / (1 - self.momentum))
+        size = k * price + phi
+        return size if self.adaptive else max(size, price * (k + phi * min(1.0, k / self.K)) / LARGEST_SLACK)
 
-    def momentum_power(self, k: int) -> float:
-        """Return the exponent of the momentum with which the velocity keeps its half-life in gradients, k / K."""
-        return k / self.K if self.momentum and not self.adaptive else 1.0
+    def progress(self, k: float, phi: float, price: float = 1.0, noise_scale: float | None = None) -> float:
+        """Return the progress of a gradient in updates of k gradients.
+
+            1 / (k d + phi)    or    1 / sqrt((k d + phi) (k d + B))
+
+        An adaptive optimizer has the second one. Its first factor is that of the rate. The second factor is that of the
+        gradient, which the optimizer divides by its size: a share k / (k + B) of its square is signal.
+
+        Args:
+            k: number of gradients of an update on average, >= 1.
+            phi: critical number of gradients, > 0; see `CriticalBatch`.
+            price: price of staleness d, >= 1.
+            noise_scale: B of an adaptive optimizer; None for another one.
+        """
+        size = self.size(k, phi, price)
+        return 1 / sqrt(size * (size if noise_scale is None else k * price + noise_scale))
+
+    @property
+    def reference(self) -> Reference:
+        """Updates with which the price of staleness compares stale ones."""
+        return PLAIN if self.adaptive else Reference.of_sgd(self.momentum, self.K)
+
+    def with_momentum(self, price: float) -> float:
+        """Return the price of staleness against the reference, times sqrt((1 + beta1) / (1 - beta1)) if adaptive.
+
+        With fresh gradients, momentum makes larger steps stable, and with stale ones hardly. A tuned rate of an
+        adaptive optimizer lies anywhere between both limits; this takes the geometric mean.
+        """
+        return price * sqrt((1 + self.momentum) / (1 - self.momentum)) if self.adaptive and price > 1 else price
 
 
 @dataclass(frozen=True)
@@ -89,6 +123,14 @@ class NoiseScaling:
     def scale(self, k: int, n: int) -> float:
         """Return the factor on the rate of the optimizer for k gradients; n workers do not matter."""
         return self.guard * self.rule.scale(k, self.phi, self.price)
+
+    def momentum_power(self, k: int) -> float:
+        """Return the exponent of the momentum of SGD in an update of k gradients, eta(k) / eta without the guard.
+
+        An update then moves along the path of the reference, as many of its updates as the rate is of its rate. If
+        noise limits the rate, the velocity keeps its half-life in gradients, and else in updates.
+        """
+        return 1.0 if self.rule.adaptive or not self.rule.momentum else self.rule.scale(k, self.phi, self.price)
 
 
 class LossGuard(Stateful):
@@ -158,7 +200,7 @@ class NoiseTracker(Stateful):
 
     def __init__(self, rule: NoiseRule, has_steps: bool = True) -> None:
         self.rule = rule
-        self.price = StalenessPrice()
+        self.price = StalenessPrice(rule.reference)
         self.guard = LossGuard()
         self.has_risen = False
         self._critical = CriticalBatch(rule.K, rule.learning_rate, rule.momentum, rule.adaptive)
@@ -215,9 +257,8 @@ class NoiseTracker(Stateful):
 
     @property
     def price_of_staleness(self) -> float:
-        """Price of staleness d, >= 1, with the momentum of the reference."""
-        price = self.price.price
-        return price * self.rule.reach if price > 1 else price
+        """Price of staleness d, >= 1, with the momentum of the optimizer."""
+        return self.rule.with_momentum(self.price.price)
 
     @property
     def explanation(self) -> str:
@@ -228,7 +269,8 @@ class NoiseTracker(Stateful):
         price = f", price of staleness {d:.3g}" if d > 1 else ""
         guard = f", lowered by {self.guard.factor:.2g} because the loss rose" if self.guard.factor < 1 else ""
         because = f"; assumed: {assumed}" if assumed else ""
-        numbers = f"variance {V:.3g}, loss to go {P:.3g}, phi {phi:.3g}"
+        limit = " (its limit, 19 K)" if phi > 0.999 * LARGEST_PHI * self.rule.K else ""
+        numbers = f"variance {V:.3g}, loss to go {P:.3g}, phi {phi:.3g}{limit}"
         return f"{scale:.3g} of the given rate for k={k}: {numbers}{price}{guard}{because}"
 
     def change(self) -> dict[str, float]:
@@ -243,5 +285,6 @@ class NoiseTracker(Stateful):
         return {name: number for name, number in numbers.items() if isfinite(number)}
 
 
+LARGEST_SLACK = 2.0  # of a rate below the limit of stability, as far as it is believed
 MEASURE_EVERY = 4
 FIRST_STEPS = 16

@@ -165,7 +165,7 @@ def check_momentum(job: Job, optimizer: torch.optim.Optimizer) -> None:
 # At 0, torch's SGD leaves its momentum buffer unchanged, so old momentum would return when the limit rises. Times
 # this factor, the buffer is cleared.
 _LEAST_MOMENTUM = 1e-30
-_CHANGED = ("lr", "momentum", "weight_decay")
+_CHANGED = ("lr", "momentum", "dampening", "weight_decay")
 
 
 @contextmanager
@@ -178,8 +178,10 @@ def stepping(
 ) -> Iterator[None]:
     """Scale learning rates and weight decays and change the momentum while the context is open.
 
-    A momentum m becomes min(m^p, limit), and its learning rate is multiplied by (1 - m^p) / (1 - m), so that a gradient
-    moves the parameters as far in the long run.
+    A momentum m becomes min(m^p, limit), and a gradient enters the velocity with the factor (1 - m^p) / (1 - m), by the
+    dampening. So it moves the parameters as far in the long run, and the velocity keeps its size when p changes. Only
+    the first gradient of a run enters it whole, as in torch. With Nesterov's momentum the learning rate is divided by
+    1 + m^p - m, for the part of the gradient that does not enter the velocity.
     """
     if (lr_scale, momentum_limit, weight_decay_scale, momentum_power) == (1.0, inf, 1.0, 1.0):
         yield
@@ -192,9 +194,11 @@ def stepping(
         if "weight_decay" in group:
             group["weight_decay"] = group["weight_decay"] * weight_decay_scale
         if momentum_power != 1.0 and 0 < group.get("momentum", 0.0) < 1:
-            momentum = group["momentum"] ** momentum_power
-            group["lr"] *= (1 - momentum) / (1 - group["momentum"])
+            own_momentum, momentum = group["momentum"], group["momentum"] ** momentum_power
+            group["dampening"] = 1 - (1 - group["dampening"]) * (1 - momentum) / (1 - own_momentum)
             group["momentum"] = momentum
+            if group["nesterov"]:
+                group["lr"] /= 1 + momentum - own_momentum
         if group.get("momentum", 0.0) > momentum_limit:
             group["momentum"] = max(momentum_limit, _LEAST_MOMENTUM)
     try:

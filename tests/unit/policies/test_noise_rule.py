@@ -1,4 +1,5 @@
 from functools import partial
+from itertools import pairwise
 from random import Random
 from statistics import fmean
 
@@ -39,31 +40,69 @@ def test_the_limits_are_constant_and_proportional(K, k):
 
 
 @given(counts, phis, st.floats(1, 100))
-def test_staleness_lowers_the_rate_at_most_by_its_price(k, phi, price):
-    rule = NoiseRule(16, 0.1)
-    assert rule.scale(k, phi) / price - 1e-12 <= rule.scale(k, phi, price) <= rule.scale(k, phi)
+def test_staleness_lowers_the_rate_and_leaves_at_most_twice_the_stable_share(k, phi, price):
+    rule = NoiseRule(16, 0.1, momentum=0.9)
+    fresh, stale = rule.scale(k, phi), rule.scale(k, phi, price)
+    assert fresh / price - 1e-12 <= stale <= fresh + 1e-12
+    assert stale <= 2 * max(1.0, fresh) / price + 1e-12
+    if phi <= 16:
+        assert stale == pytest.approx(k / 16 * (16 + phi) / (k * price + phi))
+
+
+def test_the_progress_of_a_gradient_is_that_of_its_share_of_the_rate():
+    rule = NoiseRule(8, 0.1, momentum=0.9)
+    for k, phi, price in [(8, 3.0, 1.0), (1, 3.0, 1.0), (1, 3.0, 20.0), (1, 300.0, 20.0)]:
+        assert rule.progress(k, phi, price) * k * (8 + phi) / 8 == pytest.approx(rule.scale(k, phi, price))
+
+
+def test_an_adaptive_optimizer_divides_by_the_noise_of_the_gradient_too():
+    rule = NoiseRule(8, 0.1, momentum=0.9, adaptive=True)
+    assert rule.progress(1, 1.0) == rule.progress(1, 1.0, noise_scale=1.0) == 0.5
+    assert rule.progress(1, 1.0, noise_scale=7.0) == 0.25
+    assert rule.progress(1, 1.0) > 4 * rule.progress(8, 1.0)
+    assert rule.progress(1, 1.0, noise_scale=50.0) < 4 * rule.progress(8, 1.0, noise_scale=50.0)
 
 
 def test_an_adaptive_optimizer_gets_the_square_root():
     plain, adaptive = NoiseRule(16, 0.1), NoiseRule(16, 0.1, momentum=0.9, adaptive=True)
     assert adaptive.scale(4, 10.0, 3.0) == pytest.approx(plain.scale(4, 10.0, 3.0) ** 0.5)
-    assert adaptive.momentum_power(4) == 1.0
+    assert NoiseScaling(adaptive, 10.0).momentum_power(4) == 1.0
 
 
-def test_the_velocity_keeps_its_half_life_in_gradients():
+def test_the_velocity_keeps_its_half_life_in_gradients_where_noise_limits_the_rate_and_else_in_updates():
     rule = NoiseRule(16, 0.1, momentum=0.9)
-    assert (0.9 ** rule.momentum_power(4)) ** 4 == pytest.approx(0.9)
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    moved = []
-    for step in range(4000):  # one gradient of 1, then none: the whole movement is eta / (1 - mu)
-        weight.grad = torch.ones(1) if step == 0 else torch.zeros(1)
-        with stepping(optimizer, 0.5, momentum_power=rule.momentum_power(1)):
+    assert NoiseScaling(rule, phi=1e9).momentum_power(4) == pytest.approx(4 / 16)
+    assert NoiseScaling(rule, phi=1e-9).momentum_power(4) == pytest.approx(1.0)
+    assert NoiseScaling(rule, phi=3.0, guard=0.5).momentum_power(4) == rule.scale(4, 3.0)
+    assert NoiseScaling(NoiseRule(16, 0.1), phi=3.0).momentum_power(4) == 1.0
+
+
+def velocity_after(powers, nesterov=False, zeros_first=1):
+    """Return how far SGD moves in each step with these powers of the momentum, for gradients of 1 after some of 0."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=nesterov)
+    moved = [0.0]
+    for step, power in enumerate([1.0] * zeros_first + powers):
+        weight.grad = torch.full_like(weight, step >= zeros_first)
+        with stepping(optimizer, 1.0, momentum_power=power):
             optimizer.step()
         moved.append(-weight.item())
-    assert moved[-1] == pytest.approx(0.5 * 0.1 / (1 - 0.9), rel=1e-3)
     assert optimizer.param_groups[0]["momentum"] == 0.9
-    assert moved[15] == pytest.approx((1 - 0.9) * moved[-1], rel=1e-3)  # after 16 gradients as after one update of 16
+    assert optimizer.param_groups[0]["dampening"] == 0.0
+    return [after - before for before, after in pairwise(moved)][zeros_first:]
+
+
+def test_a_velocity_keeps_its_size_when_its_momentum_changes():
+    """Else a large update after small ones begins with a velocity that is up to K times as large."""
+    moved = velocity_after([1 / 4] * 500 + [1.0] * 50)
+    assert moved[499] == pytest.approx(0.1 / (1 - 0.9), rel=1e-4)
+    assert moved[500:] == pytest.approx(moved[499:-1], rel=1e-4)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("power", [1 / 4, 1.0])
+def test_a_gradient_moves_the_parameters_as_far_with_any_power_of_the_momentum(power, nesterov):
+    assert velocity_after([power] * 500, nesterov)[-1] == pytest.approx(0.1 / (1 - 0.9), rel=1e-4)
 
 
 def drive(plan, n=4, updates=300, **rule):
@@ -102,9 +141,11 @@ def test_stale_updates_pay_the_price_of_staleness():
     assert "price of staleness" in decided[-1].reason
 
 
-def test_momentum_makes_staleness_dearer():
-    plain, heavy = (drive(pl.asp(), momentum=momentum)[1][-1].numbers["d"] for momentum in (0.0, 0.8))
-    assert heavy == pytest.approx(3.0 * plain, rel=0.1)
+def test_momentum_makes_staleness_dearer_by_what_it_adds_to_fresh_gradients():
+    applied, decided = zip(*(drive(pl.asp(), momentum=momentum) for momentum in (0.0, 0.8)), strict=True)
+    plain, heavy = (decisions[-1].numbers["d"] for decisions in decided)
+    assert heavy > 1.8 / 0.2 * plain
+    assert applied[1][-1].lr_scale <= 2 / heavy * 1.1
 
 
 def test_some_steps_are_measured_and_the_first_ones_all():
@@ -116,7 +157,8 @@ def test_some_steps_are_measured_and_the_first_ones_all():
 
 def test_momentum_reaches_the_update():
     applied, _ = drive(pl.pull(k=2), momentum=0.9)
-    assert applied[-1].momentum_power == 0.5
+    assert 0.5 < applied[-1].momentum_power < 1
+    assert applied[-1].momentum_power == applied[-1].lr_scale
 
 
 def test_a_tracker_goes_on_from_its_state():

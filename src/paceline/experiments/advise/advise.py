@@ -74,13 +74,13 @@ def advise(
     fifths = (None, *range(PARTS)) if recorded else (None,)
     times = {fifth: given or Cluster(n, replace(_without(trace, fifth), censored="km")) for fifth in fifths}
     trips_s = trips_of(times[None], seed, payload_bytes or 0) if recorded else []
-    auto = choose(trips_s, recorded.final_phi, recorded.reach) if recorded else None
+    auto = choose(trips_s, recorded.final_phi, recorded.rule) if recorded else None
     wanted = without_local_steps(_plan(each, auto) for each in protocols or default_protocols(n))
     predictions: dict[str, list[Prediction]] = {}
     for name, plan in wanted.plans.items():
         timed = {fifth: _timed(plan, cluster, seed, payload_bytes or 0) for fifth, cluster in times.items()}
         if recorded:
-            price = score(plan.phases[0].protocol, trips_s, recorded.reach).price
+            price = score(plan.phases[0].protocol, trips_s, recorded.rule).price
             timed = {fifth: _predicted(each, recorded, n, price, fifth) for fifth, each in timed.items()}
         predictions[name] = list(timed.values())
     ranked = _ranked(predictions, recorded, auto)
@@ -170,7 +170,7 @@ def _predicted(timed: Prediction, recorded: ObservedRun, n: int, price: float, f
         low_s=seconds,
         high_s=seconds,
         price=price,
-        progress_per_s=timed.gradients_per_s / (k * price + recorded.phi),
+        progress_per_s=timed.gradients_per_s * recorded.rule.progress(k, recorded.phi, price),
     )
 
 

@@ -58,16 +58,16 @@ class ObservedRun(ABC):
         rate: rule of the learning rate.
         phi: critical number of gradients phi; with the rule "noise" its mean over the progress of the run.
         final_phi: phi at the end, by which `auto` would choose.
-        reach: factor on the price of staleness for the momentum.
+        rule: learning-rate rule "noise" of the run, or that of its optimizer.
     """
 
     is_noise_rule = False
 
-    def __init__(self, saved: SavedRun, losses: Sequence[float]) -> None:
+    def __init__(self, saved: SavedRun, losses: Sequence[float], rule: NoiseRule) -> None:
         self.loss = _loss(saved, losses)
         self.rate = LRScaling(**saved.configuration["rules"]["learning_rate"])
+        self.rule = rule
         self.phi = self.final_phi = nan
-        self.reach = 1.0
 
     @abstractmethod
     def seen(self) -> GradientSummary:
@@ -88,7 +88,8 @@ class ConstantRateRun(ObservedRun):
     def __init__(self, saved: SavedRun) -> None:
         updates = read_run(saved)
         losses = [each.gradients.loss for each in updates]
-        super().__init__(saved, losses)
+        rule = _reference(saved, updates)
+        super().__init__(saved, losses, rule)
         self._count = len(updates)
         self._k = mean(each.gradients.k for each in updates)
         self._staleness = mean(each.staleness for each in updates)
@@ -98,8 +99,6 @@ class ConstantRateRun(ObservedRun):
         late = known[len(known) // 2 :]
         self._noise = self._noise_of(late)
         self._parts = [self._noise_of(late[part::PARTS]) for part in range(PARTS)]
-        rule = _reference(saved, updates)
-        self.reach = rule.reach
         self.phi = self.final_phi = _critical(saved, rule)
 
     def seen(self) -> GradientSummary:
@@ -132,6 +131,7 @@ class NoiseRuleRun(ObservedRun):
     is_noise_rule = True
 
     def __init__(self, saved: SavedRun) -> None:
+        rule = NoiseRule(**saved.configuration["rules"]["noise"])
         rows: list[tuple[float, float]] = []  # progress and phi of each update
         losses, phi, price = [], nan, 1.0
         for record in saved.history:
@@ -139,15 +139,14 @@ class NoiseRuleRun(ObservedRun):
                 numbers = record.numbers or {}
                 phi, price = numbers.get("phi", phi), numbers.get("d", price)
             elif isinstance(record, UpdateMade) and isfinite(phi):
-                rows.append((record.k / (record.k * price + phi), phi))
+                rows.append((record.k * rule.progress(record.k, phi, price), phi))
                 losses.append(record.loss)
         if len(rows) < LEAST_UPDATES:
             raise UsageError(
                 f"{saved.path} has {len(rows)} updates with the numbers of lr_rule='noise', expected at least "
                 f"{LEAST_UPDATES}; record a longer run"
             )
-        super().__init__(saved, losses)
-        self.reach = NoiseRule(**saved.configuration["rules"]["noise"]).reach
+        super().__init__(saved, losses, rule)
         self.final_phi = rows[-1][1]
         self._whole = _weighted(rows)
         self._parts = [_weighted(rows[part::PARTS]) for part in range(PARTS)]
@@ -162,7 +161,7 @@ class NoiseRuleRun(ObservedRun):
         """Return the updates of a protocol to the progress of the run, from every fifth update or from all."""
         progress, phi = self._whole if fifth is None else self._parts[fifth]
         share = 1.0 if fifth is None else self._shares[fifth]
-        return progress / share * (needs.price + phi / needs.k)
+        return progress / share / (needs.k * self.rule.progress(needs.k, phi, needs.price))
 
 
 def observed_run(saved: SavedRun) -> ObservedRun:

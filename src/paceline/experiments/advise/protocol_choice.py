@@ -12,6 +12,7 @@ from paceline.policies.controllers.auto_candidates import default_candidates
 from paceline.policies.estimators.protocol_replay import ProtocolReplay
 from paceline.policies.estimators.protocol_scores import Score, score_of, steady
 from paceline.policies.estimators.staleness_price import price_of
+from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Protocol
 
 TRIPS = 100  # of each worker
@@ -33,24 +34,27 @@ def trips_of(cluster: Cluster, seed: int, payload_bytes: float = 0) -> list[list
     return table
 
 
-def score(protocol: Protocol, trips_s: list[list[float]], reach: float = 1.0) -> Score:
+def score(protocol: Protocol, trips_s: list[list[float]], rule: NoiseRule) -> Score:
     """Return the score of a protocol on these round trips.
 
     Args:
         protocol: protocol.
         trips_s: round trips of each worker, in seconds.
-        reach: factor on the price of staleness for the momentum, see `NoiseRule`.
+        rule: learning-rate rule of the run, with the momentum.
     """
     replay = ProtocolReplay(protocol, trips_s).run(max(GRADIENTS, GRADIENTS_OF_WORKER * len(trips_s)))
-    return score_of(protocol.name, replay, price_of(steady(replay))).with_momentum(reach)
+    return score_of(protocol.name, replay, rule.with_momentum(price_of(steady(replay), rule.reference)))
 
 
-def choose(trips_s: list[list[float]], phi: float, reach: float = 1.0) -> AutoChoice:
+def choose(trips_s: list[list[float]], phi: float, rule: NoiseRule) -> AutoChoice:
     """Return the candidate of `auto` with the largest progress per second.
 
-    >>> choose([[1.0], [1.0], [1.0], [9.0]], phi=1.0).protocol
+    >>> choose([[1.0], [1.0], [1.0], [9.0]], phi=1.0, rule=NoiseRule(K=4, learning_rate=0.1)).protocol
     'k_sync(k=3)'
     """
-    scores = map(score, default_candidates(len(trips_s)), repeat(trips_s), repeat(reach))
-    best = max(scores, key=lambda each: each.progress_per_s(phi))
-    return AutoChoice(best.protocol, best.gradients_per_s, best.k, best.price, phi, best.progress_per_s(phi))
+
+    def progress_per_s(score: Score) -> float:
+        return score.gradients_per_s * rule.progress(score.k, phi, score.price)
+
+    best = max(map(score, default_candidates(len(trips_s)), repeat(trips_s), repeat(rule)), key=progress_per_s)
+    return AutoChoice(best.protocol, best.gradients_per_s, best.k, best.price, phi, progress_per_s(best))

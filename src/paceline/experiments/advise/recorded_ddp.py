@@ -23,6 +23,7 @@ from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.experiments.advise.recording_advice import DDPPrediction, RecordingAdvice
 from paceline.experiments.advise.result import AutoChoice
+from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Plan
 from paceline.run.simulate import Simulated, simulate
 from paceline.utils.argument_types import checked_types
@@ -90,7 +91,15 @@ def advise_recording(
 
 def _choice(recording: DDPRecording, noise: NoiseScale | None, seed: int) -> AutoChoice | None:
     """Return the choice of `auto` with the recorded times, and V / N as phi; None if too few gradients were sampled."""
-    return None if noise is None else choose(_trips_s(trace_of(recording), seed), min(noise.ratio, LARGEST_PHI))
+    if noise is None:
+        return None
+    trips_s = _trips_s(trace_of(recording), seed)
+    return choose(trips_s, min(noise.ratio, LARGEST_PHI), _rule(recording))
+
+
+def _rule(recording: DDPRecording) -> NoiseRule:
+    """Return the rule of DDP's updates; a recording has neither rate, which does not matter here, nor momentum."""
+    return NoiseRule(recording.ranks, learning_rate=1.0)
 
 
 def _trips_s(trace: Trace, seed: int) -> list[list[float]]:
@@ -164,7 +173,7 @@ def _predict(recording: DDPRecording, plan: Plan, dropped: Sequence[int], seed: 
     noise = _noise(recording)
     if noise is None:
         return DDPPrediction(*facts, nan, nan, nan)
-    price = score(plan.phases[0].protocol, _trips_s(trace, seed)).price
+    price = score(plan.phases[0].protocol, _trips_s(trace, seed), _rule(recording)).price
     seconds = recording.steps * noise.relative_updates(k, price) * update_s
     parts = [_part_seconds(recording, plan, trace, part, seed) for part in range(PARTS)]
     return DDPPrediction(*facts, seconds, min(parts), max(parts))
@@ -178,7 +187,7 @@ def _part_seconds(recording: DDPRecording, plan: Plan, trace: Trace, part: int, 
     rows = [row for row in trace.rows if not borders[0] < row.draw <= borders[1]]
     others = Trace(rows, has_server=False, sums_as_transfers=True, source=trace.source)
     simulated = _simulate(plan, others, LEAST_UPDATES, 0, seed)
-    price = score(plan.phases[0].protocol, _trips_s(others, seed)).price
+    price = score(plan.phases[0].protocol, _trips_s(others, seed), _rule(recording)).price
     return recording.steps * noise.relative_updates(simulated.totals.mean_k, price) * simulated.seconds_per_update
 
 

@@ -176,9 +176,11 @@ class Advice(TableRepresentation):
 def choice_sentence(choice: AutoChoice) -> str:
     """Return the choice of `auto` as a sentence."""
     name, gradients_per_s, k, price, phi, progress_per_s = choice
+    excess = (gradients_per_s / progress_per_s - k * price) / phi  # see ``NoiseRule.size``
+    noise = f"{phi:.3g}" if excess < 1.001 else f"{phi:.3g} x {excess:.3g}"
     return (
         f'auto, with lr_rule="noise", would choose {name}: S = Lambda / (K d + phi) = {gradients_per_s:.3g} / '
-        f"({k:.3g} x {price:.3g} + {phi:.3g}) = {progress_per_s:.3g} per s."
+        f"({k:.3g} x {price:.3g} + {noise}) = {progress_per_s:.3g} per s."
     )
 
 

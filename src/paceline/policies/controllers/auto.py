@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import exp, log
 from typing import Any, ClassVar, Literal
 
 from paceline.policies.controllers.auto_candidates import default_candidates, named
 from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Observation, StatefulController
+from paceline.policies.controllers.stale_trial import StaleTrial
 from paceline.policies.estimators.critical_batch import NoiseEstimate
 from paceline.policies.estimators.protocol_scores import Score, Scoring
+from paceline.policies.estimators.staleness_price import Reference
 from paceline.policies.estimators.trip_history import Trip, TripHistory
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from paceline.protocols.protocol import Protocol
@@ -30,18 +33,18 @@ BSP = Protocol("all", 0, "update", name="bsp")
 class AutoState(Stateful):
     """State of `Auto`: round trips, the scoring in progress, when the next one begins, and the latest scores."""
 
-    _saved = ("has_begun", "first_at", "due_at", "fresh_until", "ranked_at", "is_urgent", "work_due")
-    _parts = ("trips",)
+    _saved = ("has_begun", "first_at", "due_at", "ranked_at", "is_urgent", "work_due")
+    _parts = ("trips", "trial")
 
     def __init__(self) -> None:
         self.trips = TripHistory()
+        self.trial = StaleTrial()
         self.scoring: Scoring | None = None
         self.candidates: tuple[Protocol, ...] = ()  # of the scoring
         self.scored: dict[Protocol, Score] = {}  # by the latest complete scoring
         self.ranked_at = 0  # workload at which these were compared
         self.has_begun = False
         self.first_at = self.due_at = FIRST_DECISION  # workload of the first choice, and of the next one
-        self.fresh_until = 0  # workload up to which stale protocols are left out, because the loss had risen
         self.is_urgent = True  # until a scoring is complete and no other one is due
         self.work_due: list[int] = []  # pieces of the scoring before the next arrival
 
@@ -127,6 +130,9 @@ class Auto(StatefulController[AutoState]):
         if observation.trigger not in ("arrival", "open"):
             return state, []
         actions = self._decide(state, observation)
+        for action in actions:
+            if isinstance(action, ChangeProtocol):
+                state.trial.follow(observation.protocol, action.protocol)
         if state.scoring is not None:
             state.work_due.append(URGENT_WORK if state.is_urgent else WORK)
         return state, actions
@@ -134,7 +140,8 @@ class Auto(StatefulController[AutoState]):
     def _decide(self, state: AutoState, observation: Observation) -> Sequence[Action]:
         if observation.trigger == "arrival":
             self.prepare(state)
-            self._observe(state, observation)
+            if self._observe(state, observation):
+                return self._take_back(state, observation)
         elif not state.has_begun:
             return self._begin_run(state, observation)
         for work in observation.interrupted:
@@ -158,13 +165,24 @@ class Auto(StatefulController[AutoState]):
         first = self.candidates[0] if self.candidates else named("pull", rate.rule.K)
         return [ChangeProtocol(first, "until round trips and losses are known")]
 
-    def _observe(self, state: AutoState, observation: Observation) -> None:
-        assert observation.arrival is not None
-        if state.trips.add(observation.arrival.worker, Trip(observation.trip_s)):
+    def _observe(self, state: AutoState, observation: Observation) -> bool:
+        """Add an arrival; return whether the loss has risen under the stale protocol in force."""
+        arrival = observation.arrival
+        assert arrival is not None
+        if state.trips.add(arrival.worker, Trip(observation.trip_s)):
             state.hasten(observation.workload)
         if observation.has_risen:
-            state.fresh_until = observation.workload + MOST_GRADIENTS
+            state.trial.leave_out(observation.workload)
             state.hasten(observation.workload)
+        return observation.accepted and state.trial.accept(arrival.loss, observation.protocol)
+
+    def _take_back(self, state: AutoState, observation: Observation) -> list[Action]:
+        before = state.trial.before
+        assert before is not None
+        state.trial.take_back(observation.workload)
+        state.hasten(observation.workload)
+        reason = f"the loss has risen under {observation.protocol.name}, which is taken back"
+        return [ChangeProtocol(before, f"{reason}; fresh gradients only until {state.trial.fresh_until} gradients")]
 
     def _is_due(self, state: AutoState, observation: Observation) -> bool:
         if observation.noise is None or not observation.workers:
@@ -175,8 +193,7 @@ class Auto(StatefulController[AutoState]):
         elapsed_s = {work.worker: work.elapsed_s for work in observation.in_flight}
         state.candidates = self._allowed(state, observation)
         table = state.trips.table(sorted(observation.workers), elapsed_s)
-        rule = _adaptive_rule(observation)
-        state.scoring = Scoring(state.candidates, table, rule.momentum if rule is not None else 0.0)
+        state.scoring = Scoring(state.candidates, table, _reference(_rule(observation)))
         interval = min(max(LEAST_GRADIENTS, observation.workload // 2), MOST_GRADIENTS)
         state.due_at = observation.workload + interval
 
@@ -211,25 +228,22 @@ class Auto(StatefulController[AutoState]):
     ) -> list[ChangeProtocol | Note]:
         assert observation.noise is not None
         state.ranked_at = observation.workload
-        scale = observation.learning_rate
-        is_adaptive = _adaptive_rule(observation) is not None
-        reach = scale.rule.reach if isinstance(scale, NoiseScaling) and not is_adaptive else 1.0
-        noise = observation.noise
-        scores = {protocol: score.with_momentum(reach) for protocol, score in scored.items()}
-        order = sorted(scores, key=lambda protocol: -_progress_per_s(scores[protocol], noise))
-        ranked, now = [scores[protocol] for protocol in order], scores.get(observation.protocol)
+        scored = _within_trial(scored, state.trial, observation.protocol)
+        progress = partial(_progress_per_s, rule=_rule(observation), noise=observation.noise)
+        order = sorted(scored, key=lambda protocol: -progress(scored[protocol]))
+        ranked, now = [scored[protocol] for protocol in order], scored.get(observation.protocol)
         best = ranked[0]
-        numbers = _numbers(ranked, now, noise)
-        is_fresh = all(protocol.max_staleness == 0 for protocol in scores)
-        shown = f"{_shown(ranked, noise)}{_why_fresh(state, observation) if is_fresh else ''}"
+        numbers = _numbers(ranked, now, progress, observation.noise)
+        is_fresh = all(protocol.max_staleness == 0 for protocol in scored)
+        shown = f"{_shown(ranked, progress, observation.noise)}{_why_fresh(state, observation) if is_fresh else ''}"
         if now is None:
             reason = f"{observation.protocol.name} is no candidate now; {shown}"
         else:
-            gain = log(_progress_per_s(best, noise) / _progress_per_s(now, noise))
+            gain = log(progress(best) / progress(now))
             if against := self._against(state, observation, best, gain):
                 return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
             reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
-        price = None if is_adaptive else scored[order[0]].price
+        price = None if _rule(observation).adaptive else best.price
         return [ChangeProtocol(order[0], reason, price=price, numbers=numbers)]
 
     def _against(self, state: AutoState, observation: Observation, best: Score, gain: float) -> str:
@@ -242,35 +256,48 @@ class Auto(StatefulController[AutoState]):
         return ""
 
 
-def _adaptive_rule(observation: Observation) -> NoiseRule | None:
-    """Return the rule of the learning rate of an adaptive optimizer, None for another one."""
-    scale = observation.learning_rate
-    return scale.rule if isinstance(scale, NoiseScaling) and scale.rule.adaptive else None
+def _within_trial(scored: Mapping[Protocol, Score], trial: StaleTrial, now: Protocol) -> dict[Protocol, Score]:
+    """Return the protocols that are not too stale for the trial, the least stale one, and the one in force."""
+    stalenesses = [score.staleness for score in scored.values() if score.staleness]
+    largest = max(trial.largest_staleness, min(stalenesses, default=0.0))
+    return {each: score for each, score in scored.items() if score.staleness <= largest or each == now}
+
+
+def _rule(observation: Observation) -> NoiseRule:
+    assert isinstance(observation.learning_rate, NoiseScaling)
+    return observation.learning_rate.rule
+
+
+def _reference(rule: NoiseRule) -> Reference:
+    """Return the updates that candidates are compared with; those of an adaptive optimizer have its momentum."""
+    return Reference(rule.momentum) if rule.adaptive else rule.reference
 
 
 def _why_fresh(state: AutoState, observation: Observation) -> str:
     """Return the reason why only protocols without stale gradients are candidates, to be appended; empty for none."""
-    if observation.workload < state.fresh_until:
+    if observation.workload < state.trial.fresh_until:
         return "; fresh gradients only, because the loss has risen"
     if observation.noise is not None and not observation.noise.has_fallen:
         return "; fresh gradients only, because the loss has not fallen yet"
     return ""
 
 
-def _progress_per_s(score: Score, noise: NoiseEstimate) -> float:
-    return score.progress_per_s(noise.phi, noise.noise_scale)
+def _progress_per_s(score: Score, rule: NoiseRule, noise: NoiseEstimate) -> float:
+    return score.gradients_per_s * rule.progress(score.k, noise.phi, score.price, noise.noise_scale)
 
 
-def _numbers(ranked: Sequence[Score], now: Score | None, noise: NoiseEstimate) -> dict[str, float]:
+def _numbers(
+    ranked: Sequence[Score], now: Score | None, progress: Callable[[Score], float], noise: NoiseEstimate
+) -> dict[str, float]:
     """Return S of the best protocols and of the one in force, phi, and B if it is known."""
     shown = [*ranked[:SHOWN], *([now] if now is not None and now not in ranked[:SHOWN] else [])]
     known = {"phi": noise.phi} if noise.noise_scale is None else {"phi": noise.phi, "B": noise.noise_scale}
-    return {**{score.protocol: _progress_per_s(score, noise) for score in shown}, **known}
+    return {**{score.protocol: progress(score) for score in shown}, **known}
 
 
-def _shown(ranked: Sequence[Score], noise: NoiseEstimate) -> str:
+def _shown(ranked: Sequence[Score], progress: Callable[[Score], float], noise: NoiseEstimate) -> str:
     best = [
-        f"{each.protocol} {_progress_per_s(each, noise):.3g}/s "
+        f"{each.protocol} {progress(each):.3g}/s "
         f"({each.gradients_per_s:.3g} gradients/s, K d = {each.k * each.price:.3g})"
         for each in ranked[:SHOWN]
     ]

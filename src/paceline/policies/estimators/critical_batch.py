@@ -12,6 +12,7 @@ from paceline.utils.state_dict import Stateful
 
 LARGEST_NOISE_SHARE = 0.95
 LEAST_PHI = 1 / 64  # of the reference's gradients
+LARGEST_PHI = LARGEST_NOISE_SHARE / (1 - LARGEST_NOISE_SHARE)  # of the reference's gradients: 19
 FIRST_PHI = 1 / 8
 
 
@@ -63,6 +64,13 @@ class CriticalBatch(Stateful):
     V is the mean over the latest 30 % of the gradients, from microbatches, or from the gradients of an update:
 
         V = k / (k - 1) (mean ||g_j||^2 - ||g||^2).
+
+    So phi is at most 19 K, 152 for 8 workers, because r is at most 0.95. For r = 1, noise would explain all of the loss
+    still to go, and phi would be infinite; a larger r has no meaning. At 19 K the rate of an update of k gradients is
+    proportional to k within 5 %, so a larger phi would change nothing. The limit is reached where V / P is large: on a
+    plateau, where little seems to be left to go, and where the loss falls so fast that V, a mean over the past, is that
+    of larger losses. It is common with momentum, whose eta / (1 - mu) is large. It says that noise is large, and
+    nothing about curvature.
 
     P is that of `LossToGo`. If the learning rate drops by a schedule, the loss falls because the noise does; this fall
     is left out of P.
@@ -149,7 +157,7 @@ class CriticalBatch(Stateful):
         r = self._whole_rate() * schedule_scale * V / (2 * K * P)
         if not r >= 0:
             return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, "the size of the optimizer's steps is unknown")
-        r = min(LARGEST_NOISE_SHARE, r)
+        r = min(LARGEST_NOISE_SHARE, r)  # so that phi <= LARGEST_PHI * K
         phi = max(K * LEAST_PHI, K * r / (1 - r))
         return NoiseEstimate(V, P, phi, has_fallen, assumed, self._noise_scale(V) if self._adaptive else None)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from typing import Any, NamedTuple
 
 from paceline.policies.estimators.protocol_replay import ProtocolReplay
-from paceline.policies.estimators.staleness_price import StabilityScan, price_at
+from paceline.policies.estimators.staleness_price import PLAIN, Reference, StabilityScan
 from paceline.protocols.protocol import Protocol
 
 LEAST_GRADIENTS = 160  # replayed for each protocol
@@ -25,34 +24,14 @@ class Score(NamedTuple):
         gradients_per_s: Lambda, accepted gradients per second.
         k: K, gradients of an update on average.
         price: d, price of staleness, >= 1.
+        staleness: mean staleness of the gradients, in versions.
     """
 
     protocol: str
     gradients_per_s: float
     k: float
     price: float
-
-    def with_momentum(self, reach: float) -> Score:
-        """Return the score with the price of staleness of a reference with momentum, see `NoiseRule`."""
-        return self._replace(price=self.price * reach) if self.price > 1 else self
-
-    def progress_per_s(self, phi: float, noise_scale: float | None = None) -> float:
-        """Return the progress per second.
-
-            S = Lambda / sqrt((K d + phi) (K d + B))
-
-        The first factor is that of the rate. The second one is that of the gradient, which an adaptive optimizer
-        divides by its size: a share K / (K + B) of its square is signal.
-
-        Args:
-            phi: critical number of gradients of an update, > 0.
-            noise_scale: B of an adaptive optimizer; phi, of any other.
-
-        >>> Score("bsp", gradients_per_s=8.0, k=4, price=1.0).progress_per_s(phi=4.0)
-        1.0
-        """
-        size = self.k * self.price
-        return self.gradients_per_s / sqrt((size + phi) * (size + (phi if noise_scale is None else noise_scale)))
+    staleness: float = 0.0
 
 
 class Scoring:
@@ -61,18 +40,18 @@ class Scoring:
     Args:
         protocols: protocols to score, one or more.
         trips_s: round trips of each worker, in seconds.
-        momentum: momentum with which the price of staleness is that of `StabilityScan`.
+        reference: what stale updates are compared with for their price.
 
     Attributes:
         scores: scores so far, in the order of the protocols.
     """
 
     def __init__(
-        self, protocols: Sequence[Protocol], trips_s: Sequence[Sequence[float]], momentum: float = 0.0
+        self, protocols: Sequence[Protocol], trips_s: Sequence[Sequence[float]], reference: Reference = PLAIN
     ) -> None:
         self._protocols = list(protocols)
         self._trips_s = [list(trips) for trips in trips_s]
-        self._momentum = momentum
+        self._reference = reference
         self.scores: list[Score] = []
         self._replay: ProtocolReplay | None = None
         self._scan: StabilityScan | None = None
@@ -99,11 +78,11 @@ class Scoring:
             self._replay.advance(PIECE, enough)
             return PIECE + self._replay.assigned - before
         if self._scan is None:
-            self._scan = StabilityScan(steady(self._replay), self._momentum)
+            self._scan = StabilityScan(steady(self._replay), self._reference)
         if not self._scan.is_done:
             self._scan.advance(PIECE)
             return PIECE * WORK_OF_UPDATE
-        self.scores.append(score_of(protocol.name, self._replay, price_at(self._scan.step)))
+        self.scores.append(score_of(protocol.name, self._replay, self._reference.price_at(self._scan.step)))
         self._replay = self._scan = None
         return 0
 
@@ -111,7 +90,7 @@ class Scoring:
         """Return the state, without the protocols."""
         return {
             "trips_s": self._trips_s,
-            "momentum": self._momentum,
+            "reference": tuple(self._reference),
             "scores": [tuple(score) for score in self.scores],
             "replay": self._replay.state_dict() if self._replay is not None else None,
             "scanned": self._scan.updates if self._scan is not None else None,
@@ -120,7 +99,7 @@ class Scoring:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same protocols."""
         self._trips_s = [list(trips) for trips in state["trips_s"]]
-        self._momentum = state["momentum"]
+        self._reference = Reference(*state["reference"])
         self.scores = [Score(*score) for score in state["scores"]]
         self._replay = None
         if state["replay"] is not None:
@@ -128,7 +107,7 @@ class Scoring:
             self._replay.load_state_dict(state["replay"])
         self._scan = None
         if self._replay is not None and state["scanned"] is not None:
-            self._scan = StabilityScan(steady(self._replay), self._momentum)
+            self._scan = StabilityScan(steady(self._replay), self._reference)
             self._scan.advance(state["scanned"])
 
 
@@ -143,7 +122,8 @@ def score_of(name: str, replay: ProtocolReplay, price: float) -> Score:
     gradients = sum(map(len, updates))
     begun_s = replay.closed_s[first - 1] if first else 0.0
     elapsed_s = max(replay.now - begun_s, 1e-12)
-    return Score(name, gradients / elapsed_s, gradients / len(updates), price)
+    staleness = sum(map(sum, updates)) / gradients
+    return Score(name, gradients / elapsed_s, gradients / len(updates), price, staleness)
 
 
 def _first(replay: ProtocolReplay) -> int:

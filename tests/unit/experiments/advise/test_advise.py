@@ -173,7 +173,7 @@ def test_phi_of_momentum_is_that_of_a_whole_movement(tmp_path):
         record(tmp_path / name, updates=60, optimizer=optimizer)
     plain, heavy = (pl.advise(tmp_path / name, protocols=["asp"]) for name in ("plain", "heavy"))
     assert heavy.seen.phi > 0.5 * plain.seen.phi
-    assert heavy.best.price == pytest.approx(plain.best.price * 7**0.5)
+    assert heavy.best.price > 7 * plain.best.price
 
 
 def paceline(*arguments):

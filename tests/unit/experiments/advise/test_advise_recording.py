@@ -11,6 +11,7 @@ from paceline.ddp_recording.recording import GradientSample
 from paceline.errors import UsageError
 from paceline.experiments.advise.protocol_choice import score
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
+from paceline.policies.noise_rule import NoiseRule
 
 pytestmark = pytest.mark.usefixtures("few_trips")
 STEPS = 40
@@ -117,7 +118,9 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
     ratio = named(advice, "k_batch_async(k=4)")
     per_update = ratio.seconds / ratio.seconds_per_update / STEPS
     price = per_update * (1 + 8 / 4) - 8 / 4
-    assert price == pytest.approx(score(pl.k_batch_async(4), [[0.106]] * 3 + [[0.206]]).price, rel=0.05)
+    assert price == pytest.approx(
+        score(pl.k_batch_async(4), [[0.106]] * 3 + [[0.206]], NoiseRule(4, 0.1)).price, rel=0.05
+    )
     assert price > 1.2
 
 

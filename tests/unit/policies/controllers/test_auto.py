@@ -24,6 +24,7 @@ class AutoRun:
 
     def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0, adaptive=False, prepares=0):
         self.prepares = prepares  # calls before each decision
+        self.loss = 1.0
         self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
         self.rule = NoiseRule(N, 0.1, momentum, adaptive)
         self.state = controller.begin(N)
@@ -58,7 +59,9 @@ class AutoRun:
         for _ in range(rounds):
             for worker, trip_s in enumerate(trips_s):
                 self.workload += 1
-                self.ask("arrival", arrival=Arrival(0.0, worker, 1), trip_s=trip_s, accepted=True, **more)
+                self.ask(
+                    "arrival", arrival=Arrival(0.0, worker, 1, loss=self.loss), trip_s=trip_s, accepted=True, **more
+                )
             self.version += 1
             self.ask("open")
 
@@ -107,7 +110,7 @@ def test_a_change_during_a_scoring_makes_the_next_one_urgent_too():
     assert not run.state.is_urgent
     run.state.hasten(run.workload)
     while run.state.scoring is not None:
-        run.ask("arrival", arrival=Arrival(0.0, 0, 1), trip_s=1.0, accepted=True)
+        run.ask("arrival", arrival=Arrival(0.0, 0, 1, loss=1.0), trip_s=1.0, accepted=True)
     assert run.state.is_urgent
 
 
@@ -172,7 +175,7 @@ def test_replays_before_a_decision_do_not_change_it(monkeypatch):
     runs[2].state = runs[2].controller.begin(N)
     runs[2].state.scoring = Scoring((bsp(),), [[1.0]] * N)
     runs[2].prepares = 0
-    runs[2].ask("arrival", arrival=Arrival(0.0, 0, 1), trip_s=1.0, accepted=True)
+    runs[2].ask("arrival", arrival=Arrival(0.0, 0, 1, loss=1.0), trip_s=1.0, accepted=True)
 
 
 def test_a_choice_has_its_numbers_and_the_price_of_staleness():
@@ -232,6 +235,63 @@ def test_a_loss_that_rises_makes_the_protocol_fresh_again():
     assert run.actions[-1][1].reason.endswith("because the loss has risen")
 
 
+def test_the_first_stale_choice_is_little_stale_and_staler_ones_wait_for_48_gradients_without_a_rise():
+    run = AutoRun(Auto(candidates=(pull(k=4), pl.k_batch_async(k=4), pl.asp())), phi=3.0)
+    run.work(100, [1.0, 2.0, 4.0, 8.0])
+    stalenesses = {protocol.name: score.staleness for protocol, score in run.state.scored.items()}
+    assert stalenesses["k_batch_async(k=4)"] < 1 < 2 < stalenesses["asp"] < 4
+    [_, (first, little), (then, much)] = run.changes
+    assert (little, much) == ("k_batch_async(k=4)", "asp")
+    assert 96 <= then - first <= 96 + 16 + N
+    only_stale = AutoRun(Auto(candidates=(pull(k=4), pl.asp())), phi=3.0)
+    only_stale.work(20, [1.0, 2.0, 4.0, 8.0])
+    assert only_stale.protocol == pl.asp()
+
+
+def jump(run, loss, most=24):
+    """Let the loss jump, and return after how many gradients the protocol is fresh."""
+    run.loss = loss
+    for gradients in range(1, most + 1):
+        run.workload += 1
+        run.ask("arrival", arrival=Arrival(0.0, gradients % N, 1, loss=run.loss), trip_s=1.0, accepted=True)
+        if run.protocol.max_staleness == 0:
+            return gradients
+    return None
+
+
+def test_a_stale_choice_is_taken_back_at_the_first_rise_of_the_loss():
+    run = AutoRun(Auto(candidates=(pull(k=4), pl.asp())), phi=1e6)
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pl.asp()
+    assert jump(run, 1.1) <= 4
+    at, change = run.actions[-1]
+    assert change.protocol == pull(k=4)
+    assert change.reason.startswith("the loss has risen under asp, which is taken back")
+    until = at + 800
+    assert f"until {until} gradients" in change.reason
+    run.work((until - at) // N - 8, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pull(k=4)
+    run.work(40, [1.0, 1.0, 1.0, 8.0])
+    assert run.protocol == pl.asp()
+    assert jump(run, 2.0) <= 4
+    assert "until" in run.actions[-1][1].reason
+    assert run.state.trial.fresh_until == run.workload + 1600
+
+
+def test_a_rise_within_the_noise_of_the_loss_is_none_and_fresh_protocols_stay():
+    noisy = AutoRun(Auto(candidates=(pull(k=4), pl.asp())), phi=1e6)
+    for each in range(240):
+        noisy.loss = 1.0 + (each * 0.618) % 1.0
+        noisy.work(1, [1.0, 1.0, 1.0, 8.0])
+    assert noisy.protocol == pl.asp()
+    assert jump(noisy, 1.6) is None
+    fresh = AutoRun(Auto(candidates=(pull(k=4), pl.k_sync(k=3))), phi=0.1)
+    fresh.work(60, [1.0, 1.0, 1.0, 8.0])
+    changes = fresh.changes
+    jump(fresh, 5.0)
+    assert fresh.changes == changes
+
+
 def test_momentum_makes_stale_candidates_dearer():
     chosen = {}
     for momentum in (0.0, 0.9):
@@ -243,7 +303,7 @@ def test_momentum_makes_stale_candidates_dearer():
 
 
 def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_momentum():
-    """The rate has another price of staleness, see `NoiseRule.reach`, which is not that of the score."""
+    """The rate has another price of staleness, see `NoiseRule.with_momentum`, which is not that of the score."""
     prices = {}
     for momentum in (0.0, 0.9):
         run = AutoRun(Auto(candidates=(pl.k_async(k=2), pl.asp())), phi=1.0, momentum=momentum, adaptive=True)

@@ -4,7 +4,8 @@ import pytest
 
 import paceline as pl
 from paceline.catalogue.protocols import bsp
-from paceline.policies.estimators.protocol_scores import Score, Scoring
+from paceline.policies.estimators.protocol_scores import Scoring
+from paceline.policies.estimators.staleness_price import Reference
 
 PROTOCOLS = [pl.k_sync(k=3), pl.asp(), pl.ssp(lead=2)]
 TRIPS_S = [[1.0, 1.3, 0.9], [1.1, 0.8], [4.0], [1.0, 2.0]]
@@ -18,21 +19,13 @@ def test_scores_are_progress_per_second():
     assert waits.gradients_per_s == pytest.approx(0.5)
     assert free.gradients_per_s == pytest.approx(1.25, rel=0.02)
     assert free.price > 1.0
-    assert waits.progress_per_s(phi=2.0) == pytest.approx(0.5 / 4)
-
-
-def test_an_adaptive_optimizer_divides_by_the_noise_of_the_gradient_too():
-    one = Score("k_sync(k=1)", gradients_per_s=1.0, k=1.0, price=1.0)
-    eight = Score("bsp", gradients_per_s=4.0, k=8.0, price=1.0)
-    assert one.progress_per_s(1.0) == one.progress_per_s(1.0, 1.0) == 0.5
-    assert one.progress_per_s(1.0, 7.0) == 0.25
-    assert one.progress_per_s(1.0) > eight.progress_per_s(1.0)
-    assert one.progress_per_s(1.0, 50.0) < eight.progress_per_s(1.0, 50.0)
+    assert waits.staleness == 0.0
+    assert free.staleness == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize("stage", ["replay", "scanned"])
 def test_scoring_goes_on_from_its_state_with_the_same_pieces(stage):
-    ours = Scoring(PROTOCOLS, TRIPS_S)
+    ours = Scoring(PROTOCOLS, TRIPS_S, Reference.of_sgd(0.5, K=4))
     while not ours.is_done and not (ours.scores and ours.state_dict()[stage]):
         ours.advance(1)
     assert ours.state_dict()[stage]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.policies.estimators.staleness_price import (
-    StabilityScan,
+    Reference,
     StalenessPrice,
     even_schedule,
     largest_stable_step,
@@ -50,27 +50,48 @@ def test_every_step_below_the_limit_is_stable_and_the_next_ones_are_not(schedule
     assert a == 2.0 or max(spectral_radius(schedule, each) for each in beyond) > 0.99
 
 
+def largest_root(a, momentum, staleness):
+    """Return the growth of x_{i+1} - x_i = mu (x_i - x_{i-1}) - (1 - mu) a x_{i-t}, by the roots of its polynomial."""
+    polynomial = np.zeros(staleness + 2 if staleness else 3)
+    polynomial[:3] = 1, -(1 + momentum), momentum
+    polynomial[-1 if staleness else 1] += (1 - momentum) * a
+    return max(abs(np.roots(polynomial)))
+
+
 @pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("staleness", [1, 3, 7])
 def test_the_limit_with_momentum_is_that_of_the_roots(staleness, momentum):
-    """x_{i+1} - x_i = mu (x_i - x_{i-1}) - (1 - mu) a x_{i-t} has the roots of a polynomial."""
-    scan = StabilityScan([(staleness,)], momentum)
-    scan.advance(100_000)
-
-    def largest_root(a):
-        polynomial = np.zeros(staleness + 2)
-        polynomial[:3] = 1, -(1 + momentum), momentum
-        polynomial[-1] += (1 - momentum) * a
-        return max(abs(np.roots(polynomial)))
-
-    assert largest_root(scan.step) < 1.0002
-    assert largest_root(1.1 * scan.step) > 1.0
+    step = largest_stable_step([(staleness,)], Reference(momentum))
+    assert largest_root(step, momentum, staleness) < 1.0002
+    assert largest_root(1.1 * step, momentum, staleness) > 1.0
+    assert largest_stable_step([(staleness,)], Reference.of_sgd(momentum, 1)) == pytest.approx(step, rel=0.1)
 
 
-def test_fresh_gradients_are_stable_with_any_momentum():
-    scan = StabilityScan([(0, 0)], 0.9)
-    assert scan.is_done
-    assert scan.step == 2.0
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_fresh_gradients_are_stable_up_to_the_limit_of_the_reference(momentum):
+    limit = Reference.of_sgd(momentum, K=8).limit
+    assert largest_stable_step([(0, 0)], Reference.of_sgd(momentum, K=8)) == limit
+    assert largest_root(0.999 * limit, momentum, 0) < 1 < largest_root(1.001 * limit, momentum, 0)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("staleness", [1, 3, 7])
+def test_momentum_raises_the_price_by_what_it_adds_to_the_reference(staleness, momentum):
+    """With stale gradients no momentum makes larger steps stable than none."""
+    plain, heavy = (price_of([(staleness,)], Reference.of_sgd(each, K=8)) for each in (0.0, momentum))
+    assert heavy > 0.95 * plain * (1 + momentum) / (1 - momentum)
+
+
+def test_the_momentum_of_an_update_is_that_of_its_gradients():
+    """Updates of one gradient, in a run whose reference has eight, have the momentum 0.9^(1/8)."""
+    of_one, of_eight = [(7,)], [(7,) * 8]
+    reference = Reference.of_sgd(0.9, K=8)
+    assert largest_stable_step(of_eight, reference) == pytest.approx(
+        largest_stable_step([(7,)], Reference(0.9)), rel=0.1
+    )
+    step = largest_stable_step(of_one, reference)
+    assert largest_root(step, 0.9 ** (1 / 8), 7) < 1.0002
+    assert largest_root(1.1 * step, 0.9 ** (1 / 8), 7) > 1.0
 
 
 def test_more_workers_make_asp_dearer():
