@@ -93,7 +93,8 @@ class Job(Representation):
         no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters have no weight decay: they are
             passed to the optimizer in a parameter group with weight_decay=0.
         clip_norm: largest norm of the mean gradient, > 0; None for no clipping.
-        lr_rule: "constant" or "proportional" to the gradients in an update, see `LRScaling`; or "noise", which follows
+        lr_rule: "constant" or "proportional" to the gradients in an update as a share of the live workers, see
+            `LRScaling`; or "noise", which follows
             the noise of the gradients and their staleness, see `NoiseRule`.
         lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
         lr_of: for lr_rule="noise", what the learning rate was tuned for: "bsp", or updates of this number of gradients.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import fields
 from math import inf, nan
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, get_args
 
@@ -19,7 +19,7 @@ import orjson
 
 from paceline.core.events import Outcome
 from paceline.core.records import Record, RunEnded, VersionEvaluated
-from paceline.errors import PacelineWarning, RunError
+from paceline.errors import PacelineWarning, RunError, describe_error
 from paceline.recording.callback import KEPT
 from paceline.recording.validation import RecordOrder, check_types
 from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend, writing
@@ -27,6 +27,7 @@ from paceline.utils.files import ContentError, create_file, lines_of, open_regul
 WAITING_RECORDS = 10_000  # upper bound; then the run waits for the disk
 BATCH_RECORDS = 500
 CHUNK_BYTES = 1 << 20
+POLL_S = 1.0
 
 
 class Prefix(NamedTuple):
@@ -63,6 +64,10 @@ class EventLog:
 
     Lines are written whole and in order. A crash loses the last few lines and cuts at most one short.
 
+    A signal handler may raise in any method. So each step that the writer must not miss is one call of a `SimpleQueue`,
+    which is written in C and either happens or does not. An exception could leave a lock of `Queue` held, and make
+    `Thread.join` take a thread for ended.
+
     Args:
         path: path of the file.
         keep: first bytes of an existing file that are kept; None for a new file.
@@ -78,19 +83,22 @@ class EventLog:
         self._digest = keep.digest.copy() if keep else hashlib.sha256()
         self._file.truncate(keep.size_bytes if keep else 0)
         self._file.seek(0, os.SEEK_END)
-        self._waiting: Queue[Record | None] = Queue(WAITING_RECORDS)
+        self._waiting: SimpleQueue[Record | SimpleQueue[None] | None] = SimpleQueue()
         self._error: RunError | None = None
+        self._has_ended = False  # the writer
         self._writer = Thread(target=self._write, name="paceline event log", daemon=True)
         self._writer.start()
 
     def write(self, record: Record) -> None:
         """Queue a record."""
         self._raise()
+        if self._waiting.qsize() >= WAITING_RECORDS:
+            self._await_written()
         self._waiting.put(record)
 
     def settle(self) -> Prefix:
         """Wait until all records are on the disk; return length and digest of the whole log."""
-        self._waiting.join()
+        self._await_written()
         self._raise()
         with writing(self._path, KEPT):
             os.fsync(self._file.fileno())
@@ -110,7 +118,7 @@ class EventLog:
         Raises:
             OSError: the log cannot be read, or the new file cannot be written.
         """
-        self._waiting.join()
+        self._await_written()
         digest, size_bytes = hashlib.sha256(), 0
         with create_file(path) as file:
             while chunk := os.pread(self._file.fileno(), CHUNK_BYTES, size_bytes):
@@ -122,13 +130,23 @@ class EventLog:
 
     def close(self) -> None:
         """Write the queued records and close the file."""
+        self._await_written()
         self._waiting.put(None)
-        self._writer.join()
+        self._writer.join(POLL_S)
         try:
             with writing(self._path, KEPT):
                 self._file.close()
         finally:
             self._raise()
+
+    def _await_written(self) -> None:
+        """Wait until all records that are queued now are written."""
+        written: SimpleQueue[None] = SimpleQueue()
+        self._waiting.put(written)
+        while not self._has_ended:
+            with suppress(Empty):
+                written.get(timeout=POLL_S)
+                return
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -138,14 +156,15 @@ class EventLog:
         is_open = True
         while is_open:
             taken = self._take()
-            records = [record for record in taken if record is not None]
-            is_open = len(records) == len(taken)
-            self._write_out(records)
-            for _ in taken:
-                self._waiting.task_done()
+            self._write_out([each for each in taken if each is not None and not isinstance(each, SimpleQueue)])
+            for each in taken:
+                if isinstance(each, SimpleQueue):
+                    each.put(None)
+            is_open = None not in taken
+        self._has_ended = True
 
-    def _take(self) -> list[Record | None]:
-        """Wait for a record and return it with other queued ones; None, which comes last, closes the log."""
+    def _take(self) -> list[Record | SimpleQueue[None] | None]:
+        """Wait for a record and return it with other queued ones; None closes the log, a queue waits for an answer."""
         taken = [self._waiting.get()]
         with suppress(Empty):
             while len(taken) < BATCH_RECORDS:
@@ -165,6 +184,8 @@ class EventLog:
             self._error = error
         except TypeError as error:
             self._error = RunError(f"a record of the run cannot be written as JSON: {error}")
+        except Exception as error:  # the thread lives on: its end is awaited
+            self._error = RunError(f"cannot write {self._path}: {describe_error(error)}")
 
 
 def to_line(record: Record) -> bytes:
