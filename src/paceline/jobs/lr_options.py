@@ -92,8 +92,8 @@ def scheduled(
 
     Args:
         job: job to copy.
-        lr_rule: "constant" or "proportional" to the gradients in an update as a share of the live workers, or "noise"; see
-            `LRScaling`.
+        lr_rule: "constant" or "proportional" to the gradients in an update as a share of the live workers, or "noise";
+            see `LRScaling`.
         lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
         lr_of: for lr_rule="noise", what the learning rate was tuned for: "bsp", or updates of this number of gradients.
         decay_at: numbers of used gradients after which the learning rate is multiplied by ``decay_by``, rising, >= 1.
