@@ -71,22 +71,20 @@ class TraceReplay:
 
     def _by_draw(self, worker: int, draw: int) -> TraceRow:
         rows = self._rows[worker]
-        if draw > len(rows):
+        if draw > len(rows) and not self._has_warned:
             self._wrap(f"worker {worker} repeats its {counted(len(rows), 'row')} from draw {draw} on")
         return rows[(draw - 1) % len(rows)]
 
     def _by_time(self, worker: int, start_s: float) -> TraceRow:
         rows = self._rows[worker]
-        if start_s >= self._length_s:
+        if start_s >= self._length_s and not self._has_warned:
             self._wrap(f"its {self._length_s:.6g} s repeat")
         at_s = self._begin_s + start_s % self._length_s
         return rows[max(0, bisect_right(rows, at_s, key=attrgetter("start_s")) - 1)]
 
     def _wrap(self, how: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            text = f"the run is longer than {self._trace.source}: {how}"
-            warnings.warn(text, PacelineWarning, stacklevel=2)
+        self._has_warned = True
+        warnings.warn(f"the run is longer than {self._trace.source}: {how}", PacelineWarning, stacklevel=2)
 
 
 def _with_sums(rows: list[TraceRow]) -> list[TraceRow]:
