@@ -13,7 +13,7 @@ demo: .venv/installed
 test: .venv/installed
 	@$(MAKE) --no-print-directory --jobs 2 lint types suite
 
-suite: .venv/installed browser
+suite: .venv/installed .venv/compiled browser
 	$(BIN)/pytest
 
 # The programs and commands of the README, the examples and the pages; the blocks of a page depend on each other.
@@ -51,6 +51,11 @@ browser:
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Else each of the test processes would compile the loops of numba.
+.venv/compiled: .venv/installed $(wildcard src/paceline/server/compiled*.py)
+	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings tests/unit/server/test_kernels.py $(wildcard tests/unit/server/test_compiled_*.py)
 	touch $@
 
 .venv-integrations/installed: pyproject.toml constraints.txt

@@ -31,12 +31,13 @@ def real(protocol="k_sync(k=3)", stop="updates=40", **options):
     return pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, **options)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "stop"),
     each_value_once(
         ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"],
         ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"],
     ),
+    keep=3,
 )
 def test_simulated(protocol, stop, tmp_path):
     run = simulated(protocol, stop, out=tmp_path / "run")
@@ -156,9 +157,10 @@ OTHER_STOPS = [
 ]
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "stops"),
     each_value_once(["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"], OTHER_STOPS),
+    keep=3,
     ids=lambda each: each if isinstance(each, str) else " then ".join(each),
 )
 def test_run_resumed_with_other_stops(protocol, stops, tmp_path):

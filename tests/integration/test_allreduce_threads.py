@@ -49,8 +49,8 @@ def uneven_epochs(**changes):
     return tiny_job(model=batch_norm_net, batch_size=10, sampling="epoch", **changes)
 
 
-@pytest.mark.parametrize(
-    ("protocol", "case"), each_value_once(PROTOCOLS, [(4, "epochs=3"), (1, "updates=15"), (2, "updates=15")])
+@parametrize_few(
+    ("protocol", "case"), each_value_once(PROTOCOLS, [(4, "epochs=3"), (1, "updates=15"), (2, "updates=15")]), keep=4
 )
 def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     n, stop = case

@@ -14,6 +14,7 @@ from paceline.experiments.runner.ending import is_finished
 from paceline.recording.run_folder import EVENTS
 from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states
+from selections import parametrize_few
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -43,13 +44,14 @@ def test_every_run_equals_a_run_of_train(tmp_path, processes):
     assert (tmp_path / "all/table.json").read_bytes() == comparison.to_json()
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "stop",
     [
         lambda log: b"".join(log.splitlines(keepends=True)[:-1]),
         lambda log: log[:-1],
         lambda log: log.replace(b'"outcome":"updates"', b'"outcome":"interrupted"'),
     ],
+    keep=1,
     ids=["killed", "cut short", "interrupted"],
 )
 @pytest.mark.filterwarnings("ignore:.*ended in the middle of a line")

@@ -19,6 +19,7 @@ import paceline as pl
 from paceline.checkpoint.store import STATE, SUMS, TENSORS
 from paceline.cli import main
 from paceline.recording.run_folder import CHECKPOINTS, ERROR, EVENTS, RUN, SavedRun
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 LIMIT_S = 1.5  # of processor time: a second, and some for a slow machine
@@ -151,7 +152,7 @@ def refused(paceline, file, absurd, command):
     kept.rename(path)
 
 
-@pytest.mark.parametrize("file", READERS)
+@parametrize_few("file", READERS, keep=3)
 def test_absurd_files_are_refused_in_one_line(file, paceline):
     for absurd, command in zip(ABSURD, cycle(READERS[file])):
         refused(paceline, file, absurd, command)

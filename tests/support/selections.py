@@ -25,5 +25,6 @@ def parametrize_few(names, cases, keep, **options):
     """
     is_single = isinstance(names, str)
     sets = [case if hasattr(case, "marks") else pytest.param(*((case,) if is_single else case)) for case in cases]
-    others = [pytest.param(*each.values, marks=[*each.marks, pytest.mark.slow], id=each.id) for each in sets[keep:]]
-    return pytest.mark.parametrize(names, [*sets[:keep], *others], **options)
+    usual = [each for each in sets if not any(mark.name == "slow" for mark in each.marks)]
+    slow = [pytest.param(*each.values, marks=pytest.mark.slow, id=each.id) for each in sets if each not in usual[:keep]]
+    return pytest.mark.parametrize(names, [*usual[:keep], *slow], **options)

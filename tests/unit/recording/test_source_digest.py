@@ -22,6 +22,7 @@ from paceline.recording.source_digest import code_of, digest_of_package
 from paceline.run.config import RunConfig
 from paceline.run.session import job_spec
 from ranks import ranks
+from selections import parametrize_few
 from tiny_jobs import dataset, sgd, tiny_job
 
 MINE = "def loss(output, target):\n    return output.sum()\n\nclass Data:\n    pass\n"
@@ -98,7 +99,7 @@ def test_the_script_is_named_by_its_file(monkeypatch):
     assert code_of([in_script], with_main=False).keys() == {"paceline"}
 
 
-@pytest.mark.parametrize("change", ["text", "name", "none"])
+@parametrize_few("change", ["text", "name", "none"], keep=2)
 def test_two_checkouts_of_paceline_differ_if_a_file_does(change, tmp_path):
     other = tmp_path / "paceline"
     shutil.copytree(Path(pl.__file__).parent, other, ignore=shutil.ignore_patterns("*.pyc"))

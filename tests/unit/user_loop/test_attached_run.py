@@ -19,6 +19,7 @@ from loop_parts import (
     step,
     train,
 )
+from selections import parametrize_few
 
 EXACT = 1e-12
 
@@ -40,7 +41,7 @@ def test_bsp_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_norm, n
     assert counted(steps) == dict.fromkeys(range(SAMPLES), 2)
 
 
-@pytest.mark.parametrize("protocol", ["k_sync(k=2)", "k_batch_async(k=3)", "asp", "dbw"])
+@parametrize_few("protocol", ["k_sync(k=2)", "k_batch_async(k=3)", "asp", "dbw"], keep=2)
 def test_every_rank_has_the_last_version_and_the_replay_makes_the_same_decisions(protocol, network, data, tmp_path):
     out = tmp_path / "run"
     ranks = AttachedThreads(3, make_parts(network, data), protocol, out=out)

@@ -35,7 +35,7 @@ from tiny_jobs import (
 )
 
 
-@pytest.mark.parametrize("n", [1, 4, 5])
+@parametrize_few("n", [1, 4, 5], keep=2)
 def test_all_reduce_is_plain_synchronous_sgd(n):
     job = tiny_job(optimizer=decaying)
     plain = plain_loop(job, 3, n, ITERATIONS)

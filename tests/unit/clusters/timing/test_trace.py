@@ -26,12 +26,13 @@ def log_of(result):
 
 
 # -- the same run again
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         pytest.param(each, id=str(each), marks=() if not at % 3 else pytest.mark.slow)
         for at, (_, each, _) in enumerate(TABLE)
     ],
+    keep=3,
 )
 def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, tmp_path):
     run = trained(protocol, CLUSTER, updates=20)

@@ -9,6 +9,7 @@ from scipy.optimize import isotonic_regression
 from paceline.policies.estimators import isotonic_blocks as blocks
 from paceline.policies.estimators.isotonic import IsotonicFit
 from paceline.policies.estimators.isotonic_blocks import Block, GridCell, choose, optimal_parts, unions
+from selections import parametrize_few
 
 
 def random_fit(rng, levels, columns, adds, draw):
@@ -61,7 +62,7 @@ def test_sequential_cells_in_a_sparse_grid(seed):
         assert fit.values() == pytest.approx(fresh.values(), rel=1e-9)
 
 
-@pytest.mark.parametrize("spread", [0.0, 1e-16, 3e-16, 1e-15, 1e-9])
+@parametrize_few("spread", [0.0, 1e-16, 3e-16, 1e-15, 1e-9], keep=3)
 def test_the_fit_terminates_on_values_that_differ_by_rounding(spread):
     rng = np.random.default_rng(0)
     fit = random_fit(rng, 30, 30, 2000, lambda: 1 / 3 + spread * rng.normal())
@@ -145,7 +146,7 @@ def test_a_chain_of_violations_is_not_merged_as_a_whole():
     assert sum(map(len, united)) >= 66
 
 
-@pytest.mark.parametrize("seed", [536, *range(30)])
+@parametrize_few("seed", [536, *range(30)], keep=8)
 def test_incremental_batches_with_ties_equal_one_batch(seed):
     rng = np.random.default_rng(seed)
     columns, means = int(rng.integers(2, 25)), int(rng.integers(2, 6))
