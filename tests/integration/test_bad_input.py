@@ -38,6 +38,7 @@ def train(paceline, job="digits", **options):
 TRAIN_DIGITS = ("train", "digits", "--protocol", "bsp", "--stop", "updates=3")
 USAGE = [
     ({"protocol": "k_sink(k=2)"}, "'k_sink' is not known; did you mean 'k_sync'?"),
+    ({"protocol": "k-sync(k=2)"}, "cannot read 'k-sync(k=2)'; did you mean 'k_sync(k=2)'?"),
     ({"protocol": "ssp(leed=2)"}, "ssp has no knob 'leed'; did you mean 'lead'?"),
     ({"protocol": "k_sync"}, "k"),
     ({"protocol": "k_sync(k=0)"}, "quorum k = 0, expected a whole number >= 1"),
@@ -64,6 +65,10 @@ USAGE = [
     ({"evaluate_every": "sometimes"}, "expected 25%, updates=100"),
     ({"worker_timeout_s": "-1"}, "--worker-timeout-s -1.0, expected seconds > 0"),
 ]
+
+
+def test_a_wrong_job_is_named_before_a_missing_option(paceline):
+    assert "no job is called 'digit'; did you mean 'digits'?" in paceline("train", "digit")[1]
 
 
 @pytest.mark.parametrize(("options", "words"), USAGE, ids=[words for _, words in USAGE])
@@ -230,6 +235,10 @@ JOBS = [
     ({"model": lambda: nn.EmbeddingBag(9, 3, sparse=True)}, "makes sparse gradients"),
     ({"loss": nn.CrossEntropyLoss(reduction="none")}, "the loss is not a scalar"),
     ({"batch_size": 97}, "a data set of 96 is smaller than a batch of 97"),
+    (
+        {"data": torch.utils.data.TensorDataset(torch.zeros(0, 5), torch.zeros(0))},
+        "the data set is empty; give data with samples",
+    ),
     ({"batch_size": 0}, "batch_size = 0, expected a whole number >= 1"),
     ({"sharding": "partitioned", "batch_size": 60}, "one of 2 shards of 96 samples is smaller than a batch of 60"),
     ({"loss": None}, "expected either loss="),
@@ -306,7 +315,7 @@ def test_a_full_disk_stops_the_run_with_an_error(tmp_path):
 
 
 def test_an_empty_training_set_is_refused():
-    with pytest.raises(pl.UsageError, match="smaller than a batch"):
+    with pytest.raises(pl.UsageError, match="the data set is empty; give data with samples"):
         simulate_training(data=dataset(samples=0))
 
 

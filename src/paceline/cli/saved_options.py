@@ -54,6 +54,8 @@ class SavedOptions(UserDict[str, Any]):
         whole = type(self)({**dict.fromkeys(self), **DEFAULTS, **here, **before, **given})
         missing = [name for name in NEEDED if whole[name] is None]
         if missing:
+            if whole["job"] is not None:
+                _check_job_name(whole["job"])
             raise UsageError(_missing(missing, resumed))
         whole._code = code_of_job(whole["job"])
         return whole
@@ -125,6 +127,12 @@ def _check(path: Path, options: object) -> None:
             is_right = is_text if name in TEXTS else isinstance(value, str | bool | int | float | None)
         if not is_right:
             raise UsageError(f"{path}: {name} = {str(value)[:40]!r}, which is no valid value; give all options again")
+
+
+def _check_job_name(job: str) -> None:
+    from paceline.jobs.registry import check_job_name  # which imports torch
+
+    check_job_name(job)
 
 
 def _missing(names: list[str], resumed: Path | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.integrations.alone import EpochLoader, alone, end_run, rank, ranks, with_plain_shuffling
+from paceline.recording.run_folder import RUN
 from paceline.user_loop.attach import attach
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class PacelineMixin:
             super().__init__(*args, **kwargs)
 
     def train(self, resume_from_checkpoint: bool | str | None = None, **kwargs: Any) -> Any:
-        """Train, or resume the run in `run_folder` from its last checkpoint.
+        """Train, or resume the run in `run_folder` from its last checkpoint; without a run there, the first one begins.
 
         Raises:
             UsageError: resume_from_checkpoint is a folder, or there is no run_folder.
@@ -80,7 +82,8 @@ class PacelineMixin:
                 f"resume_from_checkpoint={resume_from_checkpoint!r}, but the state of the run is in run_folder="
                 f"{args.run_folder!r}: give run_folder, and resume_from_checkpoint=True"
             )
-        self._folder: dict[str, Any] = {"resume" if resume_from_checkpoint else "out": args.run_folder}
+        resumes = resume_from_checkpoint and Path(args.run_folder or "", RUN).exists()
+        self._folder: dict[str, Any] = {"resume" if resumes else "out": args.run_folder}
         return super().train(**kwargs)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> EpochLoader:

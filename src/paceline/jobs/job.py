@@ -286,6 +286,8 @@ class Job(Representation):
         if self.is_iterable:
             return None
         samples = len(self.sampler) if self.sampler is not None else len(self.data)  # type: ignore[arg-type]
+        if samples == 0:
+            raise self._error("the data set is empty; give data with samples")
         per_shard = samples // shards // self.batch_size
         if per_shard == 0:
             of = f"one of {shards} shards of {counted(samples, 'sample')}" if shards > 1 else f"a data set of {samples}"

@@ -54,10 +54,24 @@ def load_job(text: str, **settings: Any) -> Job:
     if module is not None:
         return _load_user_job(text, module, _call(text.partition(":")[2], settings))
     call = _call(text, settings)
-    if call.name not in JOBS:
-        advice = did_you_mean(call.name, JOBS)
-        raise UsageError(f"no job is called '{call.name}'{advice}; for a job of your own, type module:object")
+    _check_name(call.name)
     return bind(call, JOBS)
+
+
+def check_job_name(text: str) -> None:
+    """Check the name of a built-in job, without making the job.
+
+    Raises:
+        UsageError: the text names no module, and no built-in job either.
+    """
+    if user_module(text) is None:
+        _check_name(_call(text, {}).name)
+
+
+def _check_name(name: str) -> None:
+    if name not in JOBS:
+        advice = did_you_mean(name, JOBS)
+        raise UsageError(f"no job is called '{name}'{advice}; for a job of your own, type module:object")
 
 
 def user_module(text: str) -> str | None:

@@ -44,6 +44,10 @@ def parse_call(text: str, example: str = "k_sync(k=12)") -> Call:
     """
     match = _CALL.fullmatch(text)
     if match is None:
+        name, parenthesis, knobs = text.partition("(")
+        meant = name.replace("-", "_") + parenthesis + knobs
+        if _CALL.fullmatch(meant):
+            raise UsageError(f"cannot read {text!r}; did you mean {meant!r}?")
         raise UsageError(f"cannot read {text!r}: type a name, or a name with its knobs, as in {example}")
     return Call(match[1], _arguments(match[2] or "", text, f"{match[1]}(...)", example))
 

@@ -46,7 +46,7 @@ def test_valid_texts_are_parsed(text, call):
     [
         ("", ["''", "type a name"]),
         ("12", ["'12'", "type a name"]),
-        ("k-sync(k=1)", ["'k-sync(k=1)'", "type a name"]),
+        ("k-sync(k=1)", ["'k-sync(k=1)'", "did you mean 'k_sync(k=1)'?"]),
         ("k_sync(k=1", ["'k_sync(k=1'", "type a name"]),
         ("k_sync(12)", ["'12' has no name", "k=12"]),
         ("k_sync(k=1,)", ["'' has no name"]),
