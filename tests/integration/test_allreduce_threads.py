@@ -13,6 +13,7 @@ from paceline.core.records import (
     WorkerJoined,
     WorkerLost,
 )
+from paceline.engines.distributed.rendezvous import first_workers
 from rank_threads import ranks, run
 from ranks import flat
 from selections import each_value_once, parametrize_few
@@ -200,11 +201,13 @@ def test_ranks_that_do_not_agree():
                 job.end(rank)
 
 
-def test_a_rank_that_does_not_come_is_named():
+def test_a_rank_that_does_not_come_is_named(caplog, monkeypatch):
+    monkeypatch.setattr(first_workers, "NOTICE_S", 0.1)
     with ranks(3, tiny_job(), {"start_timeout_s": 0.3}, protocol="dc_s3gd", stop="updates=5") as job:
         job.start(0)
         with pytest.raises(pl.RunError, match=r"worker 1, 2 did not join within start_timeout_s=0.3"):
             job.end(0)
+    assert caplog.text.count("waiting for rank 1, 2 of 3, for up to start_timeout_s=0.3") == 1
 
 
 def test_a_loss_that_is_no_scalar_stops_every_rank():

@@ -13,7 +13,7 @@ from halves import halves_job
 from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.parameter_server import engine as engine_module
-from paceline.engines.distributed.rendezvous import rendezvous
+from paceline.engines.distributed.rendezvous import first_workers, rendezvous
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
 from selections import each_value_once, parametrize_few
@@ -327,14 +327,18 @@ def test_a_loss_that_is_no_scalar_stops_every_rank_with_one_line():
                 started.end(rank)
 
 
-def test_a_rank_that_does_not_come_and_an_address_in_use():
+def test_a_rank_that_does_not_come_and_an_address_in_use(caplog, monkeypatch):
+    monkeypatch.setattr(first_workers, "NOTICE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "NOTICE_S", 0.1)
     with ranks(2, tiny_job(), {"start_timeout_s": 0.3}, protocol="bsp", stop="updates=3") as job:
         job.start(0)
         with pytest.raises(pl.RunError, match=r"worker 0 did not join within start_timeout_s=0.3"):
             job.end(0)
+        assert "waiting for rank 1 of 2, for up to start_timeout_s=0.3" in caplog.text
         job.start(1)
         with pytest.raises(pl.RunError, match=r"rank 0 could not be reached at 127.0.0.1:29500 within start_timeout"):
             job.end(1)
+        assert "waiting for rank 0, for up to start_timeout_s=0.3" in caplog.text
     with ranks(2, tiny_job(), {"start_timeout_s": 1.5}, protocol="bsp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()

@@ -51,6 +51,7 @@ class AllReduceLoops:
         self._torchrun = {"start_timeout_s": 5.0, **(torchrun or {})}
         self._accumulate = settings.pop("accumulate", 1)
         self._clip_norm = settings.pop("clip_norm", None)
+        self._returns = settings.pop("returns", False)
         self._stop = settings.pop("stop", None)
         self._callbacks = settings.pop("callbacks", ())
         self._options = RunOptions.of({"seed": 1, **settings})
@@ -101,7 +102,7 @@ class AllReduceLoops:
             return lead(config, self._options, self._callbacks)
 
         stop = Stop.parse(self._stop) if self._stop else None
-        return AllReduceRun(loop, stop, exchange, config_of, lead_here, self._count)
+        return AllReduceRun(loop, stop, exchange, config_of, lead_here, self._count, returns=self._returns)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

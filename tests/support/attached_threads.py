@@ -7,7 +7,6 @@ from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
-from paceline.engines.distributed import HostProcess
 from paceline.run.train import run_session
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.description import describe, make_job, tensors_of
@@ -16,17 +15,20 @@ from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_local_steps import LocalStepsHost
 from paceline.user_loop.loop_replica import Exchange, LoopHost
 from paceline.user_loop.optimizer_state import load_named_state, named_state, state_reader
+from paceline.user_loop.run_end import end_of
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.sample_digest import sample_digest
+from paceline.user_loop.server_process import ServerHost
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = 1.0
 
 
-class Server(HostProcess):
+class Server(ServerHost):
     """Process of the server."""
 
     def __init__(self, network):
+        super().__init__()
         self._network = network
 
     def transport(self, cluster, security):
@@ -77,14 +79,16 @@ class Killed(BaseException):
 class ServerThread:
     """Server that is a thread here."""
 
-    def __init__(self, serve):
-        self.result = self.read_state = None
+    def __init__(self, serve, host):
+        self.result = self.read_state = self.end = None
+        self._host = host
         self._thread = threading.Thread(target=self._run, args=[serve], daemon=True)
         self._thread.start()
 
     def _run(self, serve):
         try:
-            self.result = serve(self)
+            session, self.result = serve(self)
+            self.end = end_of(session, self.result)
         except BaseException as error:
             self.result = error
 
@@ -92,8 +96,11 @@ class ServerThread:
         if isinstance(self.result, BaseException):
             raise self.result
 
-    def stop(self):
-        """Leave the end to the start timeout, after which a server without workers ends."""
+    def end_run(self, outcome, reason):
+        self._host.end_run(outcome, reason)
+
+    def stop(self, outcome, reason):
+        self.end_run(outcome, reason)
 
     def state(self):
         return self.read_state()
@@ -122,6 +129,7 @@ class AttachedThreads:
         self._settings = settings
         self.server = None
         self._make_parts = make_parts
+        self._returns = settings.pop("returns", False)
         self._steps_here = parse_plan(protocol).local_steps is not None
         self.parts = [make_parts() for _ in range(count)]
         self._digests = [sample_digest(loader) for _, _, loader in self.parts]
@@ -178,17 +186,27 @@ class AttachedThreads:
                 return None
             first = {} if self._steps_here else named_state(optimizer, model)
 
+            host = Server(self._network)
+
             def serve(server):
-                session, folder, resumption, policy = options.open_session(config_of(stop, 0, Server(self._network)))
+                session, folder, resumption, policy = options.open_session(config_of(stop, 0, host))
                 load_named_state(session.server.optimizer, session.model, first)
                 server.read_state = dict if self._steps_here else state_reader(session.server)
-                return run_session(session, folder, resumption, [], policy)
+                return session, run_session(session, folder, resumption, [], policy)
 
-            self.server = ServerThread(serve)
+            self.server = ServerThread(serve, host)
             return self.server
 
         kind = LocalStepsRun if self._steps_here else AttachedRun
-        return kind(loop, Stop.parse(stop) if stop else None, exchange, config_of, start_server, self._count)
+        return kind(
+            loop,
+            Stop.parse(stop) if stop else None,
+            exchange,
+            config_of,
+            start_server,
+            self._count,
+            returns=self._returns,
+        )
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

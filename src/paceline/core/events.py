@@ -85,6 +85,7 @@ class Joined(NamedTuple):
 
 
 NOT_JOINED, PAUSE, END_OF_LOOP = "it has not joined yet", "a pause of its loop", "the end of its loop"
+CTRL_C = "Ctrl-C"  # reason of an interrupt that reaches all ranks
 NO_FAILURES = frozenset({NOT_JOINED, PAUSE, END_OF_LOOP})  # reasons of a loss that does not count as a failure
 
 

@@ -58,8 +58,9 @@ class Engine(ABC):
         """Release what the run has started; `error` is the reason if the run has failed."""
 
     def abort_by_signal(self) -> events.AbortRun:
-        """Return the event of the signal that was caught."""
-        return events.AbortRun(self.now, events.Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}")
+        """Return the event of the signal that was caught, or of the end that another thread has requested."""
+        interrupted = events.Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}"
+        return events.AbortRun(self.now, *(self.signals.end or interrupted))
 
     def report_step(self, command: events.Apply, step: events.Step | None) -> None:
         """Make the step of an update the next event, if it was measured."""

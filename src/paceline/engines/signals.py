@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from paceline.core.events import Outcome
 from paceline.engines.notice_watch import NoticeWatch
 
 
@@ -19,21 +20,27 @@ class Signals:
         notice: source of spot notices, as in `Torchrun`; None for none.
 
     Attributes:
-        caught: name of the signal, or a spot notice in text; empty before the first one.
+        caught: name of the signal, a spot notice in text, or the reason of `end_run`; empty before the first one.
         is_notice: whether a spot notice came first.
+        end: outcome and reason that `end_run` was given first; None without.
         reader: file descriptor that becomes readable with the signal.
     """
 
     def __init__(self, notice: str | None = None) -> None:
         self.caught = ""
         self.is_notice = False
+        self.end: tuple[Outcome, str] | None = None
         self.reader = self._writer = -1
+        self._lock = threading.Lock()  # of the pipe, against `end_run`
         self._previous: dict[int, Any] = {}
         self._notice_watch = NoticeWatch(notice, self._on_notice)
 
     def install(self) -> None:
         """Install the handlers if this is the main thread; take over a SIGTERM that was held."""
-        self.reader, self._writer = os.pipe()
+        with self._lock:
+            self.reader, self._writer = os.pipe()
+            if self.caught:
+                self._record(self.caught)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._catch)
@@ -48,8 +55,19 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-        os.close(self.reader)
-        os.close(self._writer)
+        with self._lock:
+            os.close(self.reader)
+            os.close(self._writer)
+            self._writer = -1
+
+    def end_run(self, outcome: Outcome, reason: str) -> None:
+        """End the run from another thread, also before `install`; after the first signal it has no effect."""
+        with self._lock:
+            if not self.caught:
+                self.end = outcome, reason
+                self.caught = reason
+                if self._writer >= 0:
+                    self._record(reason)
 
     def _on_notice(self, notice: str) -> None:
         self.is_notice = not self.caught

@@ -84,16 +84,7 @@ class RunFolder(Callback):
         self._lock = FolderLock(path, "another run") if keep is not None else None
         self._keep = keep
         if os.path.lexists(path) and keep is None:
-            self._check_free(overwrite)
-
-    def _check_free(self, overwrite: bool) -> None:
-        if not overwrite:
-            raise UsageError(f"{self.path} exists already; give another folder, or overwrite=True")
-        if not self.path.is_dir():
-            raise UsageError(f"{self.path} is not a folder; give another name")
-        names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(files.UNFINISHED)}
-        if names - {WORKERS} and RUN not in names:
-            raise UsageError(f"{self.path} contains other files than a run; give another folder")
+            check_free(path, overwrite=overwrite)
 
     @property
     def history(self) -> History:
@@ -195,6 +186,21 @@ class RunFolder(Callback):
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Check that a new run may use a folder that exists.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not overwrite:
+        raise UsageError(f"{path} exists already; give another folder, or overwrite=True")
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder; give another name")
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(files.UNFINISHED)}
+    if names - {WORKERS} and RUN not in names:
+        raise UsageError(f"{path} contains other files than a run; give another folder")
 
 
 def _free_places(gone: Path) -> Iterator[Path]:

@@ -175,7 +175,7 @@ def open_session(
     Raises:
         UsageError: the arguments contradict each other, or the run in a folder cannot be resumed.
     """
-    if resume is None and out is not None and _is_restarted(config, Path(out)):
+    if resume is None and out is not None and is_restarted(config.cluster, Path(out)):
         out, resume = None, out
     session = Session(config)
     if resume is None:
@@ -189,12 +189,17 @@ def open_session(
     return session, RunFolder(Path(resume), session.configuration, overwrite=True, keep=resumption.kept), resumption
 
 
-def _is_restarted(config: RunConfig, out: Path) -> bool:
-    """Return whether torchrun has restarted the ranks since the run in this folder started."""
-    cluster = config.cluster
+def is_restarted(cluster: AnyCluster, out: Path, *, begins: bool = True) -> bool:
+    """Return whether torchrun has restarted the ranks since the run in this folder started.
+
+    Args:
+        cluster: cluster of the run.
+        out: folder of the run.
+        begins: whether the run begins now, which is recorded.
+    """
     if not isinstance(cluster, Torchrun):
         return False
-    return is_restart(cluster, str(out.resolve())) and (out / RUN).exists()
+    return is_restart(cluster, str(out.resolve()), begins=begins) and (out / RUN).exists()
 
 
 def serve_run(config: RunConfig) -> Result:

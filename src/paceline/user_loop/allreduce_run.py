@@ -10,13 +10,14 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.clusters.torchrun import Torchrun
+from paceline.core.events import Outcome
 from paceline.core.stop import Stop
-from paceline.engines.distributed import End
 from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
 from paceline.run.train import run_session
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopStep
+from paceline.user_loop.run_end import end_of
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.step_closure import StepArguments
 from paceline.user_loop.stepping_run import SteppingRun
@@ -35,6 +36,7 @@ class AllReduceRun(SteppingRun):
         config_of: returns the configuration of this rank, given the stop conditions.
         lead: takes part in the run at rank 0.
         ranks: ranks that the launcher has started, >= 1.
+        returns: whether a run that diverges or is interrupted raises nothing in the loop.
     """
 
     _leader = "rank 0"
@@ -47,8 +49,10 @@ class AllReduceRun(SteppingRun):
         config_of: Callable[[Stop], RunConfig],
         lead: Callable[[RunConfig], LoopEnd],
         ranks: int,
+        *,
+        returns: bool = False,
     ) -> None:
-        super().__init__(loop, stop, exchange, config_of, lambda _: None, ranks)
+        super().__init__(loop, stop, exchange, config_of, lambda _: None, ranks, returns=returns)
         self._lead = lead
         self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch
 
@@ -67,9 +71,9 @@ class AllReduceRun(SteppingRun):
         assert isinstance(self._config.cluster, Torchrun)
         return self._lead(self._config) if self._config.cluster.is_server else super()._take_part()
 
-    def _leave(self) -> None:
+    def _leave(self, reason: str, outcome: Outcome) -> None:
         had_ended = self.over
-        super()._leave()
+        super()._leave(reason, outcome)
         if not had_ended:
             self._take_end()
 
@@ -108,6 +112,4 @@ def lead(config: RunConfig, options: RunOptions, callbacks: Sequence[Callback]) 
     """Take part in a run as rank 0, which records it."""
     session, folder, resumption, policy = options.open_session(config)
     result = run_session(session, folder, resumption, [*callbacks, *options.callbacks()], policy)
-    made, workload = session.coordinator.version, session.coordinator.workload
-    end = End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)
-    return LoopEnd(result.model, end)
+    return LoopEnd(result.model, end_of(session, result))

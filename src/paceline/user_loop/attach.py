@@ -108,10 +108,15 @@ def attach(
         out: folder in which rank 0 records the run.
         options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
             ``measure_steps``, as in `pl.train`; ``lr_rule`` and ``lr_of``, as in `Job`; ``metrics``, a port or
-            "HOST:PORT" for `Prometheus`; without a server also ``callbacks``.
+            "HOST:PORT" for `Prometheus`; ``on_end="return"`` for a loop that reads ``run.stopped_by`` after a run that
+            has diverged or was interrupted, in place of the exceptions below; without a server also ``callbacks``.
 
     Raises:
         UsageError: the arguments cannot work.
+
+    The run itself raises in the loop:
+        RunError: the run has failed, or training diverged.
+        SystemExit: the run was interrupted, with status 130; or this rank was asked to leave.
 
     Example:
         >>> import paceline as pl
@@ -149,6 +154,7 @@ def attach(
     for ended in attached:
         ended.release()
     cluster = _ranks(cluster)
+    chosen.check_folder(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     loop = UserLoop(model, optimizer, loader, accumulate, clip_norm, sample_digest(loader))
     if plan.allreduce is not None:
@@ -156,8 +162,11 @@ def attach(
     else:
         _check_cluster(cluster)
         served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
+        returns = chosen.on_end == "return"
         kind = AttachedRun if plan.local_steps is None else LocalStepsRun
-        run = kind(loop, stop, served.exchange, served.config, served.start_server, cluster.ranks.world_size)
+        run = kind(
+            loop, stop, served.exchange, served.config, served.start_server, cluster.ranks.world_size, returns=returns
+        )
         if scheduler is not None:
             run.set_scheduler(scheduler)
     attached[:] = [run]
@@ -183,7 +192,9 @@ def _without_server(
         return options.config(job, plan, cluster, stop, host)
 
     leading = partial(lead, options=options, callbacks=callbacks)
-    return AllReduceRun(loop, stop, exchange, config_of, leading, cluster.ranks.world_size)
+    return AllReduceRun(
+        loop, stop, exchange, config_of, leading, cluster.ranks.world_size, returns=options.on_end == "return"
+    )
 
 
 def _check_model(model: nn.Module) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.core.events import END_OF_LOOP, PAUSE
+from paceline.core.events import END_OF_LOOP, PAUSE, Outcome
 from paceline.core.stop import Stop
+from paceline.engines.distributed import End
 from paceline.errors import RunError, UsageError
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
@@ -22,11 +26,14 @@ from paceline.user_loop.leased_loader import LeasedLoader
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopStep, LoopTask
 from paceline.user_loop.loop_scheduler import SchedulerBinding, begin_schedule, check_scheduler
+from paceline.user_loop.loop_signals import LoopSignals
 from paceline.user_loop.loop_watch import LoopWatch
 from paceline.user_loop.optimizer_state import RemoteState
+from paceline.user_loop.run_end import raise_end, why_left
 from paceline.user_loop.run_progress import LoopProgress
+from paceline.user_loop.server_link import ServerLink
 from paceline.user_loop.server_process import ServerProcess
-from paceline.user_loop.sigterm_handler import SigtermHandler
+from paceline.user_loop.start_line import print_start_line
 from paceline.user_loop.step_closure import StepArguments
 from paceline.user_loop.weak_calls import hook_steps, weakly
 from paceline.user_loop.worker_thread import WorkerThread
@@ -49,6 +56,7 @@ class AttachedRun(LoopProgress):
         config_of: returns the configuration of this rank, given the stop conditions.
         start_server: starts the process of the server on rank 0.
         ranks: ranks that the launcher has started, >= 1.
+        returns: whether a run that diverges or is interrupted raises nothing in the loop.
 
     Attributes:
         loader: batches of this rank; each iteration is one epoch.
@@ -64,20 +72,23 @@ class AttachedRun(LoopProgress):
         config_of: Callable[[Stop], RunConfig],
         start_server: Callable[[Stop], ServerProcess | None],
         ranks: int,
+        *,
+        returns: bool = False,
     ) -> None:
         super().__init__(loop.optimizer)
         self.loader = LeasedLoader(self, loop.loader, loop.accumulate, ranks)
         self._watch = LoopWatch(loop.model, loop.optimizer)
+        self._returns = returns
         self._stop = stop
         self._exchange = exchange
         self._config_of = config_of
         self._start_server = start_server
-        self._server: ServerProcess | None = None
+        self._server = ServerLink()
         self._worker: WorkerThread | None = None
         self._task: LoopTask | None = None
         self._cursor = EpochCursor()
         self._state = RemoteState(loop.optimizer, loop.model)
-        self._sigterm: SigtermHandler | None = None
+        self._signals: LoopSignals | None = None
         self._scheduler: SchedulerBinding | None = None
         self._gradients = GradientSender(loop, self._watch, exchange, weakly(self._step_of_scaler))
         self._interruptible = InterruptibleBatch(loop.model, weakly(self._check_interrupt), self._gradients.drop)
@@ -141,9 +152,8 @@ class AttachedRun(LoopProgress):
         """
         if self.over or self._worker is None:
             return
-        if self._server is None:
+        if not self._server.end_run(Outcome.STOPPED, "run.stop() at rank 0"):
             raise UsageError("only rank 0 of a run with a server can stop it for all ranks: call run.finish()")
-        self._server.interrupt()
         while not self.over:
             self._exchange.to_worker.put(None)  # the worker waits for the gradient of the present task
             self._receive()
@@ -153,23 +163,21 @@ class AttachedRun(LoopProgress):
 
         Rank 0 waits for the other ranks, because the server runs beside it. Then the optimizer steps as before the run.
         """
-        self._leave()
-        server, self._server = self._server, None
-        if server is not None:
-            self._take_state(server.wait())
-        self.release()
+        self._leave(END_OF_LOOP, Outcome.STOPPED)
+        with self._hooks:  # which are removed at its end
+            last = self._server.finish()
+            if last is not None:
+                self._take_state(last.state)
+                if not self.stopped_by:
+                    self._on_end(last.end)
 
-    def __enter__(self) -> AttachedRun:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if error is None:
             self.finish()
             return
-        self._leave()
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        outcome, reason = why_left(error)
+        self._leave(reason, outcome)
+        self._server.stop(outcome, f"rank 0 has left the run: {reason}")
         self.release()
 
     def release(self) -> None:
@@ -226,23 +234,22 @@ class AttachedRun(LoopProgress):
         self._watch.start(debug=self._config.cluster.debug)
         self.loader.start(self._config.cluster.worker)
         assert isinstance(self._config.process, LoopHost)
-        self._server = self._start_server(self._stop)
+        print_start_line(self._config)
+        self._server = ServerLink(self._start_server(self._stop))
         self._share_state()
         self._worker = WorkerThread(self._take_part, self._exchange, self._config.process)
-        self._sigterm = SigtermHandler(weakly(self._on_sigterm))
+        self._signals = LoopSignals(weakly(self._on_signal))
+        atexit.register(_finish_at_exit, weakref.ref(self))
         self._receive()
         self._begin_schedule()
 
-    def _on_sigterm(self, reason: str) -> bool:
+    def _on_signal(self, name: str) -> bool:
         """Leave the run after the gradient under way; rank 0 ends it for all. Return False before it takes part."""
-        if self._server is not None:
-            self._server.interrupt()
-            return True
-        assert self._worker is not None
-        return self._worker.leave(reason)
+        ends = self._server.end_run(Outcome.INTERRUPTED, f"interrupted by {name}")
+        return ends or (self._exchange.has_begun and self._worker is not None and self._worker.leave(name))
 
     def _share_state(self) -> None:
-        self._state.start(self._server.state if self._server is not None else None)
+        self._state.start(self._server.read_state)
 
     def _take_state(self, state: Mapping[str, Tensor]) -> None:
         self._state.end(state)
@@ -254,19 +261,19 @@ class AttachedRun(LoopProgress):
     def _take_part(self) -> LoopEnd:
         return LoopEnd(*serve(self._config))
 
-    def _leave(self) -> None:
+    def _leave(self, reason: str, outcome: Outcome) -> None:
         """Leave a run that has not ended."""
         if self._worker is not None and not self.over:
-            LOG.warning("this rank leaves the run, which has not ended: the loop took no further batch")
-            self._worker.stop(END_OF_LOOP)
+            LOG.warning("this rank leaves the run, which has not ended: %s", reason)
+            self._worker.stop(reason, outcome, waits=self._exchange.has_begun)
         self._end()
 
     def _end(self) -> None:
         self.over, self._task = True, None
         self.loader.close()
         self._gradients.close()
-        if self._sigterm is not None:
-            self._sigterm.close()
+        if self._signals is not None:
+            self._signals.close()
 
     # --- the thread of the loop ---------------------------------------------------------------------------
 
@@ -316,21 +323,32 @@ class AttachedRun(LoopProgress):
                 self._load(task.model)
             case LoopEnd(model, end):
                 self._end()
-                self.stopped_by, self.reason = end.outcome, end.reason
-                self._progress = TaskProgress(end.updates, end.workload)
-                if end.has_failed:
-                    raise (UsageError if end.is_usage else RunError)(f"{self._leader}: {end.reason}")
                 if model is not None:
+                    self._progress = TaskProgress(end.updates, end.workload)
                     self._load(model)
+                self._on_end(end)
             case BaseException() as error:
                 self._end()
                 self.reason = str(error)
-                if isinstance(error, RunError) and self._server is not None:
+                if isinstance(error, RunError):
                     self._server.check(SERVER_END_S)
                 raise error
 
+    def _on_end(self, end: End) -> None:
+        self.stopped_by = end.outcome
+        self.reason = end.reason
+        raise_end(end, self._leader, self._config.folder, returns=self._returns)
+
     def _get(self) -> LoopTask | LoopStep | LoopEnd | BaseException:
-        return self._exchange.message(self._server.check if self._server is not None else lambda: None)
+        return self._exchange.message(lambda: self._server.look(has_begun=self._exchange.has_begun))
 
     def _load(self, model: nn.Module) -> None:
         self._watch.load(model)
+
+
+def _finish_at_exit(run: weakref.ref[AttachedRun]) -> None:
+    """Finish a run that the script has not finished, or leave it with the error that ends the script."""
+    alive = run()
+    if alive is not None:
+        error = getattr(sys, "last_value", None)
+        alive.__exit__(type(error), error)

@@ -12,9 +12,18 @@ from paceline.server import tensor_file
 
 def write_frame(stream: IO[bytes], content: bytes) -> None:
     """Write a frame, and flush the stream."""
-    stream.write(len(content).to_bytes(8, "big"))
+    stream.write(_header(content))
     stream.write(content)
     stream.flush()
+
+
+def frame(content: bytes) -> bytes:
+    """Return a frame."""
+    return _header(content) + content
+
+
+def _header(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "big")
 
 
 def read_frame(stream: IO[bytes]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.core.events import Outcome
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.user_loop.description import add_modules, computed_by_the_user
@@ -77,8 +78,9 @@ class SteppingHost(LoopHost):
         """Return the replica that waits for the user's loop; its parameters are its own."""
         return super().replica(replace(job, model=self._shared), seed, n, **settings)
 
-    def leave(self, reason: str) -> bool:
+    def leave(self, reason: str, outcome: Outcome = Outcome.INTERRUPTED) -> bool:
         """Leave the run with the next sum; unless the run is elastic, it ends on all ranks."""
+        self.outcome = outcome
         self.interruption = reason
         return True
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.core.events import Minibatch
+from paceline.core.events import CTRL_C, Minibatch, Outcome
 from paceline.engines.distributed import End, HostProcess
 from paceline.jobs.job import Batch, Job
 from paceline.protocols.local_steps import LocalSteps
@@ -121,20 +121,26 @@ class Exchange:
     Attributes:
         to_loop: tasks, steps of the user's optimizer where it steps, and then the end of the run or an error.
         to_worker: answers, steps that were made, and pauses; None if the loop has ended.
+        has_begun: whether the loop has had a task.
     """
 
     def __init__(self) -> None:
         self.to_loop: queue.SimpleQueue[LoopTask | LoopStep | LoopEnd | BaseException] = queue.SimpleQueue()
         self.to_worker: queue.SimpleQueue[LoopAnswer | LoopStep | LoopPause | None] = queue.SimpleQueue()
+        self.has_begun = False
         self._has_ended = False
 
-    def message(self, check: Callable[[], None]) -> LoopTask | LoopStep | LoopEnd | BaseException:
-        """Wait for the next message to the loop; meanwhile a function checks that one can come."""
+    def message(
+        self, look: Callable[[], LoopEnd | BaseException | None]
+    ) -> LoopTask | LoopStep | LoopEnd | BaseException:
+        """Wait for the next message to the loop; a function returns what ends the wait if none can come any more."""
         while True:
             try:
                 return self.to_loop.get(timeout=CHECK_S)
             except queue.Empty:
-                check()
+                found = look()
+            if found is not None:
+                return found
 
     def ask(self, what: LoopTask | LoopStep) -> LoopAnswer | LoopStep:
         """Send a task or a step to the loop, and wait for what it returns.
@@ -143,6 +149,7 @@ class Exchange:
             Interrupted: the loop pauses, or has ended.
         """
         if not self._has_ended:
+            self.has_begun = True
             self.to_loop.put(what)
             answer = self.to_worker.get()
             if isinstance(answer, LoopAnswer | LoopStep):
@@ -234,9 +241,14 @@ class LoopHost(HostProcess):
         self._leave = leave
         return nullcontext()
 
-    def leave(self, reason: str) -> bool:
-        """Ask the worker to leave the run after the gradient under way; return False before it takes part."""
-        if self._leave is not None:
+    def leave(self, reason: str, outcome: Outcome = Outcome.INTERRUPTED) -> bool:
+        """Ask the worker to leave the run after the gradient under way; return False before it takes part.
+
+        Args:
+            reason: reason for leaving.
+            outcome: outcome of a run that ends when any of its ranks leaves.
+        """
+        if self._leave is not None and reason != CTRL_C:  # at which rank 0 ends the run of all ranks
             self._leave(reason)
         return self._leave is not None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,12 @@ from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
 from paceline.recording.callbacks.prometheus import Prometheus
-from paceline.recording.run_folder import RunFolder
+from paceline.recording.run_folder import RunFolder, SavedRun, check_free
 from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.session import Session
-from paceline.run.train import open_session
+from paceline.run.train import is_restarted, open_session
 from paceline.utils.wording import join_words
 
 CALLBACKS = (
@@ -46,6 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lr_rule: Literal["constant", "proportional", "noise"] = "constant"
     lr_of: Literal["bsp"] | int = "bsp"
     metrics: str | int | None = None
+    on_end: Literal["raise", "return"] = "raise"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:
@@ -74,6 +76,21 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"an argument of attach has a wrong type: {error}") from None
         made.callbacks()  # which are made in another process, where they could not be refused at once
         return made
+
+    def check_folder(self, cluster: Torchrun) -> None:
+        """Check at rank 0 that the run can use its folder, before a process is started.
+
+        Raises:
+            UsageError: the folder is used already, or has no run to resume.
+        """
+        if cluster.ranks.rank:
+            return
+        if self.resume is not None:
+            SavedRun(self.resume)
+        elif self.out is not None and os.path.lexists(self.out):
+            path = Path(self.out)
+            if not is_restarted(cluster, path, begins=False):
+                check_free(path, overwrite=self.overwrite)
 
     def callbacks(self) -> list[Callback]:
         """Return the callbacks of paceline that the options name."""

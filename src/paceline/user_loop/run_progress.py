@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -39,6 +39,9 @@ class LoopProgress:
         self.stopped_by = self.reason = ""
         self._optimizer = optimizer
         self._progress = TaskProgress()
+
+    def __enter__(self) -> Self:
+        return self
 
     @property
     def update(self) -> int:

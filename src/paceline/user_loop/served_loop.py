@@ -71,7 +71,7 @@ class ServedLoop:
     def config(self, stop: Stop) -> RunConfig:
         """Return the configuration of this rank."""
         rank = self._environment.rank + 1
-        ranks = replace(_ranks(self._environment, rank), ranks_before=1)
+        ranks = _ranks(self._environment, rank)
         notice = self._cluster.notice if self._environment.rank else None  # the server ends the run of rank 0
         own = replace(self._cluster, worker_at_server=False, notice=notice, ranks=ranks)
         job = make_job(self._training, tensors_of(self._loop.model))
@@ -117,6 +117,7 @@ def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:
     return replace(
         environment,
         rank=rank,
+        ranks_before=1,
         world_size=environment.world_size + 1,
         local_world_size=environment.local_world_size + beside,
     )

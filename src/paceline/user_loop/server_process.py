@@ -1,13 +1,14 @@
 """Process of the server beside rank 0: `python -m paceline.user_loop.server_process` reads its run from standard input.
 
 It runs no code of the user and holds none of the data. Rank 0 writes requests of one byte to its standard input, and
-reads the replies from its standard output. The process ends when its standard input does, so with rank 0.
+reads the replies and the end of the run from its standard output. The process ends when its standard input does, so
+with rank 0.
 """
 
 from __future__ import annotations
 
 import os
-import signal
+import select
 import subprocess
 import sys
 import threading
@@ -15,24 +16,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
+import msgspec
 from torch import Tensor
 
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.torchrun import Torchrun
+from paceline.core.events import Outcome
 from paceline.core.stop import Stop
-from paceline.engines.distributed import THIS_PROCESS
-from paceline.engines.signals import holding_sigterm
-from paceline.errors import PacelineError, RunError
+from paceline.engines.distributed import End, HostProcess, failed_end
+from paceline.engines.signals import Signals, holding_sigterm, ignoring_ctrl_c
+from paceline.errors import PacelineError, RunError, UsageError
 from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
+from paceline.server import tensor_file
 from paceline.user_loop.description import FirstTensors, ServerRun, make_job, recv_run, send_run
-from paceline.user_loop.frames import read_tensors, write_tensors
+from paceline.user_loop.frames import frame, read_frame, write_frame
 from paceline.user_loop.optimizer_state import load_named_state, state_reader
+from paceline.user_loop.run_end import end_of
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 STOP_TIMEOUT_S = 20.0
-STATE, LAST_STATE, INTERRUPT, END = b"s", b"l", b"i", b"e"  # requests of rank 0
+STATE, LAST_STATE, END_RUN, END = b"s", b"l", b"r", b"e"  # requests of rank 0; a frame with the reason follows END_RUN
+OF_STATE, OF_END = b"s", b"e"  # first frames of a reply, before its content
 
 
 class ServerProcess:
@@ -41,21 +47,36 @@ class ServerProcess:
     Args:
         run: run of the server.
         first: tensors with which it begins.
+
+    Attributes:
+        end: end of the run, None before it.
     """
 
     def __init__(self, run: ServerRun, first: FirstTensors) -> None:
         # -P: a file of the working directory, as queue.py, hides no module of Python.
         command = [sys.executable, "-P", "-m", __name__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with ignoring_ctrl_c():  # also in the process, which rank 0 asks to end its run
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.end: End | None = None
         self._requests, self._replies = self._process.stdin, self._process.stdout
         assert self._requests is not None
         send_run(self._requests, run, first)
 
     def check(self, timeout_s: float = 0.0) -> None:
-        """Raise a RunError if the process fails within a time."""
-        with suppress(subprocess.TimeoutExpired):
-            if self._process.wait(timeout_s):
-                raise self._ended()
+        """Raise the error of the process if it fails within a time; else record the end of the run if it has come.
+
+        Raises:
+            UsageError: the run has failed, and the user has to change something.
+            RunError: the run has failed, or the process was killed.
+        """
+        assert self._replies is not None
+        if self.end is None:
+            ready = select.poll()
+            ready.register(self._replies)
+            if ready.poll(timeout_s * 1000):
+                self._read()
+        if self.end is not None and self.end.has_failed:
+            raise (UsageError if self.end.is_usage else RunError)(f"the server: {self.end.reason}")
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of the optimizer, as of `named_state`.
@@ -72,18 +93,24 @@ class ServerProcess:
             RunError: the process has failed.
         """
         state = self._reply(LAST_STATE)
-        self.stop()
+        self._close()
         return state
 
-    def interrupt(self) -> None:
-        """Ask the server to end the run."""
-        self._request(INTERRUPT)
+    def end_run(self, outcome: Outcome, reason: str) -> None:
+        """Ask the server to end the run, unless it has ended."""
+        content = msgspec.json.encode((outcome, reason))
+        self._request(END_RUN + frame(content))
 
-    def stop(self) -> None:
-        """Interrupt the run, end the process, and kill it after a timeout."""
+    def stop(self, outcome: Outcome, reason: str) -> None:
+        """End the run, unless it has ended, and the process."""
+        self.end_run(outcome, reason)
+        self._close()
+
+    def _close(self) -> None:
+        """End the process, and kill it after a timeout."""
         assert self._requests is not None
-        with suppress(BrokenPipeError):  # END, since a process that was forked meanwhile has the pipe open too
-            os.write(self._requests.fileno(), END)
+        self._request(END)  # a process that was forked meanwhile has the pipe open too
+        with suppress(BrokenPipeError):
             self._requests.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)
@@ -93,22 +120,50 @@ class ServerProcess:
 
     def _reply(self, request: bytes) -> dict[str, Tensor]:
         self._request(request)
-        assert self._replies is not None
-        try:
-            return read_tensors(self._replies)
-        except EOFError:
-            raise self._ended() from None
+        while (state := self._read()) is None:
+            self.check()
+        return state
 
     def _request(self, request: bytes) -> None:
         assert self._requests is not None
-        try:
+        with suppress(BrokenPipeError):  # the replies say why
             os.write(self._requests.fileno(), request)  # not buffered, so that a signal handler may do it
-        except BrokenPipeError:
-            raise self._ended() from None
 
-    def _ended(self) -> RunError:
-        status = self._process.wait()
-        return RunError(f"the server of the run ended with status {status}: see what it has written above")
+    def _read(self) -> dict[str, Tensor] | None:
+        """Read a reply, and return the state in it; None if it is the end of the run, which is recorded."""
+        assert self._replies is not None
+        try:
+            kind, content = read_frame(self._replies), read_frame(self._replies)
+        except EOFError:
+            raise RunError(f"the server of the run ended with status {self._process.wait()}") from None
+        if kind == OF_STATE:
+            return tensor_file.from_bytes(content)
+        self.end = msgspec.json.decode(content, type=End)
+        return None
+
+
+class ServerHost(HostProcess):
+    """Process of the server, whose run rank 0 can end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._signals: Signals | None = None
+        self._end: tuple[Outcome, str] | None = None
+
+    def signals(self, notice: str | None) -> Signals:
+        """Return the record of the signals that this process gets, with the end that rank 0 has asked for."""
+        with self._lock:
+            self._signals = Signals(notice)
+            if self._end is not None:
+                self._signals.end_run(*self._end)
+            return self._signals
+
+    def end_run(self, outcome: Outcome, reason: str) -> None:
+        """End the run from another thread, also before its engine is made."""
+        with self._lock:
+            self._end = self._end or (outcome, reason)
+            if self._signals is not None:
+                self._signals.end_run(outcome, reason)
 
 
 class Requests(threading.Thread):
@@ -117,14 +172,25 @@ class Requests(threading.Thread):
     Args:
         requests: standard input of the process.
         replies: pipe to rank 0.
+        end_run: ends the run, given its outcome and the reason.
         state: returns the state of the user's optimizer.
+
+    Attributes:
+        state: the same.
     """
 
-    def __init__(self, requests: IO[bytes], replies: IO[bytes], state: Callable[[], dict[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        requests: IO[bytes],
+        replies: IO[bytes],
+        end_run: Callable[[Outcome, str], None],
+        state: Callable[[], dict[str, Tensor]],
+    ) -> None:
         super().__init__(name="paceline-requests", daemon=True)
+        self.state = state
         self._requests = requests
         self._replies = replies
-        self._state = state
+        self._end_run = end_run
         self._lock = threading.Lock()
         self._has_ended = False  # the run
         self._is_waiting = False  # rank 0, for the last state
@@ -132,54 +198,66 @@ class Requests(threading.Thread):
     def run(self) -> None:
         """Answer requests."""
         while (request := self._requests.read(1)) not in (b"", END):
-            with self._lock:
-                self._on_request(request)
-        with self._lock:
-            self._on_request(INTERRUPT)
+            if request == END_RUN:
+                outcome, reason = msgspec.json.decode(read_frame(self._requests), type=tuple[Outcome, str])
+                self._end_run(outcome, reason)
+            else:
+                with self._lock:
+                    self._on_request(request)
+        if request != END:
+            self._end_run(Outcome.FAILED, "rank 0 is gone: its process ended within the run")
 
-    def end_run(self) -> None:
-        """Answer the request for the last state, now or when it comes."""
+    def on_end(self, end: End) -> None:
+        """Report the end of the run, and answer the request for the last state, now or when it comes."""
         with self._lock:
             self._has_ended = True
+            self._write(OF_END, msgspec.json.encode(end))
             if self._is_waiting:
-                self._reply()
+                self._write(OF_STATE, tensor_file.to_bytes(self.state()))
 
     def _on_request(self, request: bytes) -> None:
-        if request == STATE or (request == LAST_STATE and self._has_ended):
-            self._reply()
-        elif request == LAST_STATE:
+        if request == STATE or self._has_ended:
+            self._write(OF_STATE, tensor_file.to_bytes(self.state()))
+        else:
             self._is_waiting = True
-        elif not self._has_ended:
-            os.kill(os.getpid(), signal.SIGTERM)
 
-    def _reply(self) -> None:
+    def _write(self, kind: bytes, content: bytes) -> None:
         with suppress(BrokenPipeError):  # rank 0 has ended, and the end of the requests follows
-            write_tensors(self._replies, self._state())
+            write_frame(self._replies, kind)
+            write_frame(self._replies, content)
 
 
 @holding_sigterm(acts_at_end=False)
 def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     """Serve the run that is described in a stream; return the exit status."""
     run, first = recv_run(stream)
+    host = ServerHost()
+    requests = Requests(stream, replies, host.end_run, lambda: first.state)
+    requests.start()
+    try:
+        end = serve(run, first, host, requests)
+    except Exception as error:
+        if not isinstance(error, PacelineError):
+            LOG.exception("the server of the run has failed")
+        requests.on_end(failed_end(error))
+        return 1
+    requests.on_end(end)
+    requests.join()
+    return 0
+
+
+def serve(run: ServerRun, first: FirstTensors, host: ServerHost, requests: Requests) -> End:
+    """Serve a run to its end."""
     ranks = LaunchEnv(**{**run.ranks, "master": tuple(run.ranks["master"])})
     job = make_job(run.training, first.model)
     cluster = Torchrun(**run.cluster, ranks=ranks)
-    config = run.options.config(job, plan_of(run.plan), cluster, Stop.parse(run.stop), THIS_PROCESS)
-    try:
-        session, folder, resumption, policy = run.options.open_session(config)
-        load_named_state(session.server.optimizer, session.model, first.state)
-        state = state_reader(session.server)
-        if config.plan.local_steps is not None:
-            state = dict  # the user's optimizer is on each rank
-        requests = Requests(stream, replies, state)
-        requests.start()
-        run_session(session, folder, resumption, run.options.callbacks(), policy, has_loops=True)
-    except PacelineError as error:
-        LOG.error("the server: %s", error)
-        return 1
-    requests.end_run()
-    requests.join()
-    return 0
+    config = run.options.config(job, plan_of(run.plan), cluster, Stop.parse(run.stop), host)
+    session, folder, resumption, policy = run.options.open_session(config)
+    load_named_state(session.server.optimizer, session.model, first.state)
+    if config.plan.local_steps is None:  # else the user's optimizer is on each rank
+        requests.state = state_reader(session.server)
+    callbacks = run.options.callbacks()
+    return end_of(session, run_session(session, folder, resumption, callbacks, policy, has_loops=True))
 
 
 def _pipe_to_rank_0() -> IO[bytes]:

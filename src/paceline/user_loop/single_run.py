@@ -87,9 +87,6 @@ class SingleRun(LoopProgress):
         else:
             self._progress = TaskProgress(self.update + 1, self.workload + 1, "used")
 
-    def __enter__(self) -> SingleRun:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.finish()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from paceline.core.events import Outcome
 from paceline.engines.distributed import RunFinished
 from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopPause
 
@@ -40,11 +41,18 @@ class WorkerThread:
         """Take part again; the next task follows."""
         self._host.resume()
 
-    def stop(self, reason: str) -> None:
-        """Let the worker leave the run now, without a gradient, and wait for the end of the thread."""
-        self._host.leave(reason)
+    def stop(self, reason: str, outcome: Outcome, *, waits: bool) -> None:
+        """Let the worker leave the run now, without a gradient.
+
+        Args:
+            reason: reason for leaving.
+            outcome: outcome of a run that ends when any of its ranks leaves.
+            waits: whether to wait for the end of the thread.
+        """
+        self._host.leave(reason, outcome)
         self._exchange.to_worker.put(None)
-        self._thread.join(LEAVE_S)
+        if waits:
+            self._thread.join(LEAVE_S)
 
     def _serve(self) -> None:
         result: LoopEnd | BaseException

@@ -34,12 +34,12 @@ def test_all_ranks_may_leave_together_with_equal_models(protocol, network, data,
 
     ranks = AllReduceLoops(2, make_parts(network, data), protocol, out=tmp_path / "run")
     assert ranks.run(loop) == [None, None]
-    assert [run.stopped_by for run in ranks.runs] == ["interrupted", "interrupted"]
+    assert [run.stopped_by for run in ranks.runs] == ["stopped", "stopped"]
     check_equal_models(ranks)
     assert pl.replay(tmp_path / "run").is_same
 
 
-def test_a_rank_that_leaves_alone_ends_the_run(network, data):
+def test_an_error_in_the_loop_of_one_rank_ends_the_run(network, data):
     def loop(run, model, optimizer):
         for _ in run.epochs(10):
             for batch in run.loader:
@@ -51,7 +51,9 @@ def test_a_rank_that_leaves_alone_ends_the_run(network, data):
     ranks = AllReduceLoops(3, make_parts(network, data), "all_reduce")
     first, second, third = ranks.run(loop)
     assert isinstance(second, ValueError)
-    assert first == third == "interrupted by the end of its loop at worker 1"
+    for other in (first, third):
+        assert isinstance(other, pl.RunError)
+        assert str(other) == "rank 0: worker 1 has left the run: ValueError: of the user"
 
 
 def test_elastic_ranks_continue_without_one_that_leaves_or_dies(network, data, tmp_path):

@@ -48,6 +48,22 @@ def attach(protocol="bsp", **changes):
     return pl.attach(model, optimizer, loader, protocol=protocol, **changes)
 
 
+def test_a_folder_that_cannot_be_used_is_refused_before_a_process_starts(torchrun, tmp_path):
+    with pytest.raises(pl.UsageError, match="exists already; give another folder, or overwrite=True"):
+        attach(out=tmp_path)
+    (tmp_path / "mine").touch()
+    with pytest.raises(pl.UsageError, match="contains other files than a run"):
+        attach("all_reduce", out=tmp_path, overwrite=True)
+    with pytest.raises(pl.UsageError, match="there is no folder"):
+        attach(resume=tmp_path / "missing")
+
+
+def test_a_folder_of_a_run_that_torchrun_has_restarted_is_resumed(torchrun, tmp_path, monkeypatch):
+    (tmp_path / "run.json").touch()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    attach(out=tmp_path).finish()
+
+
 class Numbers(IterableDataset):
     def __iter__(self):
         return iter(range(8))

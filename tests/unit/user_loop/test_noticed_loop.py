@@ -71,7 +71,7 @@ def test_a_notice_at_the_server_ends_the_run_of_all_ranks(network, data, tmp_pat
         return run.stopped_by
 
     place = tmp_path / "preempt"
-    ranks = NoticedThreads(2, make_parts(network, data), "bsp").watch(place, 0)
+    ranks = NoticedThreads(2, make_parts(network, data), "bsp", returns=True).watch(place, 0)
     assert ranks.run(loop) == ["interrupted", "interrupted"]
 
 

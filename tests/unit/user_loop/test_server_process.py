@@ -1,22 +1,25 @@
 """Requests of rank 0 to its server: the state during the run and after it, the end of the run, the end of rank 0."""
 
 import os
-import signal
 import threading
 from contextlib import suppress
 from functools import partial
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load
 from torch import nn
 
-from paceline.user_loop import server_process
-from paceline.user_loop.frames import read_frame
+from paceline.core.events import Outcome
+from paceline.engines.distributed import End
+from paceline.user_loop.frames import frame, read_frame
 from paceline.user_loop.optimizer_state import named_state
-from paceline.user_loop.server_process import END, INTERRUPT, LAST_STATE, STATE, Requests
+from paceline.user_loop.server_process import END, END_RUN, LAST_STATE, OF_END, OF_STATE, STATE, Requests
 
 LIMIT_S = 10.0
+DONE = End("updates", "3 updates made", updates=3)
+STOP = END_RUN + frame(msgspec.json.encode(("stopped", "run.stop() at rank 0")))
 
 
 class Rank0:
@@ -28,7 +31,9 @@ class Rank0:
         (requests, self.write), (replies, written) = os.pipe(), os.pipe()
         self.replies = os.fdopen(replies, "rb")
         self.of_the_server = os.fdopen(requests, "rb"), os.fdopen(written, "wb")
-        self.requests = Requests(*self.of_the_server, partial(named_state, self.optimizer, self.model))
+        self.ended = []
+        state = partial(named_state, self.optimizer, self.model)
+        self.requests = Requests(*self.of_the_server, lambda *end: self.ended.append(end), state)
         self.requests.start()
 
     def step(self):
@@ -39,7 +44,12 @@ class Rank0:
         os.write(self.write, request)
 
     def state(self):
+        assert read_frame(self.replies) == OF_STATE
         return load(read_frame(self.replies))
+
+    def run_end(self):
+        assert read_frame(self.replies) == OF_END
+        return msgspec.json.decode(read_frame(self.replies), type=End)
 
     def end(self):
         self.requests.join(LIMIT_S)
@@ -54,14 +64,7 @@ class Rank0:
 
 
 @pytest.fixture
-def signals(monkeypatch):
-    sent = []
-    monkeypatch.setattr(server_process.os, "kill", lambda *signal: sent.append(signal))
-    return sent
-
-
-@pytest.fixture
-def rank_0(signals):
+def rank_0():
     rank = Rank0()
     yield rank
     rank.close()
@@ -79,36 +82,31 @@ def test_the_last_state_comes_after_the_end_of_the_run(rank_0):
     rank_0.ask(LAST_STATE + STATE)
     assert rank_0.state() == {}  # STATE: the other one waits
     rank_0.step()
-    rank_0.requests.end_run()
+    rank_0.requests.on_end(DONE)
+    assert rank_0.run_end() == DONE
     assert "momentum_buffer weight" in rank_0.state()
     rank_0.ask(LAST_STATE)
     assert "momentum_buffer weight" in rank_0.state()
 
 
-def test_an_interrupt_is_a_sigterm_until_the_run_has_ended(rank_0, signals):
-    rank_0.ask(INTERRUPT + STATE)
-    rank_0.state()
-    assert signals == [(os.getpid(), signal.SIGTERM)]
-    rank_0.requests.end_run()
-    rank_0.ask(INTERRUPT + STATE)
-    rank_0.state()
-    assert len(signals) == 1
-
-
-@pytest.mark.parametrize("has_ended", [False, True])
-def test_the_end_of_rank_0_interrupts_a_run_that_has_not_ended(has_ended, rank_0, signals):
-    if has_ended:
-        rank_0.requests.end_run()
-    rank_0.ask(END)
+def test_rank_0_ends_the_run_with_an_outcome_and_a_reason(rank_0):
+    rank_0.ask(STOP + END)
     rank_0.end()
-    assert len(signals) == (not has_ended)
+    assert rank_0.ended == [(Outcome.STOPPED, "run.stop() at rank 0")]
+
+
+def test_the_death_of_rank_0_is_a_failure(rank_0):
+    os.close(rank_0.write)
+    rank_0.end()
+    rank_0.write = os.open(os.devnull, os.O_WRONLY)
+    assert rank_0.ended == [(Outcome.FAILED, "rank 0 is gone: its process ended within the run")]
 
 
 def test_a_rank_0_that_is_gone_needs_no_reply(rank_0):
     rank_0.ask(LAST_STATE + STATE)
     rank_0.state()
     rank_0.replies.close()
-    reply = threading.Thread(target=rank_0.requests.end_run)
+    reply = threading.Thread(target=rank_0.requests.on_end, args=[DONE])
     reply.start()
     reply.join(LIMIT_S)
     assert not reply.is_alive()

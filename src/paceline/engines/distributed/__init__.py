@@ -24,6 +24,7 @@ from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import SAMPLES, WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart, serve_store, tell_launcher
+from paceline.engines.distributed.rendezvous.session import failed_end
 from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S, Sidecar
 from paceline.engines.distributed.transport.messages import End
 from paceline.errors import UsageError
@@ -47,6 +48,7 @@ __all__ = [
     "ShardClients",
     "Sidecar",
     "check_summable",
+    "failed_end",
     "is_restart",
     "make_engine",
     "serve_rank",

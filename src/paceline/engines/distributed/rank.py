@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from paceline.clusters.torchrun import Torchrun
+from paceline.core.events import Outcome
 from paceline.engines.distributed.rendezvous.job_security import JobSecurity
 from paceline.engines.distributed.rendezvous.sidecar import CommandSidecar, Sidecar
 from paceline.engines.distributed.transport.transport import Transport
-from paceline.engines.signals import leaving_on_sigterm
+from paceline.engines.signals import Signals, leaving_on_sigterm
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
 from paceline.worker.local_steps import make_replica
@@ -31,16 +32,22 @@ class HostProcess:
     Attributes:
         has_served: whether the process has taken part in an earlier run.
         interruption: why the process leaves a run without a server, like the name of a signal; empty if it stays.
+        outcome: outcome of the run if the process ends it by leaving.
         fault_actions: what a scripted fault does, by its kind.
     """
 
     has_served = False
     interruption = ""
+    outcome = Outcome.INTERRUPTED
     fault_actions: Mapping[str, Callable[[], None]] = FAULT_ACTIONS
 
     def transport(self, cluster: Torchrun, security: JobSecurity) -> Transport:
         """Return the transport to the other ranks."""
         return Transport(security, version("paceline"), cluster.heartbeat_timeout_s)
+
+    def signals(self, notice: str | None) -> Signals:
+        """Return the record of the signals that this process gets; the argument is that of `Signals`."""
+        return Signals(notice)
 
     def start_sidecar(self, worker: int, server: tuple[str, int] | None = None) -> Sidecar:
         """Start a process of the same command, which is the worker of this number, of the server at an address."""

@@ -41,7 +41,6 @@ from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.sum_messages import StepSummary
-from paceline.engines.signals import Signals
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers
@@ -73,7 +72,7 @@ class AllReduceEngine(WallClockEngine):
         super().__init__()
         self._rank, self._process = rank, rank.process
         self._cluster = cluster = rank.cluster
-        self.signals, self.network = Signals(cluster.notice), rank.transport.counters
+        self.signals, self.network = rank.process.signals(cluster.notice), rank.transport.counters
         job_spec = rank.make_job_spec(algorithm.server.model)
         self._allreduce = allreduce
         self._replica = replica
@@ -203,7 +202,7 @@ class AllReduceEngine(WallClockEngine):
         times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
-        about = {"generation": self._membership.generation, "interruption": self._interruption.ends_run}
+        about = {"generation": self._membership.generation, **self._interruption.in_report}
         self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked), self._tasks)
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
@@ -235,9 +234,9 @@ class AllReduceEngine(WallClockEngine):
             assert self._tasks.pop(arrival.worker).draw == arrival.draw, "all ranks make the same decisions"
         self._events.extend(arrival._replace(**common) for arrival in arrivals)
         self._add_timers(now, now)  # after the gradients, so that no worker counts as silent
-        interruptions = [report.interruption for report in summary.reports.values() if report.interruption]
-        if interruptions:
-            self._events.append(AbortRun(now, Outcome.INTERRUPTED, interruptions[0]))
+        ending = [report for report in summary.reports.values() if report.interruption]
+        if ending:
+            self._events.append(AbortRun(now, ending[0].outcome, ending[0].interruption))
         self._is_to_reform = summary.reforms
 
     def _apply_sum(self, total: FlatBuffers, update: Apply, fragment: int | None) -> None:

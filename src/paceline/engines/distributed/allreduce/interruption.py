@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from paceline.core.events import Outcome
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.signals import Signals
 
@@ -25,6 +28,16 @@ class Interruption:
         return self._signals.caught or self._process.interruption
 
     @property
+    def outcome(self) -> Outcome:
+        """Outcome of a run that this process ends."""
+        return Outcome.INTERRUPTED if self._signals.caught else self._process.outcome
+
+    @property
+    def in_report(self) -> dict[str, Any]:
+        """Fields of a `StepReport` about the end of the run."""
+        return {"interruption": self.ends_run, "outcome": self.outcome}
+
+    @property
     def leaves_alone(self) -> bool:
         """Whether this process ends alone, as after the notice of a spot instance, and the others continue."""
         return self._cluster.is_elastic and not self._cluster.is_server and self.reason not in ("", "Ctrl-C")
@@ -35,4 +48,6 @@ class Interruption:
         reason = self.reason  # read first, because a notice comes in another thread
         if not reason or self.leaves_alone:
             return ""
-        return f"interrupted by {reason}{'' if self._cluster.is_server else f' at worker {self._cluster.worker}'}"
+        if self.outcome is not Outcome.INTERRUPTED:
+            return f"{'rank 0' if self._cluster.is_server else self._cluster.worker_name} has left the run: {reason}"
+        return f"interrupted by {reason}{'' if self._cluster.is_server else f' at {self._cluster.worker_name}'}"

@@ -54,7 +54,6 @@ from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
-from paceline.engines.signals import Signals
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatLayout, flat_copy
@@ -87,7 +86,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
-        self.signals, self.network = Signals(cluster.notice), rank.transport.counters
+        self.signals, self.network = rank.process.signals(cluster.notice), rank.transport.counters
         self._shards = shards
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()

@@ -15,6 +15,7 @@ from paceline.clusters.placement import LOOPBACK
 from paceline.clusters.rank_checks import host_and_port
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerHandler
+from paceline.engines.distributed.rendezvous.first_workers import NOTICE_S
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import dist
@@ -76,6 +77,7 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
     """
     server = cluster.server_name
     deadline_s = time.monotonic() + cluster.start_timeout_s
+    notice_s = time.monotonic() + NOTICE_S
     refused_s = inf  # since when a process of another job answers
     reason = "its address is not known yet"
     lookup = _AddressLookup(cluster)
@@ -98,6 +100,9 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
         except ConnectionLost as error:
             reason, refused_s = str(error), inf  # that process is gone
             LOG.debug("%s is not there yet: %s", server, error)
+        if time.monotonic() > notice_s:
+            LOG.warning("waiting for %s, for up to start_timeout_s=%g: %s", server, cluster.start_timeout_s, reason)
+            notice_s = inf
         if time.monotonic() > deadline_s:
             where = "{}:{}".format(*(address or cluster.ranks.master))
             raise RunError(
@@ -128,8 +133,8 @@ def _check_encrypt(cluster: Torchrun) -> str:
     return "" if cluster.encrypt else "; if rank 0 uses TLS, leave out encrypt=False here"
 
 
-def is_restart(cluster: Torchrun, what: str) -> bool:
-    """Record that rank 0 begins a run, and return whether this job of torchrun had begun it before.
+def is_restart(cluster: Torchrun, what: str, *, begins: bool = True) -> bool:
+    """Return whether this job of torchrun had begun a run before.
 
     torchrun counts only restarts after failures. The store of its agents also outlives a restart after a node has
     joined or left. Any process that reaches the store can change the count, and with it only this answer.
@@ -137,13 +142,14 @@ def is_restart(cluster: Torchrun, what: str) -> bool:
     Args:
         cluster: launch settings of this process.
         what: name of the run.
+        begins: whether rank 0 begins it now, which is recorded.
     """
     ranks = cluster.ranks
     if not ranks.has_agent:
         return ranks.restarts > 0
     times = 0
     try:
-        times = int(_store_of_rank_0(ranks.master).add(f"paceline/begun/{what}", 1))
+        times = int(_store_of_rank_0(ranks.master).add(f"paceline/begun/{what}", int(begins)))
     except RuntimeError as error:  # also where the store holds no number
         _store_of_rank_0.cache_clear()
         LOG.warning(
@@ -152,7 +158,7 @@ def is_restart(cluster: Torchrun, what: str) -> bool:
             *ranks.master,
             _line(error),
         )
-    return ranks.restarts > 0 or times > 1
+    return ranks.restarts > 0 or times > begins
 
 
 def serve_store(listener: socket.socket) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import nan
 
 from paceline.core.bounds import CountOrNone, Seconds, Single, Whole, check_norms
+from paceline.core.events import Outcome
 from paceline.engines.distributed.transport.task_messages import MessageStruct, wrong_count
 
 
@@ -101,6 +102,7 @@ class StepReport(MessageStruct, frozen=True):
         compute_s: seconds for the gradient and for the operations on vectors.
         waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
         interruption: why the worker ends the run; empty if it does not.
+        outcome: outcome of a run that the worker ends.
         learning_rates: learning rate of each parameter group, where the loop of a user sets them; else empty.
         skipped: whether the loop of the worker skipped the step.
         saves: whether the worker, which is rank 0, saves the run after the next update that is settled.
@@ -117,6 +119,7 @@ class StepReport(MessageStruct, frozen=True):
     compute_s: Seconds = 0.0
     waited_s: Seconds = 0.0
     interruption: str = ""
+    outcome: Outcome = Outcome.INTERRUPTED
     learning_rates: tuple[Single, ...] = ()
     skipped: bool = False
     saves: bool = False
