@@ -1,4 +1,4 @@
-"""The same loop, attached: torchrun --nproc-per-node 3 examples/plain_loop/attached.py."""
+"""The same loop, attached: paceline run --nproc-per-node 3 examples/plain_loop/attached.py."""
 
 import torch
 from torch import nn

@@ -51,7 +51,7 @@ def test_the_readme_trains_with_auto_on_worker_processes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_script_of_a_tutorial_runs_under_torchrun_and_by_hand(tmp_path, monkeypatch):
+def test_the_script_of_a_tutorial_runs_and_loses_a_worker(tmp_path, monkeypatch):
     page = (ROOT / "docs/tutorials/many-machines.md").read_text()
     blocks = [each.groupdict() for each in BLOCK.finditer(page) if (each["mark"] or "").startswith("run by")]
     monkeypatch.chdir(tmp_path)

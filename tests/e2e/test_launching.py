@@ -30,7 +30,7 @@ SLURM = ROOT / "examples/slurm.sh"
 pytestmark = pytest.mark.timeout(300)  # a command is seconds of importing for each rank
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
-for task in 0 1 2 3; do SLURM_PROCID=$task SLURM_LOCALID=0 SLURM_NTASKS=4 "$@" & done
+for node in 0 1 2 3; do SLURM_NODEID=$node SLURM_NNODES=4 "$@" & done
 wait
 """
 
@@ -81,6 +81,14 @@ def test_by_hand(start, tmp_path):
         told = outputs([start(made, command, host) for command, host in commands("By hand, on two hosts")])
     assert ["30 updates made" in text for text in told] == [True, False, False]
     assert (tmp_path / "runs/by-hand/model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_with_paceline_run(start):
+    with hosts(2) as made:
+        block = commands("With `paceline run`, on two hosts")
+        told = outputs([start(made, command, host) for command, host in block])
+    assert "30 updates made" in told[0]
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def judge_cores(usable: int, installed: int, load: float, environment: Mapping[s
         return Check("cores", Status.WARNING, finding, advice)
     if load > 1.5 * usable:
         return Check("cores", Status.WARNING, finding, "other processes use the cores: times of real workers will vary")
-    return Check("cores", Status.OK, f"{finding}; --cluster local:{usable} uses all")
+    return Check("cores", Status.OK, f"{finding}; paceline run --nproc-per-node {usable} uses all")
 
 
 def _usable_cores() -> int:

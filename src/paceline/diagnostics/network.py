@@ -59,7 +59,12 @@ def judge_addresses(addresses: Sequence[str], *, has_route: bool) -> Check:
     if not has_route:
         advice = "hosts outside this network cannot be reached: add a route (ip route add default via GATEWAY)"
         return Check("addresses", Status.WARNING, f"{shown}; no default route", advice)
-    return Check("addresses", Status.OK, f'{shown}; several hosts: --cluster "torchrun(address={addresses[0]})"')
+    return Check("addresses", Status.OK, _several_hosts(shown, addresses[0]))
+
+
+def _several_hosts(shown: str, address: str) -> str:
+    launcher = f"paceline run --nnodes 2 --rdzv-endpoint {address}:29500"
+    return f'{shown}; several hosts: {launcher}, with --cluster "torchrun(address={address})"'
 
 
 def _has_route() -> bool:
