@@ -16,7 +16,8 @@ Count = Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)]
 CountOrNone = Annotated[int, Meta(ge=0, le=MOST_AT_ONCE)]
 Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
 Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]
-Momentum = Annotated[float, Meta(ge=0, le=1)]
+OptionPart = None | bool | int | Single | str
+Option = OptionPart | tuple[OptionPart, ...]  # of an optimizer
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 
 

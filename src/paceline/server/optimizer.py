@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from math import inf
@@ -208,13 +208,35 @@ def stepping(
             group.update(before)
 
 
-def set_momenta(optimizer: torch.optim.Optimizer, momenta: Sequence[float]) -> None:
-    """Set the momentum of each parameter group that has one, beta1 for Adam; no momenta for no change."""
-    for group, momentum in zip(optimizer.param_groups, momenta, strict=False):
-        if "betas" in group:
-            group["betas"] = (momentum, *group["betas"][1:])
-        elif "momentum" in group:
-            group["momentum"] = momentum
+def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]]) -> str:
+    """Set options of each parameter group of an optimizer of torch, none for no change.
+
+    Returns:
+        Why the optimizer does not take them, empty if it does.
+    """
+    changes = [
+        {name: value for name, value in new.items() if group.get(name) != value}
+        for group, new in zip(optimizer.param_groups, options, strict=False)
+    ]
+    for group, changed in zip(optimizer.param_groups, changes, strict=False):
+        if changed and (reason := _why_refused(optimizer, group, changed)):
+            return reason
+    for group, changed in zip(optimizer.param_groups, changes, strict=False):
+        group.update(changed)
+    return ""
+
+
+def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
+    """Return why an optimizer does not take changed options of a group: its class checks them when it is made."""
+    kind = type(optimizer)
+    if unknown := changed.keys() - optimizer.defaults.keys():
+        return f"{kind.__name__} has no option {', '.join(sorted(unknown))}"
+    arguments = group.keys() & inspect.signature(kind).parameters.keys() - {"params"}
+    try:
+        kind([nn.Parameter(torch.zeros(1))], **{name: changed.get(name, group[name]) for name in arguments})
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"{kind.__name__} does not take {dict(changed)}: {error}"
+    return ""
 
 
 def check_state_shapes(optimizer: torch.optim.Optimizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import IO, Any, NamedTuple
 
@@ -144,9 +144,13 @@ def _describe_group(
             f"parameter group {number} of the optimizer holds parameters that are not in the model: give the model "
             "whose parameters the optimizer has"
         )
-    options = {name: value for name, value in group.items() if name in known}  # schedulers add some of their own
-    plain = {name: _plain(value, f"parameter group {number} has {name}") for name, value in options.items()}
-    return ParameterGroup([names[parameter] for parameter in own], plain)
+    return ParameterGroup([names[parameter] for parameter in own], plain_options(number, group, known))
+
+
+def plain_options(number: int, group: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    """Return the options of a parameter group that its optimizer knows: schedulers add some of their own."""
+    options = {name: value for name, value in group.items() if name in known}
+    return {name: _plain(value, f"parameter group {number} has {name}") for name, value in options.items()}
 
 
 def _plain(value: object, where: str) -> Any:

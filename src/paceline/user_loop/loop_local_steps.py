@@ -51,7 +51,7 @@ class LoopLocalStepsReplica(LocalStepsReplica, LoopReplica):
         """
         self._left_out = 0
         stats = super().gradient(worker, draw, minibatch, version, gradient)
-        self.learning_rates = self.momenta = ()  # of the local steps: the server has another optimizer
+        self.learning_rates = self.options = ()  # of the local steps: the server has another optimizer
         return stats if stats.samples else stats._replace(samples=self._left_out, finite=False, skipped=True)
 
     def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:

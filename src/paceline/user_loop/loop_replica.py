@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.core.bounds import Option
 from paceline.core.events import CTRL_C, Minibatch, Outcome
 from paceline.engines.distributed import End, HostProcess
 from paceline.jobs.job import Batch, Job
@@ -81,14 +82,14 @@ class LoopAnswer(NamedTuple):
     Attributes:
         loss: mean loss of the samples, None if it is not known.
         learning_rates: learning rate of each parameter group for the step of this gradient.
-        momenta: momentum of each parameter group, which some schedulers change; beta1 for Adam, 0 for none.
+        options: other options of each parameter group, which the loop or a scheduler may change.
         skipped: whether the loop skipped the step, as for a gradient that is not finite.
         squared_norms: squared norm of each parameter's gradient that is known, by index.
     """
 
     loss: float | None
     learning_rates: tuple[float, ...]
-    momenta: tuple[float, ...]
+    options: tuple[dict[str, Option], ...]
     skipped: bool = False
     squared_norms: Mapping[int, Tensor] = MappingProxyType({})
 
@@ -207,7 +208,7 @@ class LoopReplica(Replica):
         assert isinstance(answer, LoopAnswer)
         check()
         self._answer = answer
-        self.learning_rates, self.momenta = answer.learning_rates, answer.momenta
+        self.learning_rates, self.options = answer.learning_rates, answer.options
         loss = nan if answer.loss is None else answer.loss
         return PartialGradient(loss, len(lease.indices), 0.0, 0, answer.squared_norms)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from paceline.errors import RunError
 from paceline.jobs.job import trainable
 from paceline.server.squared_norms import copy_with_squared_norm
+from paceline.user_loop.description import plain_options
 from paceline.user_loop.loop_replica import LoopAnswer, LoopTask
 
 
@@ -48,6 +49,6 @@ def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: 
 
 def answer(loss: float | None, optimizer: torch.optim.Optimizer, *, with_rates: bool = True) -> LoopAnswer:
     """Return the answer to a task, with the options of the user's optimizer for its step unless the server's apply."""
-    groups = optimizer.param_groups if with_rates else []
-    momenta = tuple(float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0)) for group in groups)
-    return LoopAnswer(loss, tuple(float(group["lr"]) for group in groups), momenta)
+    groups = enumerate(optimizer.param_groups if with_rates else [])
+    options = [plain_options(number, group, optimizer.defaults) for number, group in groups]
+    return LoopAnswer(loss, tuple(float(each.pop("lr")) for each in options), tuple(options))

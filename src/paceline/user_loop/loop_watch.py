@@ -91,8 +91,8 @@ class LoopWatch:
         begun = [name for each, name in trained.items() if each not in self._trained]
         ended = [name for each, name in self._trained.items() if each not in trained]
         if begun or ended:
-            what = "is trained" if begun else "is no longer trained"
-            raise _refusal(f"{shortened(begun or ended)} of the model {what}")
+            now = "trains" if begun else "no longer trains"
+            raise _refusal(f"the model {now} {shortened(begun or ended)}")
 
     def _check_groups(self) -> None:
         groups = [list(group["params"]) for group in self._optimizer.param_groups]

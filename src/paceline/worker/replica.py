@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from paceline.core.bounds import Count, CountOrNone, Seconds
+from paceline.core.bounds import Count, CountOrNone, Option, Seconds
 from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
@@ -149,7 +149,7 @@ class Replica:
             to its gradient, mostly once; only if the gradient is written on the device of the model. None for no call.
         learning_rates: learning rate of each parameter group for the step of the last gradient; empty where the server
             sets them.
-        momenta: momentum of each parameter group, likewise.
+        options: other options of each parameter group, likewise.
         progress: progress of the run, where its engine sends it.
         is_bound_to_server: whether the versions are memory of the server, which the job must not change.
         is_leaving: whether the worker leaves the run after this gradient, so that local steps end with the current one.
@@ -170,7 +170,7 @@ class Replica:
         self.batch_size = job.batch_size
         self.on_gradient_ready: Callable[[int], None] | None = None
         self.learning_rates: tuple[float, ...] = ()
-        self.momenta: tuple[float, ...] = ()
+        self.options: tuple[dict[str, Option], ...] = ()
         self.progress = TaskProgress()
         self.is_bound_to_server = False
         self.is_leaving = False

@@ -14,7 +14,7 @@ from rank_threads import ranks
 from ranks import lost
 from tiny_jobs import tiny_job
 
-BUSY_S, STATS, RATES, MOMENTA = 2, 3, 4, 5  # positions in a `RemoteTaskDone`
+BUSY_S, STATS, RATES, OPTIONS = 2, 3, 4, 5  # positions in a `RemoteTaskDone`
 LOSS, SAMPLES, SQUARED_NORM, VARIANCE, COMPUTE_S, MINIBATCHES = 0, 1, 2, 3, 5, 7  # in its statistics
 
 
@@ -33,6 +33,13 @@ def field(position, value):
     return change
 
 
+def option(name, value):
+    def change(fields):
+        fields[RATES:] = [[0.1], [{name: value}]]
+
+    return change
+
+
 OF_GRADIENTS = {
     "no samples": (stats(SAMPLES, 0), "a gradient of no samples"),
     "negative samples": (stats(SAMPLES, -1), "stats.samples: expected `int` >= 0"),
@@ -47,8 +54,10 @@ OF_GRADIENTS = {
     "rates": (field(RATES, [0.1, 0.1, 0.1]), "it sent 3 learning rates, expected 1"),
     "an infinite rate": (field(RATES, [inf]), "learning_rates: expected `float` <= 3.4e+38"),
     "a huge rate": (field(RATES, [1e308]), "learning_rates: expected `float` <= 3.4e+38"),
-    "momenta": (field(MOMENTA, [0.1, 0.1]), "it sent 2 momenta, expected 1"),
-    "a momentum": (field(MOMENTA, [2.0]), "momenta: expected `float` <= 1.0"),
+    "options": (field(OPTIONS, [{}, {}]), "it sent 2 options, expected 1"),
+    "an infinite option": (option("momentum", inf), "options: expected `float` <= 3.4e+38"),
+    "an option": (option("momentum", -1.0), "SGD does not take {'momentum': -1.0}: Invalid momentum value: -1.0"),
+    "an unknown option": (option("params", ""), "SGD has no option params"),
 }
 
 

@@ -99,11 +99,14 @@ def test_parameters_that_the_loop_writes_are_refused_by_name(write, names):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (unfreeze, "frozen of the model is trained"),
-        (freeze, "last.weight, last.bias of the model is no longer trained"),
-        (replace, "last.bias of the model is trained"),
-        (parametrize, "last.parametrizations.weight.original0, last.parametrizations.weight.original1 of the model"),
-        (grow, "extra.weight, extra.bias of the model is trained"),
+        (unfreeze, "the model trains frozen,"),
+        (freeze, "the model no longer trains last.weight, last.bias,"),
+        (replace, "the model trains last.bias,"),
+        (
+            parametrize,
+            "the model trains last.parametrizations.weight.original0, last.parametrizations.weight.original1,",
+        ),
+        (grow, "the model trains extra.weight, extra.bias,"),
         (add_group, "parameter group 2 of the optimizer has other parameters"),
         (take_from_group, "parameter group 1 of the optimizer has other parameters"),
         (regroup, "parameter group 0 of the optimizer has other parameters"),

@@ -57,7 +57,7 @@ from paceline.engines.distributed.transport.wire_format import WireBuffer, make_
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatLayout, flat_copy
-from paceline.server.optimizer import set_momenta
+from paceline.server.optimizer import set_options
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
@@ -306,8 +306,10 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             case task_messages.RemoteTaskDone() as done:
                 if done.learning_rates and done.draw >= self._newest_rates:  # of the rank with the most steps
                     self._newest_rates = done.draw
+                    if reason := set_options(self._server.optimizer, done.options):
+                        self._disconnect(worker, reason)
+                        return
                     self._server.set_learning_rates(done.learning_rates)
-                    set_momenta(self._server.optimizer, done.momenta)
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._on_idle(worker)

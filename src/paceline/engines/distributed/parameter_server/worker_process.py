@@ -248,7 +248,7 @@ class WorkerProcess:
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
         done = task_messages.RemoteTaskDone(
-            self._draw, self._busy_s, stats, self._replica.learning_rates, self._replica.momenta
+            self._draw, self._busy_s, stats, self._replica.learning_rates, self._replica.options
         )
         for channel in self._channels:
             channel.send_remaining(done)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paceline.core.bounds import Momentum, Seconds, Single, Whole, check_norms
+from paceline.core.bounds import Option, Seconds, Single, Whole, check_norms
 from paceline.core.events import Apply, Minibatch
 from paceline.worker.replica import GradientStats, TaskProgress
 
@@ -15,7 +15,7 @@ class MessageStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array on the wire, which begins with the name of the class."""
 
 
-def wrong_count(what: str, sent: Sequence[float], groups: int) -> str:
+def wrong_count(what: str, sent: Sequence[object], groups: int) -> str:
     """Return that there is another number of options than of parameter groups, empty for none and for that number."""
     return "" if len(sent) in {0, groups} else f"it sent {len(sent)} {what}, expected {groups}"
 
@@ -78,14 +78,14 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         busy_s: seconds from the arrival of the task to this message.
         stats: scalars of the gradient.
         learning_rates: learning rate of each parameter group for its step; empty where the server sets them.
-        momenta: momentum of each parameter group for its step, beta1 for Adam, 0 for none; empty likewise.
+        options: other options of each parameter group for its step, as the weight decay; empty likewise.
     """
 
     draw: Whole
     busy_s: Seconds
     stats: GradientStats
     learning_rates: tuple[Single, ...] = ()
-    momenta: tuple[Momentum, ...] = ()
+    options: tuple[dict[str, Option], ...] = ()
 
     def __post_init__(self) -> None:
         check_norms(self.stats.squared_norm, self.stats.variance)
@@ -99,7 +99,7 @@ class RemoteTaskDone(MessageStruct, frozen=True):
             groups: number of parameter groups of the optimizer.
         """
         return wrong_count("learning rates", self.learning_rates, groups) or wrong_count(
-            "momenta", self.momenta, groups
+            "options", self.options, groups
         )
 
 
