@@ -165,6 +165,7 @@ def _as_json(curves: Tradeoff) -> dict[str, Any]:
         "times_s": curves.times_s.tolist(),
         "bounds": {name: errors.tolist() for name, errors in curves.errors.items()},
         "best": curves.best,
+        "simulated": curves.simulated,
     }
 
 

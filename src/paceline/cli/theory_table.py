@@ -134,4 +134,6 @@ def _when(curves: Tradeoff) -> str:
     later = zip(curves.best[1:], curves.times_s[1:], strict=True)  # all bounds are equal at time 0
     *firsts, (last, _) = [(name, list(times)) for name, times in groupby(later, itemgetter(0))]
     parts = [f"{name} until {number(float(times[-1][1]))} s" for name, times in firsts]
-    return f"Smallest error bound: {', then '.join([*parts, last])}."
+    seconds = [f"{name}: {number(curves.runtimes[name].seconds_per_update)} s" for name in curves.simulated]
+    simulated = f" Simulated times of an update in these bounds: {', '.join(seconds)}." if seconds else ""
+    return f"Smallest error bound: {', then '.join([*parts, last])}.{simulated}"

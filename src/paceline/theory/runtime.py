@@ -24,9 +24,9 @@ class Expected:
 
     Attributes:
         seconds_per_update: the expectation if the kind is "exact"; if "computed", the middle of bounds at most 1 %
-            apart; else the upper bound.
-        kind: accuracy, "exact", "computed", "upper bound" or, in ``paceline theory``, "simulated".
-        source: lemma or theorem.
+            apart; if "simulated", the mean of a simulation; else the upper bound.
+        kind: accuracy, "exact", "computed", "upper bound" or, in `tradeoff` and ``paceline theory``, "simulated".
+        source: lemma or theorem; the number of updates if simulated.
         lower_s: lower bound on the expectation in seconds.
         upper_s: upper bound on the expectation in seconds.
         k: number of gradients of an update, >= 1; the rounded mean if simulated.

@@ -11,7 +11,8 @@ from paceline.errors import UsageError
 from paceline.protocols.protocol import Protocol
 from paceline.theory.assumptions import protocol_family
 from paceline.theory.error_bounds import Constants, async_error, sync_error
-from paceline.theory.runtime import Expected, expected
+from paceline.theory.runtime import Expected
+from paceline.theory.simulated_runtime import expected_or_simulated
 from paceline.theory.staleness import staleness
 from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation
@@ -26,7 +27,7 @@ class Tradeoff(Representation):
     Attributes:
         times_s: times in seconds, >= 0 [times].
         errors: bound on the error at each time [times], by name of the protocol.
-        runtimes: expected seconds per update, by name of the protocol.
+        runtimes: seconds per update, by name of the protocol; its kind is "simulated" where no expectation is known.
     """
 
     times_s: Array
@@ -35,7 +36,13 @@ class Tradeoff(Representation):
 
     def _facts(self) -> Mapping[str, object]:
         last = {name: float(errors[-1]) for name, errors in self.errors.items() if len(errors)}
-        return {"protocols": list(self.errors), "times": len(self.times_s), "last bounds": last}
+        facts = {"protocols": list(self.errors), "times": len(self.times_s), "last bounds": last}
+        return {**facts, "simulated times": self.simulated} if self.simulated else facts
+
+    @property
+    def simulated(self) -> list[str]:
+        """Names of the protocols whose seconds per update are simulated."""
+        return [name for name, runtime in self.runtimes.items() if runtime.kind == "simulated"]
 
     @property
     def best(self) -> list[str]:
@@ -60,8 +67,9 @@ def tradeoff(
 ) -> Tradeoff:
     """Return the bound on the error over time for each protocol.
 
-    A protocol makes ``T / seconds_per_update`` updates in T seconds, with the expected seconds or their upper bound.
-    The error bound of fresh gradients is Lemma 2, that of stale ones Theorem 3 with p_0 from `staleness`.
+    A protocol makes ``T / seconds_per_update`` updates in T seconds. Where `expected` has only bounds on these seconds,
+    or no theory for the times, they are the mean of a simulation. The error bound of fresh gradients is Lemma 2, that
+    of stale ones Theorem 3 with p_0 from `staleness`.
 
     Args:
         protocols: protocols that the theory covers, with different names.
@@ -92,7 +100,7 @@ def tradeoff(
     for protocol in protocols:
         _check(protocol, runtimes)
         own = replace(constants, gamma=(gammas or {}).get(protocol.name, constants.gamma))
-        runtimes[protocol.name] = runtime = expected(protocol, cluster)
+        runtimes[protocol.name] = runtime = expected_or_simulated(protocol, cluster)
         errors[protocol.name] = _error(protocol, cluster, own, eta, at_s / runtime.seconds_per_update)
     if not errors:
         raise UsageError("no protocols are given; give at least one, for example [pl.bsp(), pl.asp()]")
