@@ -5,19 +5,22 @@ import sys
 import tomllib
 from math import isnan, nan
 from pathlib import Path
+from statistics import stdev
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 import paceline as pl
 from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.cli import main
+from paceline.core.records import VersionEvaluated
 from paceline.experiments.runner.ending import is_finished
 from paceline.experiments.runner.progress import ProgressBars
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
-from paceline.recording.run_folder import EVENTS
+from paceline.recording.run_folder import EVENTS, SavedRun
 from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states
 from selections import parametrize_few
@@ -90,6 +93,31 @@ def test_without_an_accepted_fraction_the_first_protocol_is_kept(tmp_path):
     plan = pl.sync_switch(timing=str(tmp_path / "timing.toml"))
     assert str(plan) == "k_sync(k=2)"
     assert len(found.alone.times_s) == 1
+
+
+def test_the_margin_of_the_paper_is_the_deviation_of_the_first_protocol(tmp_path):
+    found = search(tmp_path, margin="auto", settings=1, first_runs=3)
+    assert len(found.alone.accuracies) == 3
+    assert found.bisection.margin == stdev(found.alone.accuracies) > 0
+    assert tomllib.loads((tmp_path / "timing.toml").read_text())["margin"] == found.bisection.margin
+
+
+def after_24_gradients(gradients):
+    return float(gradients >= 24)
+
+
+def begins_late(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, after_24_gradients)
+
+
+def test_the_converged_accuracy_is_read_from_the_evaluations_of_a_run(tmp_path):
+    waiting = job(scheduler=begins_late, schedule_unit="gradient")
+    options = {"stop": "gradients=80", "evaluate_every": "updates=1", "settings": 1, "runs": 1, **ALL_KEPT}
+    found = {name: search(tmp_path / name, waiting, accuracy=name, **options) for name in ("final", "converged")}
+    [folder] = (tmp_path / "converged").glob("*/seed-0")
+    seen = [each.metrics["accuracy"] for each in SavedRun(folder).history.of(VersionEvaluated)]
+    assert len(set(seen[:5])) == 1 < len(set(seen))
+    assert found["converged"].tried[0].accuracies == (seen[4],) != (seen[-1],) == found["final"].tried[0].accuracies
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +258,11 @@ REFUSED = [
     ({"searched": job(optimizer=sgd()), "then": "asp + momentum(rule=i/n)"}, "SGD has no momentum"),
     ({"target": 92.5}, "if this is percent, give 0.925"),
     ({"margin": 1}, "if this is percent, give 0.01"),
+    ({"margin": "automatic"}, "margin='automatic', expected"),
+    ({"margin": "auto", "runs": 1}, "first_runs is 1; give first_runs=2 or more, or a number as margin"),
+    ({"margin": "auto", "target": 0.9}, "first_runs is 0; give first_runs=2 or more"),
+    ({"accuracy": "converged"}, "give evaluate_every, for example 'epochs=1'"),
+    ({"accuracy": "best"}, "accuracy='best', expected 'final' or 'converged'"),
     ({"settings": 0}, "settings=0 is not a whole number in [1, inf)"),
     ({"runs": 0}, "runs=0 is not a whole number in [1, inf)"),
     ({"first_runs": -1}, "first_runs=-1 is not a whole number in [0, inf)"),

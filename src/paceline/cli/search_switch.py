@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ def search(
         float | None,
         typer.Option(help="Accuracy to keep, for example 0.92. Default: measured with the first protocol."),
     ] = None,
-    margin: Annotated[float, typer.Option(help="Accepted loss of mean accuracy.")] = 0.01,
+    margin: Annotated[
+        str, typer.Option(help="Accepted loss of mean accuracy, or auto: the deviation of the first protocol's runs.")
+    ] = "0.01",
     settings: Annotated[int, typer.Option(help="Number of switch points to test.")] = 5,
     runs: Annotated[int, typer.Option(help="Runs per switch point.")] = 3,
     first_runs: Annotated[
@@ -31,6 +33,9 @@ def search(
     two_sided: Annotated[
         bool, typer.Option("--two-sided", help="Also reject a mean accuracy above the target by more than the margin.")
     ] = False,
+    accuracy: Annotated[
+        str, typer.Option(help="Accuracy that counts: final, or converged: five evaluations within 0.1 %.")
+    ] = "final",
     out: Annotated[Path | None, typer.Option(help="Folder of the search. Default: runs/search-JOB-1, -2, ...")] = None,
     processes: options.Processes = None,
     evaluate_every: options.EvaluateEvery = None,
@@ -44,7 +49,12 @@ def search(
     from paceline.jobs import load_job
 
     with ProgressBars(progress_console()) as display:
-        found = search_switch(load_job(job), **options.arguments(context, "job", "output"), display=display)
+        found = search_switch(
+            load_job(job),
+            **options.arguments(context, "job", "margin", "output"),
+            margin=_margin(margin),
+            display=display,
+        )
     if found.timing is None:
         options.exit_interrupted(found.folder)
     if output is options.Format.JSON:
@@ -55,3 +65,11 @@ def search(
     file = found.timing.found_for.file
     print(found.text(), end="")
     print(f'Result written to {file}. To use it:\npaceline train {job} --protocol "sync_switch(timing={file})" ...')
+
+
+def _margin(text: str) -> Any:
+    """Return the margin as a number where it is one; else the text, which is checked as the argument."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 from paceline.utils.validation import check_range
 
 ROUNDING = 1e-12  # tolerance, so that means of equal decimals are equal in any order of addition
+STEADY, STEADY_WITHIN = 5, 0.001  # evaluations in a row, and the largest difference of two of them
 
 
 def accepts(accuracies: Sequence[float | None], target: float, margin: float, two_sided: bool = False) -> bool:
@@ -39,6 +40,25 @@ def accepts(accuracies: Sequence[float | None], target: float, margin: float, tw
     mean = sum(finished) / len(finished)
     margin += ROUNDING
     return mean >= target - margin and not (two_sided and mean > target + margin)
+
+
+def converged_accuracy(accuracies: Sequence[float]) -> float | None:
+    """Return the accuracy of a run after five evaluations in a row within 0.1 %; None if there are no such five.
+
+    Args:
+        accuracies: accuracy of each evaluation in the order of versions, in [0, 1].
+
+    Example:
+        >>> converged_accuracy([0.5, 0.9, 0.9, 0.9005, 0.9, 0.901, 0.95]), converged_accuracy([0.5, 0.9, 0.91])
+        (0.901, None)
+
+    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. VI-A: "not changed for more than 0.1% for five evaluations".
+    """
+    for end in range(STEADY, len(accuracies) + 1):
+        last = accuracies[end - STEADY : end]
+        if max(last) - min(last) <= STEADY_WITHIN + ROUNDING:
+            return last[-1]
+    return None
 
 
 Accuracies = Sequence[float | None]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import inf, isnan
 from numbers import Integral
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
+from typing import Literal
 
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import parse_cluster, without_launcher
@@ -20,7 +21,7 @@ from paceline.experiments.runner.folder import FolderKind, request
 from paceline.experiments.runner.pool import Display, at_a_time, displayed, open_folder
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
-from paceline.experiments.switch_point.trials import TrialRunner, Trials, TrialSpec
+from paceline.experiments.switch_point.trials import AccuracyOf, TrialRunner, Trials, TrialSpec
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.run.train import AnyCluster
@@ -45,12 +46,13 @@ def search_switch(
     first: str = "bsp",
     then: str = "asp",
     target: float | None = None,
-    margin: float = 0.01,
+    margin: float | Literal["auto"] = 0.01,
     settings: int = 5,
     runs: int = 3,
     first_runs: int | None = None,
     seed: int = 0,
     two_sided: bool = False,
+    accuracy: AccuracyOf = "final",
     out: str | Path | None = None,
     processes: int | None = None,
     evaluate_every: str | Duration | None = None,
@@ -62,7 +64,9 @@ def search_switch(
 
     Without a target, the first protocol runs alone to the end, and the mean of its final accuracies is the target.
     Then shares of the workload are tried by bisection (``Bisection``), each with ``runs`` runs. A share is accepted if
-    the mean final accuracy is at least target - margin. The final accuracy of a run is that of its last version.
+    the mean final accuracy is at least target - margin. The final accuracy of a run is that of its last version. With
+    ``accuracy="converged"`` it is the accuracy after five evaluations in a row within 0.1 %, and that of the last
+    version if there are no such five.
 
     A run that diverges ends and fails its setting. The other runs of the setting still take place, so that the result
     does not depend on their order. A run diverges if gradients are not finite, or if its mean training loss reaches
@@ -79,13 +83,16 @@ def search_switch(
         first: text of the first protocol, for example "bsp" or "ssp(lead=2)".
         then: text of the second protocol.
         target: target accuracy, in (0, 1]; measured if not given.
-        margin: largest shortfall of the mean accuracy, in [0, 1).
+        margin: largest shortfall of the mean accuracy, in [0, 1), or "auto": the standard deviation of the accuracies
+            of the first protocol alone, which needs two such runs.
         settings: number of shares to try, >= 1; the result is at most 2^-settings too large.
         runs: number of runs of each share, >= 1.
         first_runs: number of runs of the first protocol alone, >= 0, which are also the reference for times. If not
             given, ``runs`` without a target and 0 with one.
         seed: seed of the first run of each setting, >= 0; each further run has the next seed.
         two_sided: whether a mean above target + margin is also rejected, as in the printed algorithm.
+        accuracy: accuracy of a run that counts: the "final" one of its last version, or the paper's "converged" one,
+            which needs ``evaluate_every``.
         out: folder for all runs and for timing.toml. If not given, runs/search-JOB-1, -2, ...: the first interrupted or
             unused one.
         processes: number of parallel runs, >= 1, as for `compare`; at most the runs of a setting.
@@ -102,18 +109,19 @@ def search_switch(
         RunError: a run of the first protocol alone diverged, so that there is no target, or a run failed for another
             reason; the runs are kept.
 
-    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1.
+    Source: Li et al. (Sync-Switch), ICDCS 2021, Sect. IV-B1, Algorithm 1; Sect. VI-A for the converged accuracy. The
+    paper says that beta can be "set automatically", but not how; "auto" is paceline's rule.
     """
     refuse_while_unpickling()
     cluster = without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "search")
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     check_range("[1, inf)", Integral, runs=runs)
     check_range("[0, inf)", Integral, seed=seed)
-    of_first = _first_runs(first_runs, runs, target)
-    bisection = Bisection(1.0 if target is None else target, margin, settings, two_sided)
+    of_first = _first_runs(first_runs, runs, target, margin)
+    bisection = Bisection(1.0 if target is None else target, 0.0 if margin == "auto" else margin, settings, two_sided)
     _check_stop(stop)
     every = Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    trial = TrialSpec(job, cluster, stop, first, then, every, worker_timeout_s)
+    trial = TrialSpec(job, cluster, stop, first, then, every, worker_timeout_s, accuracy)
     trial.check()
     at_once = at_a_time(cluster, processes)
     trial = replace(trial, stop=_ended_when_diverged(stop, job, cluster, seed))
@@ -129,6 +137,7 @@ def search_switch(
         margin=margin,
         settings=settings,
         two_sided=two_sided,
+        accuracy=accuracy,
         evaluate_every=every and str(every),
         worker_timeout_s=worker_timeout_s,
     )
@@ -136,21 +145,31 @@ def search_switch(
         runner = TrialRunner(trial, folder.path, shown, at_once)
         runner.display.plan(of_first + settings * runs, sum(map(is_finished, folder.path.glob("*/seed-*"))))
         nothing_yet = SwitchSearch(trial, bisection, tuple(range(seed, seed + runs)), folder.path)
-        search = _search(nothing_yet, runner, range(seed, seed + of_first), measures=target is None)
+        search = _search(nothing_yet, runner, range(seed, seed + of_first), target, margin)
         if not search.interrupted:
             folder.save({TIMING: search.to_toml().encode(), "table.txt": search.text().encode()})
     return search
 
 
-def _search(search: SwitchSearch, runner: TrialRunner, first_seeds: range, measures: bool) -> SwitchSearch:
+def _search(
+    search: SwitchSearch,
+    runner: TrialRunner,
+    first_seeds: range,
+    target: float | None,
+    margin: float | Literal["auto"],
+) -> SwitchSearch:
     """Return the search after Algorithm 1, or as far as it came if the user interrupted it."""
     if first_seeds:
         alone = runner.trials(1.0, first_seeds)
         if alone is None:
             return search
         _refuse_divergence(alone, first_seeds, runner.trial.first)
-        target = mean(alone.accuracies) if measures else search.bisection.target
-        search = replace(search, alone=alone, bisection=replace(search.bisection, target=target))
+        bisection = replace(
+            search.bisection,
+            target=mean(alone.accuracies) if target is None else target,
+            margin=stdev(alone.accuracies) if margin == "auto" else margin,
+        )
+        search = replace(search, alone=alone, bisection=bisection)
     while (fraction := search.next_fraction) is not None:
         trials = runner.trials(fraction, search.seeds)
         if trials is None:
@@ -168,13 +187,17 @@ def _refuse_divergence(alone: Trials, seeds: range, first: str) -> None:
         )
 
 
-def _first_runs(given: int | None, runs: int, target: float | None) -> int:
-    if given is None:
-        return runs if target is None else 0
-    check_range("[0, inf)", Integral, first_runs=given)
-    if given == 0 and target is None:
+def _first_runs(given: int | None, runs: int, target: float | None, margin: float | Literal["auto"]) -> int:
+    of_first = given if given is not None else runs if target is None else 0
+    check_range("[0, inf)", Integral, first_runs=of_first)
+    if of_first == 0 and target is None:
         raise UsageError("first_runs=0 and no target: give the target accuracy, or runs that measure it")
-    return given
+    if margin == "auto" and of_first < 2:
+        raise UsageError(
+            f"margin='auto' is the deviation of the first protocol's accuracies, and first_runs is {of_first}; "
+            "give first_runs=2 or more, or a number as margin"
+        )
+    return of_first
 
 
 def _check_stop(stop: Stop) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from statistics import mean
+from typing import Literal
 
 from paceline.catalogue.parser import switch_plan
 from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
@@ -14,16 +15,20 @@ from paceline.checkpoint.fingerprint import model_in_short
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.core.duration import Duration
+from paceline.core.records import VersionEvaluated
 from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.cell import GridSpec, RunSpec
 from paceline.experiments.runner.ending import describe_crashes
 from paceline.experiments.runner.folder import cells_of
 from paceline.experiments.runner.pool import Display, run_cells
+from paceline.experiments.switch_point.bisection import converged_accuracy
 from paceline.jobs.job import Job
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
 from paceline.worker.torch_utils import build_model
+
+AccuracyOf = Literal["final", "converged"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Trials:
 
     Attributes:
         fraction: share of the workload under the first protocol, in (0, 1]; 1 for the first protocol alone.
-        accuracies: final accuracy of each run, in [0, 1]; nan for a run that diverged.
+        accuracies: final or converged accuracy of each run, in [0, 1]; nan for a run that diverged.
         times_s: duration of each run on its clock, in seconds.
     """
 
@@ -63,6 +68,7 @@ class TrialSpec:
     then: str
     evaluate_every: Duration | None
     worker_timeout_s: float | None
+    accuracy: AccuracyOf = "final"
 
     def grid(self, fraction: float) -> GridSpec:
         """Return the runs that try a fraction."""
@@ -84,6 +90,10 @@ class TrialSpec:
             raise UsageError(f"job {self.job.name} has no data to measure an accuracy on; give it eval_data")
         if switch_plan(1.0, self.first, self.then) == switch_plan(1.0, self.then, self.first):
             raise UsageError(f"first and then are both {self.first}; give two different protocols")
+        if self.accuracy == "converged" and self.evaluate_every is None:
+            raise UsageError(
+                "accuracy='converged' compares evaluations during a run; give evaluate_every, for example 'epochs=1'"
+            )
         for fraction in (1.0, 0.5):
             self.grid(fraction).check()
 
@@ -112,11 +122,17 @@ class TrialRunner:
         if report.crashes:
             crashes = {str(cell): crash for cell, crash in report.crashes.items()}
             raise RunError(describe_crashes(crashes, len(cells), self.folder))
-        ends = [_end(cell) for cell in cells]
+        ends = [_end(cell, self.trial.accuracy) for cell in cells]
         return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
 
 
-def _end(cell: RunSpec) -> tuple[float, float]:
-    """Return the final accuracy of a run, nan if it diverged, and its duration in seconds."""
-    stats = count(SavedRun(cell.folder).history)
-    return nan if stats.diverged else stats.metrics["accuracy"], stats.time_s
+def _end(cell: RunSpec, accuracy: AccuracyOf) -> tuple[float, float]:
+    """Return the accuracy of a run, nan if it diverged, and its duration in seconds."""
+    history = SavedRun(cell.folder).history
+    stats = count(history)
+    if stats.diverged:
+        return nan, stats.time_s
+    converged = None
+    if accuracy == "converged":
+        converged = converged_accuracy([each.metrics["accuracy"] for each in history.of(VersionEvaluated)])
+    return stats.metrics["accuracy"] if converged is None else converged, stats.time_s

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.experiments.switch_point.bisection import Bisection, accepts
+from paceline.experiments.switch_point.bisection import Bisection, accepts, converged_accuracy
 
 shares = st.floats(0.01, 1.0)
 
@@ -123,3 +123,19 @@ def test_arguments_out_of_range_are_refused(change, words):
     with pytest.raises(pl.UsageError) as refusal:
         Bisection(**{"target": 0.9, **change})
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "converged"),
+    [
+        ([], None),
+        ([0.5] * 4, None),
+        ([0.5] * 5, 0.5),
+        ([0.1, 0.9, 0.9, 0.9, 0.9, 0.901], 0.901),  # 0.1 % apart
+        ([0.1, 0.9, 0.9, 0.9, 0.9, 0.9011], None),
+        ([0.9, 0.9005, 0.901, 0.9015, 0.902, 0.9025], None),  # each step is small, five of them are not
+        ([0.1, *[0.8] * 5, *[0.9] * 5], 0.8),  # the first five
+    ],
+)
+def test_the_converged_accuracy_follows_five_evaluations_within_0_1_percent(accuracies, converged):
+    assert converged_accuracy(accuracies) == converged
