@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The many processes that tests start would each compile the source anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test suite test-docs test-integrations test-slow docs explore lint types browser clean
+.PHONY: demo test suite test-all test-docs test-integrations test-slow docs explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -31,6 +31,10 @@ test-integrations: .venv-integrations/installed .venv-skypilot/installed
 
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow
+
+# Every test that `make test` leaves out, once; after a failure the others still run.
+test-all:
+	@$(MAKE) --no-print-directory --keep-going test-slow test-docs test-integrations
 
 # Every property on examples that nobody has seen yet.
 explore: .venv/installed
