@@ -6,11 +6,11 @@ import { ink } from "./ink.js";
 export const FONT = "12px system-ui, sans-serif";
 const TALLEST = 4000; // pixels, largest height of all rows
 const said = document.getElementById("said");
-const charts = [];
+const drawn = [];
 
 /** Draw all charts at once, as before a print, which waits for no frame. */
 export function drawAll() {
-  for (const chart of charts) if (chart.canvas.isConnected) chart.draw();
+  for (const chart of drawn) if (chart.canvas.isConnected) chart.draw();
 }
 
 /** Subclasses define `paint(pen)`, the cursor moves `point(x, y)` and `step(event)`, and its description `lines()`. */
@@ -51,7 +51,7 @@ export class Chart {
     canvas.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("themechange", () => this.redraw());
     new ResizeObserver(() => this.redraw()).observe(this.host);
-    charts.push(this);
+    drawn.push(this);
   }
 
   hover(event) {

@@ -1,6 +1,6 @@
 // Live page: draws the sections that the server sends, each of which replaces its earlier content.
 
-import { leaveOut } from "./chart.js";
+import { drawAll, leaveOut } from "./chart.js";
 import { Curves } from "./curves.js";
 import { HeatMap } from "./heat.js";
 import { Histogram } from "./histogram.js";
@@ -111,6 +111,7 @@ async function receive(event) {
 
 function start() {
   listenForTheme();
+  window.addEventListener("beforeprint", drawAll);
   for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => charts.timeline?.look(button.dataset.view));
   const source = new EventSource(`events${location.search}`);
   source.addEventListener("message", receive);
