@@ -120,7 +120,7 @@ class Checkpointer:
         if newest is not None and not self._has_warned:
             self._has_warned = True
             LOG.warning(
-                "the parameters of update %d are not finite, so they are not saved; --resume %s continues from %s. For "
+                "the parameters of update %d are not finite, so they are not saved; resume=%s continues from %s. For "
                 "an older checkpoint, write its name first: echo NAME > %s",
                 self._coordinator.version,
                 self._folder.path,

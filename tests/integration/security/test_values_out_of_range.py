@@ -83,12 +83,13 @@ def test_a_worker_with_a_value_out_of_range_is_lost(name, tmp_path):
     assert_is_left_out(RemoteTaskDone, change, reason, tmp_path / "run", protocol="asp")
 
 
+AT = {name: place for place, name in enumerate(StepReport.__struct_fields__, start=1)}
 OF_REPORTS = {
-    "another draw": (field(2, 77), "it reported draw 77, which it did not have"),
-    "no samples": (field(4, 0), "draw 3 of no samples"),
-    "2^62 samples": (field(4, 1 << 62), "StepReport.samples: expected `int` <= 4294967296"),
-    "seconds": (field(9, -1.0), "StepReport.compute_s: expected `float` >= 0.0"),
-    "rates": (field(12, [0.1, 0.1]), "it sent 2 learning rates, expected 1"),
+    "another draw": (field(AT["draw"], 77), "it reported draw 77, which it did not have"),
+    "no samples": (field(AT["samples"], 0), "draw 3 of no samples"),
+    "2^62 samples": (field(AT["samples"], 1 << 62), "StepReport.samples: expected `int` <= 4294967296"),
+    "seconds": (field(AT["compute_s"], -1.0), "StepReport.compute_s: expected `float` >= 0.0"),
+    "rates": (field(AT["learning_rates"], [0.1, 0.1]), "it sent 2 learning rates, expected 1"),
 }
 
 

@@ -123,7 +123,7 @@ def test_a_reader_waits_for_the_end_of_a_step_on_blocks(monkeypatch):
         reader.start()
         reader.join(0.05)
         assert reader.is_alive()
-        step(rule, vectors)
+        return step(rule, vectors)
 
     monkeypatch.setattr(AdamRule, "step", within_the_step)
     for _ in range(2):  # the first step is that of torch
