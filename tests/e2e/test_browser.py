@@ -382,22 +382,3 @@ def test_a_run_that_diverges_does_not_flatten_the_others(open_page, folder, tmp_
     top, bottom = rows_of_ink(page, "loss")
     assert top < 0.2
     assert bottom > 0.6
-
-
-def test_a_page_that_is_printed_as_soon_as_it_is_there_has_charts_of_the_same_shape(browser, folder, tmp_path):
-    target = write_report([folder / "bsp-0"], tmp_path / "report.html")
-    page = browser.new_context(viewport=VIEWPORT).new_page()
-    page.add_init_script("""document.addEventListener("DOMContentLoaded", () => {
-        window.requestAnimationFrame = () => 0;
-        window.dispatchEvent(new Event("beforeprint"));
-    })""")
-    page.goto(target.as_uri())
-    assert colours(page, "loss") > 5
-    page.emulate_media(media="print")
-    page.set_viewport_size({"width": 640, "height": 900})
-    shape = page.evaluate("""() => {
-        const canvas = document.querySelector("#loss canvas"), box = canvas.getBoundingClientRect();
-        return [canvas.width / canvas.height, box.width / box.height];
-    }""")
-    assert shape[1] == pytest.approx(shape[0], rel=0.02)
-    page.context.close()
