@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from paceline.errors import PacelineWarning, UsageError
 from paceline.jobs.dataloader import LoaderParts, loader_parts
 from paceline.jobs.metrics import Average
+from paceline.jobs.shared_memory import why_not_apart
 from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation, summarize_value
@@ -303,6 +304,7 @@ class Job(Representation):
     def build_model(self, seed: int) -> nn.Module:
         """Return a new model, the same for the same seed."""
         if isinstance(self.model, nn.Module):
+            self._check_apart(self.model)  # a copy has memory of its own
             model = copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
@@ -311,7 +313,12 @@ class Job(Representation):
         if not isinstance(model, nn.Module):
             raise self._error(f"model() returned {type(model).__name__}, expected an nn.Module")
         self._check_model(model)
+        self._check_apart(model)
         return model
+
+    def _check_apart(self, model: nn.Module) -> None:
+        if reason := why_not_apart(model):
+            raise self._error(reason)
 
     def _check_model(self, model: nn.Module) -> None:
         if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):

@@ -21,6 +21,7 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import why_not_synchronized
+from paceline.jobs.shared_memory import why_not_apart
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
@@ -149,7 +150,8 @@ def attach(
         return SingleRun(optimizer, loader, clip_norm)
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
-    if reason := why_not_synchronized(model):
+    steps_here = plan.allreduce is not None or plan.local_steps is not None
+    if reason := why_not_synchronized(model) or why_not_apart(model, with_frozen=steps_here):
         raise UsageError(reason)
     for ended in attached:
         ended.release()

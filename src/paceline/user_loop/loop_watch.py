@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
+from paceline.jobs.shared_memory import why_not_apart
 from paceline.server.zero_gradients import shortened
 from paceline.user_loop.loop_tensors import copy_version
 from paceline.worker.write_watch import WriteWatch
@@ -48,9 +49,11 @@ class LoopWatch:
             debug: whether every later look compares elements of the parameters, see `WriteWatch`.
 
         Raises:
-            UsageError: other parameters are trained.
+            UsageError: other parameters are trained, or two share memory.
         """
         self.look()
+        if reason := why_not_apart(self._model, with_frozen=False):
+            raise UsageError(reason)
         self._writes = WriteWatch({name: each for each, name in self._trained.items()}, always=debug)
 
     def load(self, model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.worker.allreduce.base import AllReduceAlgorithm
+from paceline.worker.write_watch import WriteWatch
 
 REMEDY = "only the job's optimizer may change parameters: do not assign, clamp or step them yourself"
 
@@ -88,23 +89,22 @@ class ParameterGuard:
 
 
 @contextmanager
-def unwritten(model: nn.Module, who: str, when: str) -> Iterator[None]:
-    """Check that no operation of torch writes to a trainable parameter inside this context.
+def unwritten(watch: WriteWatch, who: str, when: str) -> Iterator[None]:
+    """Check that the job does not write to a trainable parameter inside this context.
 
-    Writes through `.data` go undetected. Frozen parameters may change: each replica has its own, as of a teacher.
+    Frozen parameters may change: each replica has its own, as of a teacher.
 
     Args:
-        model: model with the parameters.
+        watch: watch over the parameters.
         who: owner of the parameters, for the error.
         when: time of the change, for the error.
 
     Raises:
         UsageError: a parameter was written to.
     """
-    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    before = {name: parameter._version for name, parameter in parameters.items()}
+    watch.mark()
     yield
-    _check_none([name for name, parameter in parameters.items() if parameter._version != before[name]], who, when)
+    _check_none(watch.changed(), who, when)
 
 
 def check_version(received: Tensor, expected: int | None, who: str, when: str) -> None:

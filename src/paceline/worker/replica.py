@@ -32,6 +32,7 @@ from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.parameter_guard import ParameterGuard, unwritten
 from paceline.worker.seeding import seeded
 from paceline.worker.torch_utils import build_model, to_device
+from paceline.worker.write_watch import WriteWatch
 
 if TYPE_CHECKING:
     from paceline.worker.background_loader import BackgroundLoader
@@ -151,7 +152,7 @@ class Replica:
             sets them.
         options: other options of each parameter group, likewise.
         progress: progress of the run, where its engine sends it.
-        is_bound_to_server: whether the versions are memory of the server, which the job must not change.
+        is_bound_to_server: whether the versions are those of a server, which the job must not change.
         is_leaving: whether the worker leaves the run after this gradient, so that local steps end with the current one.
     """
 
@@ -184,6 +185,7 @@ class Replica:
         self.layout = FlatLayout(self.model, shards)
         self._guard = ParameterGuard.for_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
+        self._writes = WriteWatch({name: each for name, each in self.model.named_parameters() if each.requires_grad})
         self._buffers = list(self.model.buffers())
         self._own: dict[str, FlatBuffers] = {}
         self._writer = GradientWriter(job.name, self._parameters)
@@ -249,7 +251,7 @@ class Replica:
         """Return a context in which the job must not change parameters."""
         if self._guard is not None:
             return self._guard.unchanged(who, when)
-        return unwritten(self.model, who, when) if self.is_bound_to_server else nullcontext()
+        return unwritten(self._writes, who, when) if self.is_bound_to_server else nullcontext()
 
     def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch | None:
         """Return the samples of this process; None if there are fewer samples than processes."""

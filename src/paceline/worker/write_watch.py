@@ -73,6 +73,9 @@ def _samples_of(tensors: Iterable[Tensor]) -> dict[torch.device, Tensor]:
 
 def _sample_of(tensor: Tensor) -> Tensor:
     """Return evenly spaced elements, without a copy of dense tensors in any order of their dimensions."""
+    if tensor.is_contiguous():  # three times as fast
+        count = tensor.numel()
+        return tensor.as_strided((min(count, SAMPLE),), (max(1, count // SAMPLE),))
     largest_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     flat = tensor.permute(largest_first).reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]

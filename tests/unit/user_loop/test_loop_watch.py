@@ -134,3 +134,11 @@ def test_values_that_are_restored_before_the_next_step_are_no_change():
     (steps, ours), (_, theirs) = attached(swap_for_an_evaluation), attached(lambda *_: None)
     assert steps == 12
     assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+
+
+def test_parameters_that_were_tied_through_data_after_attach_are_refused_at_the_start():
+    model = make_network()
+    watch = LoopWatch(model, sgd(model))
+    model.last.bias.data = model.last.weight.data[0, :1]
+    with pytest.raises(pl.UsageError, match=r"last\.weight and last\.bias share memory"):
+        watch.start(debug=False)

@@ -143,6 +143,35 @@ def test_a_forward_pass_that_would_write_to_the_server_is_an_error(cluster):
         pl.train(job, protocol="asp", cluster=cluster, stop="updates=9")
 
 
+class Initialized(torch.nn.Module):
+    """Model whose first batch sets a bias through its data."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.is_done = torch.nn.Linear(5, 3), False
+
+    def forward(self, x):
+        if not self.is_done:
+            self.last.bias.data.copy_(-self.last(x).detach().mean(0))
+            self.is_done = True
+        return self.last(x)
+
+
+@pytest.mark.parametrize("model", [Renormalized, Initialized])
+def test_a_forward_pass_whose_writes_the_next_version_overwrites_is_an_error_on_ranks(model):
+    job = tiny_job(model=model, data=dataset(dtype=torch.float32))
+    with rank_threads.ranks(2, job, protocol="asp", stop="updates=9") as processes:
+        processes.start_workers()
+        with pytest.raises(pl.UsageError, match=r"(embedding.weight|last.bias) changed on worker [01] while job tiny"):
+            processes.serve()
+
+
+def test_a_write_through_data_is_an_error():
+    job = tiny_job(model=Initialized, data=dataset(dtype=torch.float32))
+    with pytest.raises(pl.UsageError, match=r"last.bias changed on worker [01] while job tiny computed draw 1;"):
+        pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=9")
+
+
 class Taught(torch.nn.Module):
     """Model with a frozen teacher, which follows it in the forward pass."""
 

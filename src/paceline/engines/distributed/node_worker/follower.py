@@ -72,6 +72,7 @@ class NodeFollower:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
         self._replica = Replica(rank.job, rank.seed, cluster.n, group=self._group, **settings)
+        self._replica.is_bound_to_server = rank.plan.local_steps is None
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()

@@ -137,6 +137,7 @@ class WorkerProcess:
             self._replica = rank.process.replica(job, seed, cluster.n, check=check, **settings)
             if rank.plan.local_steps is None:
                 self._replica.on_gradient_ready = self._on_accumulated
+        self._replica.is_bound_to_server = rank.plan.local_steps is None
         faults = tuple(cluster.faults)
         actions = rank.process.fault_actions
         self._task_runner = TaskRunner(
