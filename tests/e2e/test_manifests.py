@@ -32,6 +32,7 @@ OBJECTS = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_
 RANK_0, WORKERS = OBJECTS["Job", "digits"]["spec"], OBJECTS["Job", "digits-workers"]["spec"]
 IMAGE = "registry.example/paceline:0.2.0"
 METRICS_PORT = "9464"
+PORTS = STORE, SERVER = "29500", "29501"
 FOREVER = "updates=1000000"
 pytestmark = pytest.mark.timeout(300)  # a command is seconds of importing for each rank
 
@@ -74,7 +75,7 @@ class Pods:
 
     def __init__(self, start):
         self._start = start
-        self._ports = {"9464": str(free_port()), "29500": str(free_port())}
+        self._ports = {port: str(free_port()) for port in (METRICS_PORT, *PORTS)}
         self._token = make_token()
 
     def rank_0(self, stop):
@@ -94,12 +95,15 @@ class Pods:
 
     def _pod(self, job, stop, variables):
         pod = container(job)
-        own = {each["name"]: each["value"] for each in pod["env"]}
         run = re.sub(r"--stop \S+", f"--stop {stop}", settings()["RUN"])
-        given = {**settings(), "RUN": run, **own, **variables, "PACELINE_TOKEN": self._token}
-        given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self._ports["29500"]}
-        command = [word.replace(METRICS_PORT, self._ports[METRICS_PORT]) for word in pod["command"] + pod["args"]]
-        return self._start(command, given)
+        given = {**settings(), "RUN": self._here(run), **variables, "PACELINE_TOKEN": self._token}
+        return self._start([self._here(word) for word in pod["command"] + pod["args"]], given)
+
+    def _here(self, text):
+        """Return a text of the manifest with the address of this machine, and ports that are free here."""
+        for port, free in self._ports.items():
+            text = text.replace(port, free)
+        return text.replace("digits:", "127.0.0.1:")
 
 
 @pytest.mark.slow
@@ -147,13 +151,13 @@ def test_the_manifest_is_what_kubernetes_takes(version):
 
 def test_the_manifest_agrees_with_itself():
     service, claim = OBJECTS["Service", "digits"], OBJECTS["PersistentVolumeClaim", "digits"]
-    assert WORKERS["completions"] == WORKERS["parallelism"] == int(settings()["WORLD_SIZE"]) - 1
+    assert WORKERS["completions"] == WORKERS["parallelism"] == int(settings()["NODES"]) - 1
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "digits"}
-    assert {each["name"]: each["value"] for each in container(WORKERS)["env"]} == {
-        "MASTER_ADDR": service["metadata"]["name"]
-    }
+    assert f"--rdzv-endpoint {service['metadata']['name']}:{STORE} " in container(WORKERS)["args"][0]
+    assert f"--rdzv-endpoint 127.0.0.1:{STORE} " in container(RANK_0)["args"][0]
+    assert f"address=0.0.0.0:{SERVER}," in settings()["RUN"]
     ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
-    assert ports == {"paceline": int(settings()["MASTER_PORT"]), "metrics": int(METRICS_PORT)}
+    assert ports == {"store": int(STORE), "paceline": int(SERVER), "metrics": int(METRICS_PORT)}
     assert ports == {each["name"]: each["containerPort"] for each in container(RANK_0)["ports"]}
     assert f"--metrics 0.0.0.0:{METRICS_PORT}" in container(RANK_0)["args"][0]
     for probe in ("livenessProbe", "readinessProbe"):
@@ -185,7 +189,7 @@ def test_one_image_name_is_to_be_changed():
     assert "registry" not in str(others)
 
 
-# --- under torchrun ---------------------------------------------------------------------------------------------------
+# --- other systems ---------------------------------------------------------------------------------------------------
 
 
 def trainjob_node(rank, nodes, port):
@@ -214,7 +218,7 @@ def skypilot_node(rank, nodes, port):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [trainjob_node, skypilot_node])
-def test_torchrun_restarts_one_worker_alone_and_nodes_that_are_moved_resume(node, start, tmp_path):
+def test_one_worker_is_started_again_alone_and_nodes_that_are_moved_resume(node, start, tmp_path):
     nodes, folder, token = 3, tmp_path / "digits", {"PACELINE_TOKEN": make_token()}
 
     def start_all(stop):

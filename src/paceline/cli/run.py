@@ -51,13 +51,13 @@ def run(
     if started_by_torchrun(os.environ):
         _become_rank(context, words)
     host, port = _endpoint(rdzv_endpoint, nnodes)
-    if node_rank >= nnodes:
+    if node_rank >= nnodes and not rdzv_endpoint:  # with it, a host may join an elastic run
         raise UsageError(f"--node-rank {node_rank}, expected 0 to {nnodes - 1} with --nnodes {nnodes}")
     if log_dir is not None:
         if log_dir.exists() and not log_dir.is_dir():
             raise UsageError(f"--log-dir {log_dir} is no folder: give another one")
         log_dir.mkdir(parents=True, exist_ok=True)
-    token = "" if nnodes > 1 or os.environ.get(TOKEN) else make_token()
+    token = "" if nnodes > 1 or node_rank or os.environ.get(TOKEN) else make_token()
     settings = LaunchSettings(nproc_per_node, nnodes, node_rank, host, port, max_restarts, token)
     raise typer.Exit(launch(settings, words, log_dir))
 

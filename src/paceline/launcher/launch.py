@@ -150,7 +150,7 @@ class Launch:
             elif process.ending is Ending.NONE and (status := process.status) is not None:
                 process.ending = Ending.OVER
                 self._pass_on()
-                told = {fact for fact in (STANDBY, ENDED) if self._store is not None and self._store.holds(fact)}
+                told = [fact for fact in (STANDBY, ENDED) if rank == 0 and self._store and self._store.holds(fact)]
                 self._carry_out(self._supervisor.on_exit(rank, status, now, told), now)
         self._carry_out(self._supervisor.on_time(now), now)
 
