@@ -12,7 +12,7 @@ from typing import IO, BinaryIO
 
 from paceline.clusters.launch_settings import LaunchSettings
 
-CHUNK_BYTES = 65536
+CHUNK_BYTES, MOST_CHUNKS = 65536, 16  # that are read at a time: a rank may print faster than they are shown
 LONGEST_LINE_BYTES = 65536  # of a line whose end has not come, before it is written as it is
 
 
@@ -68,14 +68,16 @@ class Pipe:
         os.set_blocking(stream.fileno(), False)
 
     def pass_on(self) -> bool:
-        """Write what is there, and return whether more may come."""
+        """Write what is there, at most `MOST_CHUNKS`, and return whether more may come."""
         with suppress(BlockingIOError):
-            while chunk := os.read(self.stream.fileno(), CHUNK_BYTES):
+            for _ in range(MOST_CHUNKS):
+                chunk = os.read(self.stream.fileno(), CHUNK_BYTES)
+                if not chunk:
+                    return False
                 if self._file is not None:
                     self._file.write(chunk)
                 if self._lines is not None:
                     self._lines.write(chunk)
-            return False
         return True
 
     def close(self) -> None:

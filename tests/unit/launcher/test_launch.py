@@ -120,6 +120,11 @@ def test_what_a_rank_prints_before_its_end_comes_before_the_message_about_it(cap
     assert "[rank 0] without a line end\n" in capfd.readouterr().out
 
 
+def test_a_rank_that_prints_without_end_does_not_keep_signals_from_the_launcher(capfd):
+    assert run("if [ $RANK = 1 ]; then exec yes; fi; kill -TERM $PPID; exec sleep 1000") == 143
+    assert capfd.readouterr().out.startswith("[rank 1] y\n")
+
+
 def test_a_reader_that_goes_away_ends_the_run(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,0 +1,62 @@
+"""Store in the launcher: what rank 0 tells it about the run, and an empty store for a new attempt."""
+
+import pytest
+
+import paceline as pl
+from paceline.clusters.launch_env import ENDED, STANDBY
+from paceline.clusters.launch_settings import LaunchSettings
+from paceline.engines.distributed import tell_launcher
+from paceline.errors import UsageError
+from paceline.launcher.launch_store import LaunchStore
+from paceline.protocols.protocol import as_plan
+
+PLAN = as_plan(pl.bsp())
+SETTINGS = LaunchSettings(2, 1, 0, "127.0.0.1", 0, -1, "a token of two ranks")
+
+
+@pytest.fixture
+def store():
+    """Return a store that serves."""
+    with LaunchStore(SETTINGS) as opened:
+        opened.begin()
+        yield opened
+
+
+@pytest.fixture
+def rank_0(store, monkeypatch):
+    """Return the launch settings of rank 0."""
+    for name, value in SETTINGS.environment(0, store.port, restarts=0).items():
+        monkeypatch.setenv(name, value)
+    return pl.Torchrun()
+
+
+def test_rank_0_tells_its_launcher_what_holds(store, rank_0):
+    assert (rank_0.ranks.restarts, rank_0.ranks.max_restarts, rank_0.ranks.keeps_ranks) == (0, -1, True)
+    assert not store.holds(ENDED)
+    tell_launcher(rank_0, ENDED)
+    assert store.holds(ENDED)
+    assert not store.holds(STANDBY)
+    tell_launcher(rank_0, ENDED, holds=False)  # another run of the same script
+    assert not store.holds(ENDED)
+
+
+def test_a_new_attempt_has_an_empty_store(store, rank_0):
+    tell_launcher(rank_0, STANDBY)
+    store.renew()
+    store.begin()
+    assert not store.holds(STANDBY)
+
+
+def test_torchrun_is_told_nothing(store, rank_0, monkeypatch):
+    monkeypatch.delenv("PACELINE_KEEPS_RANKS")
+    tell_launcher(pl.Torchrun(), ENDED)
+    assert not store.holds(ENDED)
+
+
+def test_a_worker_is_to_come_back_under_this_launcher_and_may_have_a_standby(rank_0, monkeypatch):
+    assert rank_0.leaving_status == 143
+    assert pl.Torchrun(standby=1).fitted_to(PLAN).has_standby
+    monkeypatch.delenv("PACELINE_KEEPS_RANKS")
+    assert pl.Torchrun().leaving_status == 0
+    with pytest.raises(UsageError, match="torchrun ends all ranks when one fails, which paceline run does not"):
+        pl.Torchrun(standby=1).fitted_to(PLAN)
