@@ -1,4 +1,4 @@
-"""Cluster of processes started by torchrun, or by Slurm, Kubernetes or a shell with the same variables."""
+"""Cluster of processes started by `paceline run` or torchrun, or by a shell with the same variables."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def _launch_env() -> LaunchEnv:
 
 @checked_dataclass(frozen=True)
 class Torchrun:
-    """Cluster of processes that torchrun has started: rank 0 hosts the coordinator and the server.
+    """Cluster of processes that a launcher has started: rank 0 hosts the coordinator and the server.
 
-    torchrun sets the number of processes. Every rank calls `pl.train` with the same arguments. With one process, rank 0
-    is server and worker.
+    The launcher is ``paceline run``, or torchrun. It sets the number of processes. Every rank calls `pl.train` with the
+    same arguments. With one process, rank 0 is server and worker.
 
     With ``workers="node"`` the processes of a host form one worker. Each computes its share of the samples of every
     minibatch. The shares are summed within the host (gloo, or NCCL if each process has its own GPU), and the first

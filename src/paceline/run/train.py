@@ -80,9 +80,10 @@ def train(
         job: job to train.
         protocol: protocol such as ``pl.k_sync(k=12)``, a phase, a plan, or its text: "bsp@25% >> asp".
         cluster: simulated `Cluster`, `LocalCluster` of processes, `Torchrun`, `Ray`, or its text: "local:4". Under
-            torchrun every rank calls `train` with the same arguments. Rank 0 writes the folder of the run; the result
+            a launcher every rank calls `train` with the same arguments. Rank 0 writes the folder of the run; the result
             of any other rank has the trained model and the reason for the end, and an empty history. After a restart
-            by torchrun the run in ``out`` is resumed from its last checkpoint. With Ray the driver alone calls `train`.
+            by the launcher the run in ``out`` is resumed from its last checkpoint. With Ray the driver alone calls
+            `train`.
         stop: conditions that end the run, as ``Stop(loss=0.2)`` or "loss=0.2,seconds=600".
         seed: seed of all random numbers, >= 0.
         out: folder to record the run in; without it nothing is written.

@@ -1,4 +1,4 @@
-"""`attach`: the user's own loop on the ranks of torchrun, with a server beside rank 0 or with all-reduce."""
+"""`attach`: the user's own loop on the ranks of a launcher, with a server beside rank 0 or with all-reduce."""
 
 from __future__ import annotations
 
@@ -78,11 +78,12 @@ def attach(
 ) -> AttachedRun | SingleRun:
     """Attach the loop of every rank to one run.
 
-    Every rank that torchrun has started is a worker. Before each ``optimizer.step()`` its gradient is sent to the
-    server, a process beside rank 0, and the step itself finds no gradient; after it the parameters are those of the
-    version that the protocol gives this rank next. With local steps ("bsp + local_steps(H=16)") the optimizer of each
-    rank steps, and the change of H steps is sent. Under a protocol without a server (all_reduce, local_sgd, s3gd,
-    dc_s3gd), the optimizer of each rank steps, and the ranks average. Without torchrun the loop trains alone.
+    Every rank that ``paceline run`` or torchrun has started is a worker. Before each ``optimizer.step()`` its gradient
+    is sent to the server, a process beside rank 0, and the step itself finds no gradient; after it the parameters are
+    those of the version that the protocol gives this rank next. With local steps ("bsp + local_steps(H=16)") the
+    optimizer of each rank steps, and the change of H steps is sent. Under a protocol without a server (all_reduce,
+    local_sgd, s3gd, dc_s3gd), the optimizer of each rank steps, and the ranks average. Without a launcher the loop
+    trains alone.
 
     Args:
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
