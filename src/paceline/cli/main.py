@@ -37,6 +37,8 @@ paceline {version}: straggler-proof data-parallel training for PyTorch.
   paceline compare digits --protocols "bsp, k_sync(k=3)" \\
       --cluster "4*exp(mean=1)" --stop loss=1 --seeds 2
                              compare protocols on a simulated cluster
+  paceline run --nproc-per-node 4 train.py
+                             run your script as ranks, which come back
   paceline protocols         list the protocols
   paceline doctor            check this machine
 

@@ -23,7 +23,7 @@ def test_without_a_command_the_first_screen_names_commands_that_exist(monkeypatc
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     named = {line.split()[1] for line in lines if line.startswith("  paceline ")}
-    assert named == {"train", "compare", "protocols", "doctor"}
+    assert named == {"train", "compare", "run", "protocols", "doctor"}
     assert named <= {command.name or command.callback.__name__ for command in app.registered_commands}
 
 
