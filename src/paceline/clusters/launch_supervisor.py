@@ -16,6 +16,7 @@ LOG = RankLogger(__name__)
 LONGEST_PAUSE_S = 60.0
 WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
+SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
 LATE_S = 10.0  # for the other ranks to end after rank 0
 UNREACHABLE_S, RETRY_S = 60.0, 1.0  # for the launcher on the host of rank 0 to answer
 USAGE_STATUS = 2  # of a wrong command, which would be as wrong when it is started again
@@ -103,6 +104,7 @@ class LaunchSupervisor:
         self._again_s: float | None = None  # when all are started again, if they have ended
         self._over_s: float | None = None  # when rank 0 has ended
         self._rest_s = inf  # when the ranks that are left are ended
+        self._signal_s = -inf  # when the last signal came
         self._is_closing = False
         self._verdict: int | None = None  # status of the launcher, whatever the ranks end with
         self._has_worked = False
@@ -179,8 +181,12 @@ class LaunchSupervisor:
     def on_signal(self, number: int, now: float) -> list[LaunchAction]:
         """Handle a signal to the launcher: the first is passed on, the second kills all ranks.
 
-        A terminal that is closed (SIGHUP) ends the run as SIGTERM does, so that it is saved.
+        A terminal that is closed (SIGHUP) ends the run as SIGTERM does, so that it is saved. Signals of a program that
+        follow within `SAME_SIGNAL_S` are one; two Ctrl-C are two.
         """
+        if number != signal.SIGINT and now < self._signal_s + SAME_SIGNAL_S:
+            return []
+        self._signal_s = now
         if self._is_closing:
             self._verdict = exit_status(-number)
             return [KillRank(rank) for rank in self._in(RankPhase.RUNNING, RankPhase.ENDING)]

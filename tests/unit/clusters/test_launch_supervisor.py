@@ -250,6 +250,21 @@ def test_the_first_signal_is_passed_on_and_the_second_kills(number, passed):
     assert end_all(supervisor, {0: KILLED, 2: KILLED}) == 128 + number
 
 
+@pytest.mark.parametrize("numbers", [("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM")])
+def test_signals_that_a_program_sends_at_once_are_one(numbers):
+    first, second = (signal.Signals[name] for name in numbers)
+    supervisor = started()
+    assert len(supervisor.on_signal(first, 5.0)) == 3
+    assert supervisor.on_signal(second, 5.1) == []
+    assert supervisor.on_signal(second, 6.1) == [KillRank(0), KillRank(1), KillRank(2)]
+
+
+def test_two_ctrl_c_are_two_signals():
+    supervisor = started()
+    supervisor.on_signal(signal.SIGINT, 5.0)
+    assert supervisor.on_signal(signal.SIGINT, 5.1) == [KillRank(0), KillRank(1), KillRank(2)]
+
+
 @pytest.mark.parametrize(("statuses", "expected"), [({0: 130, 1: 143}, 130), ({0: 0, 1: 0}, 0), ({0: -2, 1: -2}, 130)])
 def test_after_a_signal_the_status_is_that_of_rank_0(statuses, expected):
     supervisor = started(ranks=(0, 1))
