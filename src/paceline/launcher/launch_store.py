@@ -67,7 +67,7 @@ class LaunchStore:
         host, port = self._settings.master, self._settings.port
         try:
             if self._settings.nnodes == 1:
-                return socket.create_server((host, port))
+                return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
             if socket.has_dualstack_ipv6():
                 return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
             return socket.create_server(("", port))
