@@ -121,7 +121,12 @@ def test_what_a_rank_prints_before_its_end_comes_before_the_message_about_it(cap
 
 
 def test_a_rank_that_prints_without_end_does_not_keep_signals_from_the_launcher(capfd):
-    assert run("if [ $RANK = 1 ]; then exec yes; fi; kill -TERM $PPID; exec sleep 1000") == 143
+    os.mkfifo("prints")
+    script = """
+        if [ $RANK = 1 ]; then yes | head -n 100000; echo "much" >prints; exec yes; fi
+        read much <prints; kill -TERM $PPID; exec sleep 1000
+    """
+    assert run(script) == 143
     assert capfd.readouterr().out.startswith("[rank 1] y\n")
 
 
