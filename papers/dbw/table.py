@@ -25,6 +25,10 @@ def tables(folder: Path) -> Iterator[str]:
             rows = accuracies if about.job == "cifar10" else table
             if by_series:
                 yield from [f"## Figure {figure}, {case}: {about.says}", "", *rows(by_series), ""]
+    if lines := Store(folder / "figure1.jsonl").lines():
+        yield from ["## Figure 1: estimates beside the truth, MNIST", "", *estimates(lines), ""]
+    if lines := Store(folder / "figure3.jsonl").lines():
+        yield from ["## Figure 3: mean relative error of E[T_kk], n = 5", "", *durations(lines), ""]
     if lines := Store(folder / "figureinterrupts.jsonl").lines():
         yield from ["## Push & Interrupt: mean relative error of T_k over 60 updates", "", *times(lines), ""]
 
@@ -43,6 +47,25 @@ def table(by_series: Mapping[str, Runs]) -> Iterator[str]:
             f"| {name} | {len(runs)} | {reached} | {spread([line['time_s'] for line in lines], 1)} | {updates:.0f} "
             f"| {k:.1f} | {spread(ratios(runs, reference), 2)} |"
         )
+
+
+def estimates(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield one row per cluster and seed: rank correlation of gain and decrease, and median errors."""
+    yield "| cluster | seed | rank correlation | median error of the squared norm | of the variance |"
+    yield "| --- | --- | --- | --- | --- |"
+    for line in sorted(lines, key=lambda line: (line["asked"]["cluster"], line["asked"]["seed"])):
+        errors = " | ".join(f"{100 * line['median_error'][name]:.0f} %" for name in ("squared_norm", "variance"))
+        timing = line["asked"]["cluster"].partition("timing=")[2].removesuffix(")")
+        yield f"| {timing} | {line['asked']['seed']} | {line['rank_correlation']:.2f} | {errors} |"
+
+
+def durations(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield one row per estimator: its error, and the share of updates with estimates in the wrong order."""
+    yield f"| estimate | seeds | error: {SPREAD} | wrong order: {SPREAD} |"
+    yield "| --- | --- | --- | --- |"
+    for name in ("estimated", "naive"):
+        error, disorder = ([line[what][name] for line in lines] for what in ("error", "wrong_order"))
+        yield f"| {name} | {len(lines)} | {spread(error, 3)} | {spread(disorder, 3)} |"
 
 
 def times(lines: Sequence[Line]) -> Iterator[str]:
