@@ -131,7 +131,7 @@ def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_o
     n, samples, epochs = 4, 20 * BATCH, 2 * deaths + 4
     # More than the deaths of each worker: work that is interrupted before it begins has no fault.
     faults = [pl.Fault(worker, draw, step=1 + draw // 2 % 3) for worker in range(n) for draw in range(2, 50, 2)]
-    protocol = "k_async(k=2) + local_steps(H=3)"
+    protocol = "asp + local_steps(H=3)"
     with ranks(n + 1, tallying_job(samples), {"faults": faults}, protocol=protocol, stop=f"epochs={epochs}") as job:
         job.start_all()
         for death in range(1, deaths + 1):

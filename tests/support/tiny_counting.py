@@ -1,4 +1,4 @@
-"""Jobs whose parameters, or a buffer, show how many times each sample was applied."""
+"""Jobs that show how many times each sample was applied: by parameters, by a buffer, or by the order of the work."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from paceline.core.gradient import GradientArrived
 from paceline.jobs.job import Job
 
 BATCH = 4
@@ -48,12 +49,15 @@ def times_applied(model):
 
 
 class Tally(nn.Module):
-    """Model with a buffer that counts how many times each sample was used, also by local steps."""
+    """Model with a buffer that counts how many times each sample was used, also by local steps.
+
+    The buffer moves by the mean of its changes, so it is exact in updates of a single gradient.
+    """
 
     def __init__(self, samples):
         super().__init__()
         self.linear = nn.Linear(1, 1)
-        self.register_buffer("used", torch.zeros(samples, dtype=torch.int64))
+        self.register_buffer("used", torch.zeros(samples, dtype=torch.float64))
 
     def forward(self, index):
         self.used[index] += 1
@@ -66,9 +70,31 @@ def tallying_job(samples, **settings):
         model=partial(Tally, samples),
         step=mean_count,
         optimizer=partial(torch.optim.SGD, lr=1e-3),
-        data=TensorDataset(torch.arange(samples)),
+        data=SeenSamples(samples),
         batch_size=BATCH,
         sampling="epoch",
         name="tallying",
         **settings,
     )
+
+
+class SeenSamples(TensorDataset):
+    """Samples that record in which order simulated workers use them."""
+
+    def __init__(self, samples):
+        super().__init__(torch.arange(samples))
+        self.seen = []
+
+    def minibatch(self, indices):
+        self.seen.append(indices.tolist())
+        return [indices]
+
+    def times_used(self, history):
+        """Return how many times each sample was used: simulated workers compute their work as it arrives."""
+        computed = [each for each in history.of(GradientArrived) if not each.crossed_interrupt]
+        are_used = [each.used for each in computed for _ in range(each.minibatches)]
+        counts = [0] * len(self)
+        for batch, is_used in zip(self.seen[-len(are_used) :], are_used, strict=True):  # after those of the fingerprint
+            for number in batch:
+                counts[number] += is_used
+        return counts

@@ -136,7 +136,8 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
 
     def accept(self, command: Accept) -> None:
         """Add the gradient of a worker to the pending update."""
-        self._server.enqueue(self._gradients[command.worker], command.samples, command.step_scale)
+        gradient = self._gradients[command.worker]
+        self._server.enqueue(gradient, command.samples, command.step_scale, command.worker)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""

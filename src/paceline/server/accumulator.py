@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.server.blocks import block_like, in_blocks
 from paceline.server.finite import are_finite, check_sum
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean
 
 
 class _Queued(NamedTuple):
@@ -21,14 +21,16 @@ class _Queued(NamedTuple):
     gradient: FlatBuffers
     samples: int
     weight: float  # samples times step scale
+    worker: int
 
 
 class GradientAccumulator:
     """Weighted running mean of the gradients of the open update.
 
     Gradients g_1 ... g_k of s_1 ... s_k samples with step scales c_1 ... c_k have the mean
-    sum(c_j s_j g_j) / sum(c_j s_j). Floating-point buffers move by the mean of their changes, weighted by samples;
-    integer buffers move by the sum; boolean buffers take the newest value. Under BSP that is the average.
+    sum(c_j s_j g_j) / sum(c_j s_j). Floating-point buffers move by the mean of their changes, weighted by samples.
+    Whole numbers and booleans, as positions in a queue, take the values of the worker with the lowest number: under BSP
+    those of worker 0, as with DistributedDataParallel.
 
     Args:
         layout: layout of the gradients.
@@ -43,15 +45,16 @@ class GradientAccumulator:
         self._samples = 0
         self._weight = 0.0
         self._not_finite: int | None = None  # position of the first gradient of the update that is not finite
+        self._worker: int | None = None  # whose whole numbers the mean has
 
     @cached_property
     def mean(self) -> FlatBuffers:
         """Mean of the gradients accumulated so far."""
         return self._layout.allocate(self._device)
 
-    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float) -> None:
+    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float, worker: int = 0) -> None:
         """Queue one gradient for the open update."""
-        self._queue.append(_Queued(gradient, samples, samples * step_scale))
+        self._queue.append(_Queued(gradient, samples, samples * step_scale, worker))
         self._count += 1
 
     def accumulate(self) -> None:
@@ -88,7 +91,7 @@ class GradientAccumulator:
             mean = MeanGradient(new, self._flush_buffers(), self.mean, self._count)
         mean.not_finite = self._not_finite
         self._queue.clear()
-        self._count, self._samples, self._weight = 0, 0, 0.0
+        self._count, self._samples, self._weight, self._worker = 0, 0, 0.0, None
         self._not_finite = None
         return mean
 
@@ -96,29 +99,34 @@ class GradientAccumulator:
         """Add the buffers of the queue to the mean; return the weights of the queued gradients in the running mean."""
         if not self._queue:
             return []
-        weights, shares = [], []
+        weights, shares, taken = [], [], None
         for queued in self._queue:
             self._samples += queued.samples
             self._weight += queued.weight
             weights.append(queued.weight / self._weight)
             shares.append(queued.samples / self._samples)
+            if self._worker is None or queued.worker <= self._worker:
+                self._worker, taken = queued.worker, queued.gradient
         new = [queued.gradient for queued in self._queue]
-        for mean, *changes in zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True):
-            if mean.is_floating_point() or mean.is_complex():
+        for i, (mean, *changes) in enumerate(
+            zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True)
+        ):
+            if is_a_mean(mean):
                 _update_mean(mean, changes, shares)
-            else:
-                _update_sum(mean, changes, is_first=shares[0] == 1.0)
+            elif taken is not None:
+                mean.copy_(taken.flat_buffers[i])
         return weights
 
     def state_dict(self) -> dict[str, Any]:
         """Return the mean and its weights; the queue is flushed first."""
         self.flush()
         mean = {"parameters": self.mean.parameters, "buffers": self.mean.buffers} if self._samples else None
-        return {"samples": self._samples, "weight": self._weight, "mean": mean}
+        return {"samples": self._samples, "weight": self._weight, "mean": mean, "worker": self._worker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state; of a state of all shards, the tensors of this layout are taken."""
         self._samples, self._weight, mean = state["samples"], state["weight"], state["mean"]
+        self._worker = state.get("worker")
         if mean is not None:
             parameters, buffers = self._layout.parameters, self._layout.buffers
             saved = [
@@ -237,14 +245,3 @@ def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) 
         new, weights = new[1:], weights[1:]
     for each, weight in zip(new, weights, strict=True):
         mean.lerp_(each, weight)
-
-
-def _update_sum(total: Tensor, new: Sequence[Tensor], is_first: bool) -> None:
-    """Add integers; of booleans, keep the newest."""
-    if total.dtype == torch.bool:
-        total.copy_(new[-1])
-        return
-    if is_first:
-        total.zero_()
-    for each in new:
-        total.add_(each)

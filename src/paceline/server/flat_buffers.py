@@ -19,6 +19,8 @@ ALIGNMENT_BYTES = 64
 class FlatBuffers:
     """Flat copy of a model's trainable parameters and buffers, or a gradient with the changes of the buffers.
 
+    In a gradient, buffers of whole numbers and booleans have their new values: one worker's are taken over.
+
     Attributes:
         memory: uint8 [nbytes]; all other tensors are views of it.
         flat_parameters: 1-D tensors, one per shard and dtype.
@@ -196,6 +198,11 @@ def copy_checked(target: Tensor, source: object) -> None:
         given = f"{source.dtype} {list(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
         raise ValueError(f"a tensor is {given}, expected {target.dtype} {list(target.shape)}")
     target.copy_(source)
+
+
+def is_a_mean(flat: Tensor) -> bool:
+    """Return whether workers average these numbers; of whole numbers and booleans, one worker's are taken over."""
+    return flat.is_floating_point() or flat.is_complex()
 
 
 def bind(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:

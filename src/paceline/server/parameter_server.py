@@ -16,7 +16,7 @@ from paceline.policies.compensation.base import Compensator, StaleGradient, appl
 from paceline.server.accumulator import GradientAccumulator, MeanGradient
 from paceline.server.compiled_arithmetic import stale_arithmetic
 from paceline.server.finite import are_finite
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked, is_a_mean
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
 from paceline.server.workload_scheduler import WorkloadScheduler
@@ -161,15 +161,16 @@ class ParameterServer:
         """Return the flat vectors of a compensator or an outer optimizer, which it may change; they are saved."""
         return self._memories.setdefault(repr(part), {})
 
-    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0) -> None:
+    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0, worker: int = 0) -> None:
         """Queue one gradient for the open update; it must not change until `flush` or `apply`.
 
         Args:
             gradient: gradient of the mean loss, with the changes of the buffers.
             samples: samples of its minibatch, >= 1.
             step_scale: additional weight, > 0.
+            worker: number of the worker, >= 0.
         """
-        self._accumulator.enqueue(gradient, samples, step_scale)
+        self._accumulator.enqueue(gradient, samples, step_scale, worker)
 
     def accumulate(self) -> None:
         """Add queued gradients to the mean; a lone first one stays queued."""
@@ -209,10 +210,10 @@ class ParameterServer:
         with at_place(failure), self.optimizer_lock, stepping(self.optimizer, lr_scale, *changed):
             step = self._optimizer_step.make(mean, self.state, new, factor=factor, measure=update.measure)
         for old, change, moved in zip(self.state.flat_buffers, mean.flat_buffers, new.flat_buffers, strict=True):
-            if old.dtype == torch.bool:
-                moved.copy_(change)
-            else:
+            if is_a_mean(old):
                 torch.add(old, change, out=moved)
+            else:
+                moved.copy_(change)
         if not self._not_finite and not (self._optimizer_step.is_finite and are_finite(new.flat_buffers)):
             self._not_finite = _why_not_finite(update, mean)
         if new is not self.state:

@@ -13,7 +13,7 @@ import torch
 from paceline.core.events import Accept, Apply, Minibatch
 from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.server.flat_buffers import FlatBuffers, is_a_mean
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.squared_norms import squared_norm_of
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
@@ -167,10 +167,10 @@ class LocalStepsReplica(Replica):
         for start, end in zip(change.flat_parameters, local.flat_parameters, strict=True):
             start.sub_(end)
         for start, end in zip(change.flat_buffers, local.flat_buffers, strict=True):
-            if start.dtype == torch.bool:
-                start.copy_(end)
-            else:
+            if is_a_mean(start):
                 torch.sub(end, start, out=start)
+            else:
+                start.copy_(end)
         gradient.copy_(change)
         if change.memory.is_cuda:
             torch.cuda.synchronize(self._device)

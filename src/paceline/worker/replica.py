@@ -20,7 +20,7 @@ from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, is_a_mean
 from paceline.server.squared_norms import squared_norm, sum_of_norms
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
@@ -214,7 +214,7 @@ class Replica:
                 part = self._forward_backward(batch, own, notifies=own is gradient)
             for change, buffer, before in zip(own.buffers, self._buffers, base.buffers, strict=True):
                 change.copy_(buffer)
-                if change.dtype != torch.bool:
+                if is_a_mean(change):
                     change.sub_(before)
             if self._group is not None:
                 part = self._group.all_reduce(own, part)

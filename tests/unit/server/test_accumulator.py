@@ -7,7 +7,7 @@ from torch import nn
 from paceline.server.accumulator import GradientAccumulator
 from paceline.server.flat_buffers import FlatLayout
 
-VALUES, SAMPLES, SCALES = [1.0, -3.0, 5.0], [8, 4, 2], [1.0, 0.5, 2.0]
+VALUES, SAMPLES, SCALES, WORKERS = [1.0, -3.0, 5.0], [8, 4, 2], [1.0, 0.5, 2.0], [3, 1, 2]
 MEAN = (8 * 1.0 - 2 * 3.0 + 4 * 5.0) / 14
 
 
@@ -27,7 +27,7 @@ def gradients(layout):
 def test_the_mean_is_the_same_whenever_the_queue_is_added(accumulate_after):
     layout = layout_of()
     accumulator = GradientAccumulator(layout, torch.device("cpu"))
-    for number, each in enumerate(zip(gradients(layout), SAMPLES, SCALES, strict=True), 1):
+    for number, each in enumerate(zip(gradients(layout), SAMPLES, SCALES, WORKERS, strict=True), 1):
         accumulator.enqueue(*each)
         if number in accumulate_after:
             accumulator.accumulate()
@@ -37,7 +37,7 @@ def test_the_mean_is_the_same_whenever_the_queue_is_added(accumulate_after):
     assert torch.allclose(mean.parameters[0], torch.tensor(MEAN, dtype=torch.float64), rtol=1e-12)
     by_samples = sum(value * samples for value, samples in zip(VALUES, SAMPLES, strict=True)) / sum(SAMPLES)
     assert torch.allclose(mean.buffers[0], torch.tensor(by_samples, dtype=torch.float64), rtol=1e-12)
-    assert mean.buffers[2].item() == sum(VALUES)  # batches counted, an integer
+    assert mean.buffers[2].item() == VALUES[1]  # batches counted, a whole number: that of the lowest worker
 
 
 def test_a_single_gradient_is_its_own_mean():
@@ -53,10 +53,11 @@ def test_a_single_gradient_is_its_own_mean():
 def test_a_restored_accumulator_continues_the_mean():
     layout = layout_of()
     saved, restored = (GradientAccumulator(layout, torch.device("cpu")) for _ in range(2))
-    *before, last = zip(gradients(layout), SAMPLES, SCALES, strict=True)
+    *before, last = zip(gradients(layout), SAMPLES, SCALES, WORKERS, strict=True)
     for each in before:
         saved.enqueue(*each)
     restored.load_state_dict(saved.state_dict())
     restored.enqueue(*last)
     mean = restored.finish().whole
     assert torch.allclose(mean.parameters[0], torch.tensor(MEAN, dtype=torch.float64), rtol=1e-12)
+    assert mean.buffers[2].item() == VALUES[1]

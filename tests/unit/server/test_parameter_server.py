@@ -176,8 +176,8 @@ def test_frozen_tied_unused_and_mixed_parameters_and_buffers_work(cluster):
     assert not torch.equal(before.last.weight, after.last.weight)
     assert torch.allclose(plain.last.weight, after.last.weight, rtol=1e-5)
     assert torch.allclose(plain.first.weight, after.first.weight, rtol=1e-6)
-    assert after.calls == 10  # integers: the sum of the changes
-    assert after.seen.any()  # booleans: the newest
+    assert after.calls == 5  # whole numbers and booleans: those of worker 0
+    assert after.seen.any()
 
 
 def test_each_dtype_has_one_vector():

@@ -15,7 +15,7 @@ from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.user_code import at_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
-from paceline.worker.allreduce.vectors import add_payload
+from paceline.worker.allreduce.vectors import add_payload, drop_counts
 from paceline.worker.replica import Replica
 
 
@@ -172,6 +172,8 @@ class VirtualAllReduce(AllReduceTiming):
             total = self._new_total()
             for number, worker in enumerate(self._workers):
                 worker.collect_steps()
+                if number:
+                    drop_counts(worker.payload)
                 add_payload(total, worker.payload, is_first=number == 0)
             if shares := sum(worker.share for worker in self._workers):
                 self._workers[0].apply_sum(total, shares, self._expected, fragment=None)
@@ -192,6 +194,8 @@ class VirtualAllReduce(AllReduceTiming):
         contribution = Contribution(finite=False)
         if measured.finite and self._fault(worker) is None:
             contribution = algorithm.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
+            if worker:
+                drop_counts(algorithm.payload)
         else:
             algorithm.skip()
         stats = measured._asdict() | contribution._asdict()

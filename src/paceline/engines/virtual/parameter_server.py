@@ -91,7 +91,7 @@ class VirtualEngine(TimingEngine):
 
     def accept(self, command: Accept) -> None:
         """Enqueue the gradient of the latest arrival."""
-        self._server.enqueue(self._gradient, command.samples, command.step_scale)
+        self._server.enqueue(self._gradient, command.samples, command.step_scale, command.worker)
 
     def apply(self, command: Apply) -> None:
         """Make the update and publish it."""

@@ -61,11 +61,11 @@ class AllReduceAlgorithm(Stateful, ABC):
     @property
     @abstractmethod
     def payload(self) -> FlatBuffers:
-        """Buffers that are summed over the workers: numbers are added, booleans combined by `or`."""
+        """Vectors that are summed over the workers; of whole numbers and booleans only worker 0 has changes."""
 
     @abstractmethod
     def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
-        """Write the payload of the gradient.
+        """Write the payload of the gradient; the caller drops the counts of all workers but worker 0.
 
         Args:
             squared_norm: squared norm of the gradient, finite.
@@ -97,7 +97,7 @@ class AllReduceAlgorithm(Stateful, ABC):
         """Record that a sum of a fragment of the payloads has begun."""
 
     def collect_steps(self) -> None:
-        """Write the steps of this worker that no completed sum contains into the payload, times the share.
+        """Write the steps of this worker that no completed sum contains into the payload, as `contribute` does.
 
         The average plus the mean of these payloads is the mean of the workers' weights.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.core.events import Apply, Step
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
-from paceline.worker.allreduce.vectors import scale
+from paceline.worker.allreduce.vectors import add_counts, scale
 
 
 class GradientAveraging(AllReduceAlgorithm):
@@ -24,11 +24,13 @@ class GradientAveraging(AllReduceAlgorithm):
     def contribute(self, squared_norm: float, share: float, update: Apply) -> Contribution:
         """Multiply the gradient by its share."""
         scale(self.gradient, share)
+        add_counts(self.gradient, self.average, -1)
         return Contribution(finite=True)
 
     def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, fragment: int | None) -> Step | None:
         """Make the same step as all other workers."""
         scale(total, 1 / shares)
+        add_counts(total, self.average, 1)
         total.written.update(range(len(total.parameters)))  # other workers may have gradients where this one has none
         self.server.enqueue(total, samples=1)
         return self.server.apply(update)

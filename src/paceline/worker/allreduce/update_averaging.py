@@ -11,11 +11,11 @@ import torch
 from paceline.core.events import Apply, Compensation, Step
 from paceline.policies.compensation.stale_arithmetic import BLOCK
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.own_steps import OwnSteps
-from paceline.worker.allreduce.vectors import Sign, is_a_mean, pairs, scale
+from paceline.worker.allreduce.vectors import Sign, pairs, scale
 
 
 class UpdateAveraging(AllReduceAlgorithm):
@@ -94,7 +94,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         moved = self.average if fragment is None else self.average.shards[fragment]
         for average, step in pairs(moved, total):
             if average.dtype == torch.bool:
-                average.logical_or_(step)
+                average.logical_xor_(step)
             elif is_a_mean(average):
                 average.add_(step, alpha=1 / shares)
             else:
@@ -217,7 +217,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         """Write all steps since the average into the payload."""
         for step, weights, average in pairs(self._payload, self._weights, self.average):
             if step.dtype == torch.bool:
-                step.copy_(weights)
+                torch.logical_xor(weights, average, out=step)
             else:
                 torch.sub(weights, average, out=step)
 

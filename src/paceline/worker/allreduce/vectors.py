@@ -1,4 +1,4 @@
-"""Sums of flat buffers: numbers are added, booleans combined by `or`."""
+"""Sums of flat buffers: numbers are added; booleans say what has changed, and are combined by exclusive or."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.server.flat_buffers import FlatBuffers, is_a_mean
 
 Sign = Literal[1, -1]
 
@@ -20,12 +20,30 @@ def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> 
 
 
 def add_vectors(total: FlatBuffers, vectors: FlatBuffers, sign: Sign = 1) -> None:
-    """Add or subtract vectors; booleans are combined by `or`, and stay in a subtraction."""
+    """Add or subtract vectors, of which one has changes; a boolean that has changed is the other value."""
     for sums, each in pairs(total, vectors):
-        if sums.dtype != torch.bool:
-            sums.add_(each, alpha=sign)
-        elif sign > 0:
-            sums.logical_or_(each)
+        _add(sums, each, sign)
+
+
+def add_counts(vectors: FlatBuffers, others: FlatBuffers, sign: Sign) -> None:
+    """Add whole numbers and booleans of other vectors, or subtract them: values minus values are changes."""
+    for counts, each in zip(vectors.flat_buffers, others.flat_buffers, strict=True):
+        if not is_a_mean(counts):
+            _add(counts, each, sign)
+
+
+def drop_counts(vectors: FlatBuffers) -> None:
+    """Set the changes of whole numbers and booleans to zero, of a worker whose values are not taken over."""
+    for counts in vectors.flat_buffers:
+        if not is_a_mean(counts):
+            counts.zero_()
+
+
+def _add(sums: torch.Tensor, each: torch.Tensor, sign: Sign) -> None:
+    if sums.dtype == torch.bool:
+        sums.logical_xor_(each)
+    else:
+        sums.add_(each, alpha=sign)
 
 
 def pairs(*vectors: FlatBuffers) -> zip[tuple[torch.Tensor, ...]]:
@@ -40,8 +58,3 @@ def scale(vectors: FlatBuffers, factor: float) -> None:
     for flat in [*vectors.flat_parameters, *vectors.flat_buffers]:
         if is_a_mean(flat):
             flat.mul_(factor)
-
-
-def is_a_mean(flat: torch.Tensor) -> bool:
-    """Return whether workers average these numbers, and do not add them."""
-    return flat.is_floating_point() or flat.is_complex()

@@ -34,7 +34,7 @@ def test_no_draw_of_any_protocol_takes_longer_and_every_sample_is_used_once_an_e
     trips = [each.event_s - each.started_s for each in result.history.of(GradientArrived)]
     assert 2.0 < max(trips) <= 2.5 + 1e-6
     assert any(each.kind == "restart" for each in result.history.of(DecisionMade))
-    assert result.model.used.tolist() == [3] * len(result.model.used)
+    assert job.data.times_used(result.history) == [3] * len(job.data)
 
 
 def test_a_run_on_processes_restarts_a_draw_and_replays(tmp_path):

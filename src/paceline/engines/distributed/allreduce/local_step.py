@@ -15,6 +15,7 @@ from paceline.engines.distributed.transport.sum_messages import StepReport, Step
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
+from paceline.worker.allreduce.vectors import drop_counts
 from paceline.worker.minibatch_forecast import following
 from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.replica import GradientStats, Interrupted, Replica
@@ -223,6 +224,8 @@ class LocalStep:
             contribution = self._algorithm.contribute(
                 stats.squared_norm, stats.samples / self._replica.batch_size, update
             )
+            if command.worker:
+                drop_counts(self._algorithm.payload)
         else:
             self._algorithm.skip()
         self.snapshot(f"contributed its draw {command.draw}")

@@ -185,7 +185,7 @@ class _ShardServer:
             case task_messages.AssignEvaluation(peer_id, version):
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
             case task_messages.AcceptGradient(worker, samples, step_scale):
-                self._server.enqueue(self._gradients[worker], samples, step_scale)
+                self._server.enqueue(self._gradients[worker], samples, step_scale, worker)
             case task_messages.ApplyUpdate():
                 self._apply(message)
             case task_messages.ReleaseVersion(version):
