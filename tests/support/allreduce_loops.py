@@ -92,8 +92,9 @@ class AllReduceLoops:
 
     def _attach(self, rank):
         loop = UserLoop(*self.parts[rank], self._accumulate, self._clip_norm, self._digests[rank])
-        exchange, shared = Exchange(), shared_parameters(loop.model)
-        job, host = make_stepping_job(loop, shared, exchange), Rank(self._network, exchange, shared)
+        exchange = Exchange()
+        job = make_stepping_job(loop, shared_parameters(loop.model, with_frozen=True), exchange)
+        host = Rank(self._network, exchange, shared_parameters(loop.model))
 
         def config_of(stop):
             return self._options.config(job, self._plan, self._cluster(rank), stop, host)

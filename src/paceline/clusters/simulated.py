@@ -36,6 +36,9 @@ class Cluster:
 
     ``round trip = pull_s + sample of timing / speed, times the slowness at that time + push_s``
 
+    All workers compute with one model object. Its parameters and buffers are those of each worker's version, but other
+    attributes, as a counter of forward passes, advance with every worker: keep such state in buffers.
+
     Args:
         n: number of workers, >= 1.
         timing: distribution of the seconds of one gradient computation, one for all workers or a list of n; or the

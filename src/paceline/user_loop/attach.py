@@ -188,8 +188,9 @@ def _without_server(
     _check_cluster(cluster, debug=False)
     check_steps(loop)
     check_averages(loop)
-    exchange, shared = Exchange(), shared_parameters(loop.model)
-    job, host = make_stepping_job(loop, shared, exchange), SteppingHost(exchange, shared)
+    exchange = Exchange()
+    job = make_stepping_job(loop, shared_parameters(loop.model, with_frozen=True), exchange)
+    host = SteppingHost(exchange, shared_parameters(loop.model))
 
     def config_of(stop: Stop) -> RunConfig:
         return options.config(job, plan, cluster, stop, host)

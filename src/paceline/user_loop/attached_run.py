@@ -168,6 +168,7 @@ class AttachedRun(LoopProgress):
             last = self._server.finish()
             if last is not None:
                 self._take_state(last.state)
+                self._watch.frozen.add_to(self._config.folder)
                 if not self.stopped_by:
                     self._on_end(last.end)
 
@@ -222,8 +223,6 @@ class AttachedRun(LoopProgress):
         """Return the task of this rank, None if it is of a later epoch or the run is over."""
         return self._task if self._task is not None and self._task.epoch <= self._cursor.epoch else None
 
-    # --- the thread of the worker -------------------------------------------------------------------------
-
     def _start(self) -> None:
         if self._stop is None:
             raise UsageError("the run has no end: iterate over run.epochs(10), or give stop= to attach")
@@ -274,8 +273,6 @@ class AttachedRun(LoopProgress):
         self._gradients.close()
         if self._signals is not None:
             self._signals.close()
-
-    # --- the thread of the loop ---------------------------------------------------------------------------
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
         """Call a closure and hand in the gradient, so that the step finds none; return the arguments of the step."""

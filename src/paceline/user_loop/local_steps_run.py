@@ -46,4 +46,5 @@ class LocalStepsRun(SteppingRun):
         if self.over:
             self._watch.load(model)
         else:
+            self._watch.frozen.look()
             super()._load(model)

@@ -85,8 +85,12 @@ class SteppingHost(LoopHost):
         return True
 
 
-def shared_parameters(model: nn.Module) -> nn.Module:
-    """Return a module with the trainable parameters of a model, the same objects, and with copies of its buffers.
+def shared_parameters(model: nn.Module, *, with_frozen: bool = False) -> nn.Module:
+    """Return a module with the parameters of a model, the same objects, and with copies of its buffers.
+
+    Args:
+        model: model of the user.
+        with_frozen: whether parameters that are not trained are in the module, too.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     >>> shared = shared_parameters(model)
@@ -96,7 +100,7 @@ def shared_parameters(model: nn.Module) -> nn.Module:
     shared = nn.Module()
     modules = add_modules(shared, [name for name, _ in model.named_modules()])
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad or with_frozen:
             parent, _, child = name.rpartition(".")
             modules[parent].register_parameter(child, parameter)
     for name, buffer in model.named_buffers():

@@ -12,7 +12,9 @@ from paceline.errors import UsageError
 from paceline.jobs.job import trainable
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.server.zero_gradients import shortened
+from paceline.user_loop.frozen_parameters import FrozenParameters
 from paceline.user_loop.loop_tensors import copy_version
+from paceline.worker.buffer_watch import BufferWatch
 from paceline.worker.write_watch import WriteWatch
 
 
@@ -29,11 +31,14 @@ class LoopWatch:
     Attributes:
         parameters: trained parameters, in the model's order.
         buffers: buffers, in the model's order.
+        frozen: frozen parameters.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.parameters = trainable(model)
         self.buffers = list(model.buffers())
+        self.frozen = FrozenParameters(model)
+        self._buffers = BufferWatch(model)
         self._model = model
         self._optimizer = optimizer
         self._trained = {each: name for name, each in model.named_parameters() if each.requires_grad}
@@ -59,6 +64,7 @@ class LoopWatch:
     def load(self, model: nn.Module) -> None:
         """Copy a version into the parameters and buffers; it stays the same until the next look."""
         assert self._writes is not None
+        self.frozen.look()
         copy_version(model, self.parameters, self.buffers)
         self._version = dict(zip(self._trained.values(), trainable(model), strict=True))
         self._writes.mark()
@@ -67,20 +73,31 @@ class LoopWatch:
         """Compare the objects of the loop with those that were read.
 
         Raises:
-            UsageError: other parameters are trained, or a parameter was written that is a copy of a version.
+            UsageError: other parameters are trained, a parameter was written that is a copy of a version, or a buffer
+                has another shape.
         """
         if not _are_identical(self._objects(), self._seen):
             self._check_trained()
             self._check_groups()
             self._read()
+        if [each.shape for each in self.buffers] != self._shapes:  # changed in place
+            self._read_buffers()
         if self._version:
             self._check_version()
 
     def _read(self) -> None:
         modules = list(self._model.modules())
-        self._registries = [registry for each in modules for registry in (each._parameters, each._modules)]
+        self._registries = [
+            registry for each in modules for registry in (each._parameters, each._buffers, each._modules)
+        ]
         self._parameters = list(self._model.parameters())
+        self._read_buffers()
         self._seen = self._objects()
+
+    def _read_buffers(self) -> None:
+        """Take the buffers that the loop has now: it may assign others."""
+        self.buffers = self._buffers.current()
+        self._shapes = [each.shape for each in self.buffers]
 
     def _objects(self) -> list[object]:
         """Return the objects that are the same at every look at an unchanged loop."""

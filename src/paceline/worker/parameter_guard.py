@@ -89,22 +89,29 @@ class ParameterGuard:
 
 
 @contextmanager
-def unwritten(watch: WriteWatch, who: str, when: str) -> Iterator[None]:
-    """Check that the job does not write to a trainable parameter inside this context.
+def unwritten(trained: WriteWatch | None, frozen: WriteWatch, who: str, when: str) -> Iterator[None]:
+    """Check that the job does not write to a parameter inside this context.
 
-    Frozen parameters may change: each replica has its own, as of a teacher.
+    Frozen parameters stay in each replica, so the trained model would lack a change, as of a teacher; buffers travel.
 
     Args:
-        watch: watch over the parameters.
+        trained: watch over the trainable parameters, None where they may be written.
+        frozen: watch over the other parameters.
         who: owner of the parameters, for the error.
         when: time of the change, for the error.
 
     Raises:
         UsageError: a parameter was written to.
     """
-    watch.mark()
+    watches = [frozen] if trained is None else [trained, frozen]
+    for watch in watches:
+        watch.mark()
     yield
-    _check_none(watch.changed(), who, when)
+    if trained is not None:
+        _check_none(trained.changed(), who, when)
+    _check_none(
+        frozen.changed(), who, when, "the trained model would lack the change of a frozen parameter: make it a buffer"
+    )
 
 
 def check_version(received: Tensor, expected: int | None, who: str, when: str) -> None:
@@ -123,10 +130,10 @@ def check_version(received: Tensor, expected: int | None, who: str, when: str) -
         raise UsageError(f"the parameters on {who} differ from the server's {when}; {REMEDY}")
 
 
-def _check_none(changed: Sequence[str], who: str, when: str) -> None:
+def _check_none(changed: Sequence[str], who: str, when: str, remedy: str = REMEDY) -> None:
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {REMEDY}")
+        raise UsageError(f"{', '.join(changed[:3])}{more} changed on {who} {when}; {remedy}")
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from time import perf_counter
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, is_a_mea
 from paceline.server.squared_norms import squared_norm, sum_of_norms
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
+from paceline.worker.buffer_watch import BufferWatch
 from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
 from paceline.worker.evaluation import evaluate
 from paceline.worker.gradient_variance import MicrobatchVariance, variance
@@ -185,8 +186,10 @@ class Replica:
         self.layout = FlatLayout(self.model, shards)
         self._guard = ParameterGuard.for_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
-        self._writes = WriteWatch({name: each for name, each in self.model.named_parameters() if each.requires_grad})
-        self._buffers = list(self.model.buffers())
+        named = dict(self.model.named_parameters())
+        self._writes = WriteWatch({name: each for name, each in named.items() if each.requires_grad})
+        self._frozen = WriteWatch({name: each for name, each in named.items() if not each.requires_grad})
+        self._buffers = BufferWatch(self.model)
         self._own: dict[str, FlatBuffers] = {}
         self._writer = GradientWriter(job.name, self._parameters)
         self._variance = MicrobatchVariance(self._parameters) if job.microbatches > 1 else None
@@ -212,8 +215,8 @@ class Replica:
             since = f"while job {self._job.name} computed draw {draw}"
             with at_place(f"job {self._job.name} failed for {place}"), self._unchanged(f"worker {worker}", since):
                 part = self._forward_backward(batch, own, notifies=own is gradient)
-            for change, buffer, before in zip(own.buffers, self._buffers, base.buffers, strict=True):
-                change.copy_(buffer)
+            for change, buffer, before in zip(own.buffers, self._buffers.current(), base.buffers, strict=True):
+                change.copy_(buffer.detach())
                 if is_a_mean(change):
                     change.sub_(before)
             if self._group is not None:
@@ -251,7 +254,7 @@ class Replica:
         """Return a context in which the job must not change parameters."""
         if self._guard is not None:
             return self._guard.unchanged(who, when)
-        return unwritten(self._writes, who, when) if self.is_bound_to_server else nullcontext()
+        return unwritten(self._writes if self.is_bound_to_server else None, self._frozen, who, when)
 
     def _load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch | None:
         """Return the samples of this process; None if there are fewer samples than processes."""
@@ -304,8 +307,9 @@ class Replica:
         if own is not version:
             own.copy_(version)
         bind(self._parameters, own.parameters)
-        for buffer, value in zip(self._buffers, own.buffers, strict=True):
-            buffer.copy_(value)
+        with torch.no_grad():  # a job may have assigned a buffer that it has computed
+            for buffer, value in zip(self._buffers.current(), own.buffers, strict=True):
+                buffer.copy_(value)
         return own
 
     def _local(self, use: str, flat: FlatBuffers) -> FlatBuffers:

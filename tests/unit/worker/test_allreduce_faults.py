@@ -132,6 +132,6 @@ def test_a_checkpoint_from_before_fragments_has_no_steps_apart():
         first.contribute(1.0, 1.0, update_of(number))
     second.load_state_dict({**first.state_dict(), "own": []})
     for worker in workers:
-        worker.collect_steps()
+        worker.collect_steps(0)
     assert float(first.payload.flat_parameters[0].abs().min()) > 0
     assert largest_relative_difference(second.payload.flat_parameters[0], first.payload.flat_parameters[0]) < 1e-12

@@ -14,6 +14,7 @@ import rank_threads
 from paceline.clusters.parser import parse_cluster
 from paceline.worker.parameter_guard import ParameterGuard, check_version, checksum
 from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from ranks import ranks, run
 from tiny_jobs import batch_norm_net, dataset, small_net, tiny_job
 
@@ -186,10 +187,39 @@ class Taught(torch.nn.Module):
         return self.last(x) - 0.1 * self.teacher(x)
 
 
-def test_a_frozen_teacher_may_change_in_the_forward_pass():
+@pytest.mark.parametrize("protocol", ["bsp", "asp + local_steps(H=2)", "all_reduce"])
+@pytest.mark.parametrize("cluster", [pl.Cluster(2), pl.LocalCluster(2)])
+def test_a_frozen_teacher_that_the_trained_model_would_lack_is_refused(protocol, cluster):
+    if protocol == "all_reduce" and isinstance(cluster, pl.LocalCluster):
+        pytest.skip("local workers have a server")
     job = tiny_job(model=Taught, data=dataset(dtype=torch.float32))
-    run = pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=3")
-    assert run.stopped_by is pl.Outcome.UPDATES
+    with pytest.raises(pl.UsageError, match=r"teacher.weight changed on worker [01] .* frozen .*: make it a buffer"):
+        pl.train(job, protocol=protocol, cluster=cluster, stop="updates=3")
+
+
+class TaughtByBuffers(Taught):
+    """Model whose teacher has buffers in place of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        for name, parameter in list(self.teacher.named_parameters()):
+            delattr(self.teacher, name)
+            self.teacher.register_buffer(name, parameter.detach())
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+def test_a_teacher_of_buffers_moves_once_an_update(protocol):
+    data = dataset(8, dtype=torch.float32)
+    job = tiny_job(model=TaughtByBuffers, data=data, batch_size=8, sampling="epoch")  # each minibatch is the same
+    trained = pl.train(job, protocol=protocol, cluster=pl.Cluster(2), stop="updates=5", seed=3).model
+    plain = build_model(job, 3)
+    optimizer = job.optimizer(plain.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        job.loss(plain(data[:][0]), data[:][1]).backward()
+        optimizer.step()
+    assert torch.allclose(trained.teacher.weight, plain.teacher.weight, atol=1e-6)
+    assert torch.allclose(trained.last.weight, plain.last.weight, atol=1e-6)
 
 
 def test_local_steps_may_write_to_their_own_parameters():

@@ -171,9 +171,7 @@ class VirtualAllReduce(AllReduceTiming):
         if self._allreduce.separates_steps and self._expected is not None:
             total = self._new_total()
             for number, worker in enumerate(self._workers):
-                worker.collect_steps()
-                if number:
-                    drop_counts(worker.payload)
+                worker.collect_steps(number)
                 add_payload(total, worker.payload, is_first=number == 0)
             if shares := sum(worker.share for worker in self._workers):
                 self._workers[0].apply_sum(total, shares, self._expected, fragment=None)
@@ -194,8 +192,7 @@ class VirtualAllReduce(AllReduceTiming):
         contribution = Contribution(finite=False)
         if measured.finite and self._fault(worker) is None:
             contribution = algorithm.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
-            if worker:
-                drop_counts(algorithm.payload)
+            drop_counts(algorithm.payload, worker)
         else:
             algorithm.skip()
         stats = measured._asdict() | contribution._asdict()

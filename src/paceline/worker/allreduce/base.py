@@ -96,7 +96,7 @@ class AllReduceAlgorithm(Stateful, ABC):
     def begin_sum(self, fragment: int) -> None:
         """Record that a sum of a fragment of the payloads has begun."""
 
-    def collect_steps(self) -> None:
+    def collect_steps(self, worker: int) -> None:
         """Write the steps of this worker that no completed sum contains into the payload, as `contribute` does.
 
         The average plus the mean of these payloads is the mean of the workers' weights.

@@ -15,7 +15,7 @@ from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, 
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.own_steps import OwnSteps
-from paceline.worker.allreduce.vectors import Sign, pairs, scale
+from paceline.worker.allreduce.vectors import Sign, drop_counts, pairs, scale
 
 
 class UpdateAveraging(AllReduceAlgorithm):
@@ -130,11 +130,12 @@ class UpdateAveraging(AllReduceAlgorithm):
         if self._own is not None:
             self._own.begin_sum(fragment)
 
-    def collect_steps(self) -> None:
+    def collect_steps(self, worker: int) -> None:
         """Write the steps of this worker that no completed sum contains, where the payload has fewer."""
         if self._own is not None:
             self._own.write_total(self._payload)
             scale(self._payload, self.share)
+            drop_counts(self._payload, worker)
 
     @contextmanager
     def keeping_average(self) -> Iterator[None]:

@@ -32,10 +32,10 @@ def add_counts(vectors: FlatBuffers, others: FlatBuffers, sign: Sign) -> None:
             _add(counts, each, sign)
 
 
-def drop_counts(vectors: FlatBuffers) -> None:
-    """Set the changes of whole numbers and booleans to zero, of a worker whose values are not taken over."""
+def drop_counts(vectors: FlatBuffers, worker: int) -> None:
+    """Set the changes of whole numbers and booleans to zero, unless they are those of worker 0."""
     for counts in vectors.flat_buffers:
-        if not is_a_mean(counts):
+        if worker and not is_a_mean(counts):
             counts.zero_()
 
 

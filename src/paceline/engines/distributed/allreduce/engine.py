@@ -45,7 +45,6 @@ from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.allreduce.base import AllReduceAlgorithm
-from paceline.worker.allreduce.vectors import drop_counts
 from paceline.worker.replica import Replica, TaskProgress
 
 
@@ -256,9 +255,7 @@ class AllReduceEngine(WallClockEngine):
         """Move the average to the mean of the workers' parameters, which does not change the workers' own ones."""
         if self._not_summed is not None:
             self._membership.wait([each for begun in self._sums for each in begun.pending], self._timeout_s)
-            self._algorithm.collect_steps()
-            if self._number:
-                drop_counts(self._algorithm.payload)
+            self._algorithm.collect_steps(self._number)
             self._membership.wait(self._membership.begin_sum(self._algorithm.payload), self._timeout_s)
             self._apply_sum(self._algorithm.payload, self._not_summed, fragment=None)
 

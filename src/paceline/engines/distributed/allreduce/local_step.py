@@ -224,8 +224,7 @@ class LocalStep:
             contribution = self._algorithm.contribute(
                 stats.squared_norm, stats.samples / self._replica.batch_size, update
             )
-            if command.worker:
-                drop_counts(self._algorithm.payload)
+            drop_counts(self._algorithm.payload, command.worker)
         else:
             self._algorithm.skip()
         self.snapshot(f"contributed its draw {command.draw}")

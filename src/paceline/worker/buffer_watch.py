@@ -1,0 +1,46 @@
+"""Buffers of a model that runs: a job may assign others of the same names, shapes and types."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+
+Kind = tuple[torch.dtype, torch.Size]
+
+
+class BufferWatch:
+    """Watch over the buffers of a model, whose places in the memory of versions are those at its start.
+
+    Args:
+        model: model at the start of the run.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._kinds = {name: (buffer.dtype, buffer.shape) for name, buffer in model.named_buffers()}
+
+    def current(self) -> list[Tensor]:
+        """Return the buffers as they are now, in the order of the start.
+
+        Raises:
+            UsageError: a buffer was added or removed, or has another shape or type.
+        """
+        buffers = dict(self._model.named_buffers())
+        now = {name: (buffer.dtype, buffer.shape) for name, buffer in buffers.items()}
+        if now != self._kinds:
+            name = min(name for name, _ in now.items() ^ self._kinds.items())
+            raise UsageError(
+                f"buffer {name} of the model is {_described(now.get(name))}, but was "
+                f"{_described(self._kinds.get(name))} when the run began: give it its final shape before, for example "
+                "by a forward pass when the model is made"
+            )
+        return [buffers[name] for name in self._kinds]
+
+
+def _described(kind: Kind | None) -> str:
+    if kind is None:
+        return "missing"
+    dtype, shape = kind
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
