@@ -20,6 +20,7 @@ from .catalogue.protocols import backup as backup
 from .catalogue.protocols import bsp as bsp
 from .catalogue.protocols import dbw as dbw
 from .catalogue.protocols import dc_s3gd as dc_s3gd
+from .catalogue.protocols import dssp as dssp
 from .catalogue.protocols import k_async as k_async
 from .catalogue.protocols import k_batch_async as k_batch_async
 from .catalogue.protocols import k_batch_sync as k_batch_sync
@@ -94,6 +95,7 @@ from .policies.controllers.base import RestartWork as RestartWork
 from .policies.controllers.base import SetQuorum as SetQuorum
 from .policies.controllers.dbw import BDBW as BDBW
 from .policies.controllers.dbw import DBW as DBW
+from .policies.controllers.dynamic_lead import DynamicLead as DynamicLead
 from .policies.controllers.fixed_quorum import FixedQuorum as FixedQuorum
 from .policies.controllers.fixed_quorum import QuorumFunction as QuorumFunction
 from .policies.controllers.fixed_quorum import ScheduledQuorum as ScheduledQuorum

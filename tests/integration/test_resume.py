@@ -63,6 +63,7 @@ SETTINGS = {
     "k_batch_async": ("k_batch_async(k=3)", EPOCHS | {"model": batch_norm_net, "sharding": "partitioned"}, {}),
     "asp": ("asp", SCHEDULED, {}),
     "ssp": ("ssp(lead=2)", {"microbatches": 2}, {}),
+    "dssp": ("dssp(lead=0, most=3)", {}, SLOWED | {"stop": "gradients=60"}),
     "ringmaster": ("ringmaster(r=3, stops=true)", EPOCHS, {}),
     "plan": ("bsp@updates=9 >> k_batch_async(k=2)@seconds=5 >> asp", SCHEDULED, {}),
     "random walk": (WALK, EPOCHS | {"model": batch_norm_net, "optimizer": ADAM}, {}),

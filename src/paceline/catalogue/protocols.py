@@ -13,6 +13,7 @@ from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
+from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.estimators.update_time import Unobserved
@@ -137,6 +138,20 @@ def ssp(lead: int) -> Protocol:
     if lead < 0:
         raise UsageError(f"{name}: lead = {lead!r}, expected a whole number >= 0")
     return Protocol(1, inf, "arrival", max_lead=lead, name=name)
+
+
+@named
+def dssp(lead: int, most: int) -> Phase:
+    """Dynamic SSP: a lead between two bounds, at which the fastest worker waits least for the slowest.
+
+    Args:
+        lead: number of gradients by which every worker may be ahead, >= 0, as in `ssp`.
+        most: largest such number, >= lead.
+
+    Paper: Zhao et al., "Dynamic stale synchronous parallel distributed training for deep learning", 2019.
+    """
+    name = f"dssp(lead={lead}, most={most})"
+    return Phase(replace(ssp(lead), name=name), (DynamicLead(lead, most),), name=name)
 
 
 @named

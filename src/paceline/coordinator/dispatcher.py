@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from copy import deepcopy
+from dataclasses import replace
 from itertools import takewhile
 from math import inf
 
@@ -41,12 +42,17 @@ class Dispatcher(Stateful):
         self._workers, self._idle, self._in_flight = self.table.workers, self.table.idle, self.table.in_flight
         self._once_an_update = False
         self._ssp_bound: SSPBound | None = None
+        self._protocol: Protocol | None = None
 
     def follow(self, protocol: Protocol) -> None:
-        """Apply the rules of this protocol from now on."""
+        """Apply the rules of this protocol from now on; a change of the lead alone keeps how far workers are ahead."""
+        before, self._protocol = self._protocol, protocol
         self._once_an_update = protocol.refill == "update"
-        self._ssp_bound = None
-        if protocol.max_lead != inf:
+        if protocol.max_lead == inf:
+            self._ssp_bound = None
+        elif self._ssp_bound is not None and before == replace(protocol, max_lead=self._ssp_bound.bound):
+            self._ssp_bound.bound = protocol.max_lead
+        else:
             self._ssp_bound = SSPBound(protocol.max_lead)
             for worker in self.table.active():
                 self._ssp_bound.join(worker)

@@ -10,7 +10,7 @@ class SSPBound:
 
     Args:
         bound: largest number of gradients, >= 0, by which a worker may be ahead of the slowest live worker when it
-            starts.
+            starts; may change.
 
     Example:
         >>> ssp = SSPBound(bound=0)
@@ -26,7 +26,7 @@ class SSPBound:
     """
 
     def __init__(self, bound: float) -> None:
-        self._bound = bound
+        self.bound = bound
         self._delivered: dict[int, int] = {}
         self._workers_at: Counter[int] = Counter()
         self._minimum = 0
@@ -51,7 +51,7 @@ class SSPBound:
 
     def may_start(self, worker: int) -> bool:
         """Return whether the worker may start."""
-        return self._delivered.get(worker, self._minimum) - self._minimum <= self._bound
+        return self._delivered.get(worker, self._minimum) - self._minimum <= self.bound
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""

@@ -16,6 +16,7 @@ from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
+from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuorum
 from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.idle_workers import IdleWorkers
@@ -36,6 +37,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "Auto": Auto,
     "BDBW": BDBW,
     "DBW": DBW,
+    "DynamicLead": DynamicLead,
     "FixedQuorum": FixedQuorum,
     "IdleWorkers": IdleWorkers,
     "Patient": Patient,
