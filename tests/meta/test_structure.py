@@ -58,6 +58,7 @@ ALLOWED = {
 }
 NO_TORCH = range(FLOORS.index("jobs"))
 
+RUN_THE_USER_S_COMMAND = {"cli/run", "engines/distributed/rendezvous/sidecar"}
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, ARGUMENTS = 400, 300, 60, 8
 WORDS = re.compile(r"\b(?:whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
 
@@ -247,6 +248,17 @@ def test_importing_paceline_is_cheap():
     code = "import sys, paceline; print(sorted({'torch', 'scipy', 'sklearn', 'numpy'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_python_that_is_started_imports_nothing_of_the_working_directory():
+    first_options = {
+        (name_of(path), ast.unparse(node.elts[1]))
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable"
+    }
+    assert {name for name, option in first_options if option != "'-P'"} == RUN_THE_USER_S_COMMAND
+    assert ("user_loop/server_process", "'-P'") in first_options
 
 
 def test_names_of_test_files_are_unique():

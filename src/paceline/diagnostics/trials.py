@@ -63,7 +63,7 @@ def _trial(subject: str, program: str, works: str, advice: str) -> Check:
     began_s = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
         return Check(subject, Status.PROBLEM, f"no result after {DEADLINE_S:.0f} s", advice)

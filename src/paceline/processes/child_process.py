@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from paceline.errors import RunError
+from paceline.errors import RunError, UsageError
 
 RETRY_S = 0.02
 ATTEMPTS = 100
@@ -27,6 +28,9 @@ UNKNOWN_STATUS = 255  # of multiprocessing, for a process whose parent, the fork
 FORK_SERVER_KILLED = (
     "the process that forks the workers (Python's multiprocessing.forkserver) was killed, perhaps out of memory"
 )
+SAFE_PATH = "PYTHONSAFEPATH"
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # multiprocessing makes a folder of its own in it
+MOST_TEMPORARY_BYTES = 71  # 104 of a socket's path, less an end and "/pymp-12345678/listener-12345678"
 T = TypeVar("T")
 LOG = logging.getLogger("paceline")
 _main_module = threading.Lock()
@@ -43,6 +47,7 @@ class Launcher:
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
+        check_may_have_children("worker processes", "a simulated cluster, as 4*exp(mean=1)")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
 
@@ -84,7 +89,7 @@ def fork(start: Callable[[], T], what: str) -> T:
     attempts_left = ATTEMPTS
     while True:
         try:
-            with without_main_module():
+            with without_main_module(), _without_working_folder(), _in_short_temporary_folder():
                 return start()
         except (EOFError, ConnectionError) as error:
             attempts_left -= 1
@@ -93,6 +98,23 @@ def fork(start: Callable[[], T], what: str) -> T:
                     f"cannot start {what}: {FORK_SERVER_KILLED}; train again, or see the system log"
                 ) from error
             time.sleep(RETRY_S)  # multiprocessing starts another server once this one has ended
+
+
+def check_may_have_children(what: str, instead: str) -> None:
+    """Check that multiprocessing lets this process start others.
+
+    Args:
+        what: processes to start, for the error.
+        instead: what needs none of them, for the error.
+
+    Raises:
+        UsageError: this is a daemon process.
+    """
+    if multiprocessing.current_process().daemon:
+        raise UsageError(
+            f"{what} cannot be started in a daemon process of multiprocessing, as those of a Pool are: start it with "
+            f"daemon=False or by concurrent.futures.ProcessPoolExecutor, or give {instead}"
+        )
 
 
 def describe_exit(status: int | None) -> str:
@@ -173,6 +195,41 @@ class _MainWithoutFile(ModuleType):
         if name == "__file__":
             raise AttributeError(name)
         return getattr(self._main, name)
+
+
+@contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Let a Python that starts here import no module of the working directory: a queue.py there hides the library's."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
+@contextmanager
+def _in_short_temporary_folder() -> Iterator[None]:
+    """Let multiprocessing make its sockets in another folder where the paths of those in TMPDIR would be too long.
+
+    Raises:
+        UsageError: there is no other folder.
+    """
+    given, before = tempfile.gettempdir(), tempfile.tempdir
+    if len(os.fsencode(given)) > MOST_TEMPORARY_BYTES:
+        tempfile.tempdir = next((folder for folder in SHORT_FOLDERS if os.access(folder, os.W_OK)), None)
+        if tempfile.tempdir is None:
+            raise UsageError(
+                f"TMPDIR={given} is too long for the sockets of worker processes: give a folder of at most "
+                f"{MOST_TEMPORARY_BYTES} bytes"
+            )
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import nn
 from paceline.core.events import Minibatch
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Batch, Job
-from paceline.processes.child_process import ProcessSettings, fork, init_child
+from paceline.processes.child_process import ProcessSettings, check_may_have_children, fork, init_child
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
 from paceline.utils.rng import derived_seed
@@ -161,11 +161,8 @@ class BackgroundLoader:
         """Return the pool of a background process, started at the first call."""
         if number in self._processes:
             return self._processes[number]
-        if multiprocessing.current_process().daemon:
-            raise UsageError(
-                f"job {self._job.name}: loader_workers = {self._job.loader_workers} in a daemon process of "
-                "multiprocessing, which cannot have children; start it with daemon=False, or give loader_workers=0"
-            )
+        given = f"loader_workers={self._job.loader_workers} of job {self._job.name}"
+        check_may_have_children(f"the processes of {given}", "loader_workers=0")
         if self._spec is None:
             self._spec = _pickled_spec(self._job, self._seed, self._n)
         context = multiprocessing.get_context("forkserver")
