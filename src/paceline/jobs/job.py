@@ -29,6 +29,22 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def why_without_values(model: nn.Module) -> str:
+    """Return why a model cannot be trained because a tensor has no values yet, empty if all have."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            return (
+                f"{name} of the model has no shape yet, because its layer is lazy: call the model on a batch before, "
+                "or give the sizes of every layer"
+            )
+        if tensor.is_meta:
+            return (
+                f"{name} of the model is on the meta device, so it has no values: call model.to_empty(device='cpu'), "
+                "and initialize it, before"
+            )
+    return ""
+
+
 def why_not_synchronized(model: nn.Module) -> str:
     """Return why a model cannot be trained because of a SyncBatchNorm, empty if it has none."""
     for name, module in model.named_modules():
@@ -321,8 +337,8 @@ class Job(Representation):
             raise self._error(reason)
 
     def _check_model(self, model: nn.Module) -> None:
-        if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-            raise self._error("the model has lazy layers; give the sizes of every layer")
+        if reason := why_without_values(model):
+            raise self._error(reason)
         if not trainable(model):
             raise self._error("the model has no parameters to train; expected at least one that requires a gradient")
         if reason := why_not_synchronized(model):

@@ -22,6 +22,9 @@ import paceline as pl
 from paceline.integrations.alone import with_plain_shuffling
 from paceline.policies.compensation.base import Compensator
 from paceline.user_loop.local_steps_run import LocalStepsRun
+from paceline.user_loop.loop_data import UserLoop
+from paceline.user_loop.loop_local_steps import check_local_steps
+from paceline.user_loop.loop_optimizer import check_averages
 
 TORCHRUN = {
     "RANK": "0",
@@ -151,7 +154,6 @@ def parallel():
             {"protocol": "s3gd", "optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())},
             "which the ranks would not average",
         ),
-        ({"protocol": "dc_s3gd", "model": nn.Linear(2, 1, device="meta")}, "the model is on meta"),
         (
             {"protocol": LOCAL_STEPS, "optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())},
             "but each step has one gradient",
@@ -160,14 +162,16 @@ def parallel():
             {"protocol": LOCAL_STEPS, "optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())},
             "parameters that are not in the model",
         ),
-        (
-            {"protocol": LOCAL_STEPS, "model": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, device="meta"))},
-            "the model is on cpu and meta, but local steps need it on one device",
-        ),
         ({"protocol": "all_reduce", "cluster_options": {"wire": "bf16"}}, "or sends compressed messages; omit wire"),
         ({"protocol": "all_reduce", "cluster_options": {"shards": 2}}, "cluster has shards=2"),
         ({"protocol": "all_reduce", "cluster_options": {"debug": True}}, "cluster has debug=True"),
         ({"accumulate": 0}, "accumulate"),
+        ({"model": nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(1))}, "1.weight of the model has no shape yet"),
+        (
+            {"model": nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))},
+            "1.running_mean of the model has no shape yet",
+        ),
+        ({"model": nn.Linear(2, 1, device="meta")}, "call model.to_empty(device='cpu'), and initialize it, before"),
         ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
         ({"cluster": "torchrun(standby=1)"}, "cluster has standby=1, which attach does not support: omit it"),
         ({"cluster": "torchrun(standby_sync=true)"}, "cluster has standby_sync=True, which attach does not"),
@@ -184,6 +188,21 @@ def test_what_cannot_work_is_refused_with_what_to_type(changes, expected):
         del changes["cluster_options"]
     with pytest.raises(pl.UsageError) as refused:
         attach(**changes)
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("check", "expected"),
+    [
+        (check_averages, "the model is on meta, but without a server attach averages on the CPU only"),
+        (check_local_steps, "the model is on cpu and meta, but local steps need it on one device"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_named(check, expected):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, device="meta"))  # as a GPU, which a test does not need
+    loop = UserLoop(model, torch.optim.SGD(model.parameters()), DataLoader(DATA), 1, None)
+    with pytest.raises(pl.UsageError) as refused:
+        check(loop)
     assert expected in str(refused.value)
 
 
