@@ -1,6 +1,7 @@
 """`pl.compare`: its runs, how it resumes, its failures, its errors."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def test_every_run_equals_a_run_of_train(tmp_path, processes):
     ]
     assert (tmp_path / "all/table.txt").read_text() == comparison.text()
     assert (tmp_path / "all/table.json").read_bytes() == comparison.to_json()
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_table(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    comparison = compare(folder, protocols="bsp", seeds=1)
+    assert comparison.folder == folder
+    assert "caf\ufffd" in (folder / "table.txt").read_text()
+    assert "caf\ufffd" in json.loads((folder / "table.json").read_bytes())["folder"]
 
 
 @parametrize_few(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, TextIO
 
 import typer
@@ -79,6 +80,8 @@ def options(
 
 def main() -> None:
     """Run the program; every error that paceline raises on purpose is one line."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # for the name of a file that is not UTF-8
     with warnings.catch_warnings(), logging_to_terminal():
         warnings.showwarning = _show_warning
         sys.exit(_status())

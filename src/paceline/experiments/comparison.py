@@ -17,6 +17,7 @@ from paceline.errors import RunError
 from paceline.experiments.paired_differences import PairedDifference, difference_sentence, differences
 from paceline.experiments.runner.ending import Crash, describe_crashes
 from paceline.recording.run_stats import RunStats
+from paceline.utils.files import in_unicode
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import NONE, TextTable, number, paragraph, whole
 from paceline.utils.wording import counted, listed
@@ -220,7 +221,7 @@ class Comparison(TableRepresentation):
         import orjson
 
         content = {
-            "folder": str(self.folder),
+            "folder": in_unicode(str(self.folder)),
             "goal": self.goal,
             "stop": str(self.stop),
             "rows": [self._plain(row) for row in self.rows],

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import inf, nan
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,7 +22,7 @@ from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import PacelineWarning, RunError, describe_error
 from paceline.recording.callback import KEPT
 from paceline.recording.validation import RecordOrder, check_types
-from paceline.utils.files import ContentError, create_file, lines_of, open_regular, open_to_extend, writing
+from paceline.utils.files import ContentError, create_file, in_unicode, lines_of, open_regular, open_to_extend, writing
 
 WAITING_RECORDS = 10_000  # upper bound; then the run waits for the disk
 BATCH_RECORDS = 500
@@ -193,8 +193,16 @@ def to_line(record: Record) -> bytes:
 
     >>> to_line(RunEnded(1.5, Outcome.UPDATES, "3 updates made", busy_s=nan, live_s=3.0))
     b'{"event":"run_ended","now_s":1.5,"outcome":"updates","reason":"3 updates made","busy_s":null,"live_s":3.0}\n'
+    >>> to_line(RunEnded(1.5, Outcome.FAILED, "cannot write caf\udce9", 0.0, 3.0)).count("caf\ufffd".encode())
+    1
     """
-    return _BEGINNINGS[type(record)] + orjson.dumps(record, option=_OPTIONS)[1:]
+    try:
+        content = orjson.dumps(record, option=_OPTIONS)
+    except TypeError:  # a text names a file whose name is not UTF-8
+        values = {field.name: getattr(record, field.name) for field in fields(record)}
+        texts: dict[str, Any] = {name: in_unicode(value) for name, value in values.items() if isinstance(value, str)}
+        content = orjson.dumps(replace(record, **texts), option=_OPTIONS)
+    return _BEGINNINGS[type(record)] + content[1:]
 
 
 def to_record(line: bytes) -> Record:

@@ -17,7 +17,7 @@ from paceline.report.figures import figure_class, write_figures
 from paceline.report.page.page import page
 from paceline.report.run_data import RunData, read_run
 from paceline.utils.dict_diff import differences
-from paceline.utils.files import replace_file, write_out, writing
+from paceline.utils.files import in_unicode, replace_file, write_out, writing
 
 KEYS = ("job", "batch_size", "parameters", "identity")
 
@@ -65,7 +65,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, figures: Path
     target = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
     with writing(target, "; give another file with out="):
         target.parent.mkdir(parents=True, exist_ok=True)
-        (replace_file if out is None else write_out)(target, text.encode())
+        (replace_file if out is None else write_out)(target, in_unicode(text).encode())
     if figures is not None:
         write_figures(runs, drawn, figures)
     return target
@@ -99,4 +99,5 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 def _labels(runs: Sequence[SavedRun]) -> list[str]:
     """Return distinct names of the runs: protocol and seed, and the folder where these are equal."""
     names = [f"{run.configuration.get('protocol', '?')}, seed {run.configuration.get('seed', '?')}" for run in runs]
-    return [name if names.count(name) == 1 else f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
+    paths = [in_unicode(str(run.path)) for run in runs]
+    return [name if names.count(name) == 1 else f"{name} ({path})" for name, path in zip(names, paths, strict=True)]

@@ -241,6 +241,17 @@ def replace_file(path: Path, content: bytes, *, to_disk: bool = False) -> None:
         raise
 
 
+def in_unicode(text: str) -> str:
+    r"""Return a text in which bytes of file names that are not UTF-8 have become replacement characters.
+
+    Python has each such byte as a surrogate, which cannot be encoded; without a UTF-8 locale it has all others so too.
+
+    >>> ascii(in_unicode("caf\udce9")), ascii(in_unicode("caf\udcc3\udca9"))
+    ("'caf\\ufffd'", "'caf\\xe9'")
+    """
+    return text.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def write_out(path: Path, content: bytes) -> None:
     """Write to a path of the user: replace a file, or write to a device.
 

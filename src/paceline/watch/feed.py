@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from paceline.utils.files import in_unicode
 from paceline.watch.live_view import LiveView
 from paceline.watch.watcher import Watcher
 
@@ -105,6 +106,6 @@ def _sections(watcher: Watcher, *, whole: bool) -> dict[str, bytes]:
     """Return the JSON of the state, and of all other sections if there are new records; nan becomes null."""
     view = LiveView(watcher.live) if watcher.live is not None else None
     contents = {name: content(view) for name, content in CONTENT.items()} if view and whole else {}
-    headline = view.headline if view else str(watcher.folder)
+    headline = view.headline if view else in_unicode(str(watcher.folder))
     contents["state"] = {"state": watcher.state, "text": watcher.describe(), "headline": headline}
     return {name: orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY) for name, content in contents.items()}

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def test_the_report_of_one_run_is_written_to_its_folder(tmp_path, monkeypatch, c
     assert not call(monkeypatch, tmp_path / "run")
     assert capsys.readouterr().out.strip() == str(tmp_path / "run/report.html")
     assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path, monkeypatch, capsysbinary):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    write_run(folder, two_updates())
+    assert not call(monkeypatch, folder)
+    assert capsysbinary.readouterr().out.strip() == os.fsencode(folder / "report.html")
+    assert "caf\ufffd" in (folder / "report.html").read_text()
 
 
 def test_a_parent_folder_selects_all_its_runs(parent):

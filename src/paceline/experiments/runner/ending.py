@@ -12,7 +12,7 @@ from paceline.core.records import RunEnded
 from paceline.core.stop import TARGETS, Stop
 from paceline.recording.event_log import to_record
 from paceline.recording.run_folder import ERROR, EVENTS
-from paceline.utils.files import ContentError, open_regular, replace_file
+from paceline.utils.files import ContentError, in_unicode, open_regular, replace_file
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.wording import counted, first_line
 
@@ -63,7 +63,7 @@ def write_crash(run: Path, message: str, details: str) -> Crash:
     crash = Crash(first_line(message), run / ERROR)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        replace_file(run / ERROR, f"{crash.message}\n\n{details or message}\n".encode())
+        replace_file(run / ERROR, in_unicode(f"{crash.message}\n\n{details or message}\n").encode())
     except OSError as error:
         LOG.error("cannot write %s (%s):\n%s", run / ERROR, error.strerror or error, details or message)
         return Crash(crash.message)
