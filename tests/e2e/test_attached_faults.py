@@ -117,10 +117,26 @@ def test_a_rank_that_gets_sigterm_hands_in_its_gradient_and_leaves(start, tmp_pa
 
 
 def test_sigterm_at_rank_0_ends_the_run_of_all_ranks(start, tmp_path):
-    ranks = start(2, protocol="bsp", faults={"0": (3, TERMINATE)})
+    ranks = start(2, protocol="bsp", faults={"0": (3, TERMINATE)}, attach={"on_end": "return"})
     answers = [ranks.end(rank)[0] for rank in range(2)]
     assert [answer["stopped_by"] for answer in answers] == ["interrupted"] * 2
     assert answers[0]["counts"] == answers[1]["counts"]
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+def test_ctrl_c_at_all_ranks_ends_them_with_one_line_and_without_a_traceback(protocol, start, tmp_path):
+    ranks = start(2, protocol=protocol, faults=dict.fromkeys("01", (3, "SIGINT")))
+    for rank in range(2):
+        _, stderr = ranks.end(rank, 130)
+        assert "Traceback" not in stderr
+        assert f"interrupted by Ctrl-C; resume it with resume='{tmp_path / 'run'}' in place of out=" in stderr
+
+
+def test_the_death_of_rank_0_is_an_error_of_the_others(start):
+    ranks = start(2, protocol="bsp", faults={"0": (3, KILL)})
+    ranks.end(0, -signal.SIGKILL)
+    _, stderr = ranks.end(1, 1)
+    assert stderr.splitlines()[-1].endswith("RunError: the server: rank 0 is gone: its process ended within the run")
 
 
 def test_a_killed_server_is_named_on_every_rank(start):

@@ -238,7 +238,7 @@ class AttachedRun(LoopProgress):
         self._share_state()
         self._worker = WorkerThread(self._take_part, self._exchange, self._config.process)
         self._signals = LoopSignals(weakly(self._on_signal))
-        atexit.register(_finish_at_exit, weakref.ref(self))
+        atexit.register(_leave_at_exit, weakref.ref(self))
         self._receive()
         self._begin_schedule()
 
@@ -343,9 +343,14 @@ class AttachedRun(LoopProgress):
         self._watch.load(model)
 
 
-def _finish_at_exit(run: weakref.ref[AttachedRun]) -> None:
-    """Finish a run that the script has not finished, or leave it with the error that ends the script."""
+def _leave_at_exit(run: weakref.ref[AttachedRun]) -> None:
+    """Leave a run that the script has not finished, with the error that ends the script if there is one."""
     alive = run()
-    if alive is not None:
-        error = getattr(sys, "last_value", None)
+    if alive is None:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
         alive.__exit__(type(error), error)
+        return
+    alive._leave(END_OF_LOOP, Outcome.STOPPED)
+    alive._server.stop(Outcome.STOPPED, "the script of rank 0 has ended")  # as after sys.exit()
