@@ -164,7 +164,8 @@ class ProcessSettings:
         """Set the settings of this process to these."""
         os.environ.clear()
         os.environ.update(self.environment)
-        LOG.setLevel(self.log_level)
+        if LOG.getEffectiveLevel() != self.log_level:  # else a level would be set that only holds for now
+            LOG.setLevel(self.log_level)
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
         if self.is_deterministic != torch.are_deterministic_algorithms_enabled():  # this call imports for 2 s
