@@ -284,7 +284,7 @@ def run_session(
         for callback in callbacks:
             opened.callback(callback.close)
         log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster), has_loops=has_loops)
-        return _run_session(session, folder, resumption, [log, *callbacks], policy)
+        return _run_session(session, folder, resumption, callbacks, log, policy)
 
 
 def _run_session(
@@ -292,13 +292,14 @@ def _run_session(
     folder: RunFolder | None,
     resumption: Resumption | None,
     callbacks: Sequence[Callback],
+    log: RunLog,
     policy: CheckpointPolicy,
 ) -> Result:
     memory = Memory()
     cluster = session.config.cluster
     if isinstance(cluster, Torchrun):
         tell_launcher(cluster, ENDED, holds=False)
-    recorder = session.recorder([folder or memory, *callbacks])
+    recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()
         first = resumption.load(engine, recorder) if resumption else None
