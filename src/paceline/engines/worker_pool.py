@@ -190,8 +190,11 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         if is_due:  # after the messages: no worker counts as silent while the server is busy
             self._add_timers(self._timers[0], now)
 
-    def _on_gradient(self, worker: int, draw: int, stats: GradientStats, *, pull_s: float, push_s: float) -> None:
-        """Report a gradient, and give its worker the waiting task."""
+    def _on_gradient(
+        self, worker: int, draw: int, stats: GradientStats, missing: tuple[int, ...], *, pull_s: float, push_s: float
+    ) -> None:
+        """Report a gradient, given the parameters that have none, and give its worker the waiting task."""
+        self._gradients[worker].receive(missing)
         arrival = Arrival(self._elapsed_s(), worker, draw, pull_s=pull_s, push_s=push_s, **stats._asdict())
         self._events.append(arrival)
         state = self._workers[worker]

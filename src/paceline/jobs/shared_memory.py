@@ -49,8 +49,9 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Return the range of elements of the storage in which a tensor lies."""
+    start = int(tensor.storage_offset())
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.storage_offset(), tensor.storage_offset() + steps + 1
+    return start, start + steps + 1
 
 
 def _elements(tensor: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class GradientAccumulator:
         self._weight = 0.0
         self._not_finite: int | None = None  # position of the first gradient of the update that is not finite
         self._worker: int | None = None  # whose whole numbers the mean has
+        self._written: set[int] = set()  # parameters of which a gradient of the update has one
 
     @cached_property
     def mean(self) -> FlatBuffers:
@@ -56,6 +57,7 @@ class GradientAccumulator:
         """Queue one gradient for the open update."""
         self._queue.append(_Queued(gradient, samples, samples * step_scale, worker))
         self._count += 1
+        self._written |= gradient.written
 
     def accumulate(self) -> None:
         """Add the queue to the mean; a lone first gradient stays queued: adding it with the second saves a copy."""
@@ -90,9 +92,12 @@ class GradientAccumulator:
         else:
             mean = MeanGradient(new, self._flush_buffers(), self.mean, self._count)
         mean.not_finite = self._not_finite
+        if not mean.is_borrowed:
+            self.mean.written = self._written
         self._queue.clear()
         self._count, self._samples, self._weight, self._worker = 0, 0, 0.0, None
         self._not_finite = None
+        self._written = set()
         return mean
 
     def _flush_buffers(self) -> list[float]:
@@ -120,7 +125,10 @@ class GradientAccumulator:
     def state_dict(self) -> dict[str, Any]:
         """Return the mean and its weights; the queue is flushed first."""
         self.flush()
-        mean = {"parameters": self.mean.parameters, "buffers": self.mean.buffers} if self._samples else None
+        mean: dict[str, Sequence[Any]] | None = None
+        if self._samples:
+            written = [i in self._written for i in range(len(self.mean.parameters))]
+            mean = {"parameters": self.mean.parameters, "buffers": self.mean.buffers, "written": written}
         return {"samples": self._samples, "weight": self._weight, "mean": mean, "worker": self._worker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -133,6 +141,8 @@ class GradientAccumulator:
                 *mean["parameters"][parameters.start : parameters.stop],
                 *mean["buffers"][buffers.start : buffers.stop],
             ]
+            written = mean["written"][parameters.start : parameters.stop]
+            self._written = {i for i, is_written in enumerate(written) if is_written}
             for view, tensor in zip([*self.mean.parameters, *self.mean.buffers], saved, strict=True):
                 copy_checked(view, tensor)
 
@@ -169,6 +179,11 @@ class MeanGradient:
         self._last = [each for each in vectors if each is not storage or is_borrowed]
         self._weights = weights
         self._storage = storage
+
+    @property
+    def written(self) -> set[int]:
+        """Indices of the parameters of which at least one gradient of the update has one."""
+        return self._storage.written
 
     @property
     def flat_buffers(self) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,12 @@ class BlockOptimizer:
 
     While a block is in the cache, its mean gradient is computed and the parameters are stepped, in place or into the
     memory of a new version. The first step of a process is left to the optimizer itself, which makes its state; later
-    the state is in views of flat vectors. Other optimizers, and options with other operations, are always left to
-    themselves.
+    the state is in views of flat vectors. A step in which other parameters have a gradient than in the one before is
+    left to the optimizer too. Other optimizers, and options with other operations, are always left to themselves.
 
     Args:
         optimizer: optimizer of the parameters.
-        parameters: parameters with a gradient in every update, in the order of the layout.
+        parameters: parameters, in the order of the layout.
         layout: layout of the parameters.
     """
 
@@ -35,7 +35,10 @@ class BlockOptimizer:
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], layout: FlatLayout
     ) -> None:
         self._optimizer = optimizer
-        self._ranges = _ranges_of(optimizer, parameters, layout)
+        self._parameters = parameters
+        self._layout = layout
+        self._written = set(range(len(parameters)))  # parameters with a gradient in the last step
+        self._ranges = _ranges_of(optimizer, parameters, layout, self._written)
         self._has_stepped = False
         for each in self._ranges if type(optimizer) in _KINDS else ():  # before training, whose times are measured
             loops_of(_KINDS[type(optimizer)], each.parameters[0], each.elements.stop - each.elements.start)
@@ -52,7 +55,11 @@ class BlockOptimizer:
         Returns:
             Number that is finite only if all new parameters are; None if the optimizer has to step.
         """
-        rules = self._next_rules() if self._has_stepped else None
+        are_same = mean.written == self._written
+        if not are_same:
+            self._written = mean.written
+            self._ranges = _ranges_of(self._optimizer, self._parameters, self._layout, self._written)
+        rules = self._next_rules() if self._has_stepped and are_same else None
         self._has_stepped = True
         if rules is None:
             return None
@@ -70,7 +77,7 @@ class BlockOptimizer:
     def _next_rules(self) -> list[Rule | None] | None:
         """Return the rule of the next step of each range, and count it; None if the optimizer has to step.
 
-        There is no rule for parameters that the optimizer does not hold: they stay as they are.
+        There is no rule for parameters without a gradient, or that the optimizer does not hold: they stay as they are.
         """
         optimizer, kind = self._optimizer, _KINDS.get(type(self._optimizer))
         if kind is None or _is_hooked(optimizer):
@@ -92,7 +99,7 @@ class _Range:
     Attributes:
         number: number of the flat vector.
         elements: their range in it.
-        group: number of their group; None for parameters that the optimizer does not hold.
+        group: number of their group; None for parameters that are not stepped.
         parameters: the parameters.
         state: flat vectors of the optimizer's state.
     """
@@ -133,14 +140,14 @@ class _Range:
 
 
 def _ranges_of(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], layout: FlatLayout
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], layout: FlatLayout, written: Container[int]
 ) -> list[_Range]:
-    """Return the ranges of all flat vectors, each as long as possible."""
+    """Return the ranges of all flat vectors, each as long as possible, given the parameters with a gradient."""
     groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
     newest: dict[int, _Range] = {}
     ranges = []
-    for parameter, (number, elements) in zip(parameters, layout.parameter_ranges(), strict=True):
-        group = groups.get(id(parameter))
+    for i, (parameter, (number, elements)) in enumerate(zip(parameters, layout.parameter_ranges(), strict=True)):
+        group = groups.get(id(parameter)) if i in written else None
         last = newest.get(number)
         if last is not None and last.group == group:
             last.elements = slice(last.elements.start, elements.stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -27,7 +27,7 @@ class FlatBuffers:
         flat_buffers: 1-D tensors, one per shard and dtype.
         parameters: views, one per trainable parameter of the layout, in the model's order.
         buffers: views, one per buffer of the layout, in the model's order.
-        written: indices of the parameters whose views may be nonzero.
+        written: indices of the views of the parameters that have a gradient: the others are zero.
     """
 
     def __init__(self, layout: FlatLayout, memory: Tensor) -> None:
@@ -43,6 +43,20 @@ class FlatBuffers:
         """Copy all memory from other flat buffers, possibly on another device."""
         words = self.memory.view(torch.int64)  # faster than bytes
         words.copy_(other.memory.view(torch.int64), non_blocking=True)
+        self.written = set(other.written)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Indices of the model's parameters that have no gradient."""
+        return tuple(number for i, number in enumerate(self._layout.parameters) if i not in self.written)
+
+    def receive(self, missing: Collection[int]) -> None:
+        """Take over which parameters have no gradient, as `missing` of the sender.
+
+        One that is not zero has a gradient all the same: that of other ranks, or what compressed messages had left out.
+        """
+        views = zip(self._layout.parameters, self.parameters, strict=True)
+        self.written = {i for i, (number, view) in enumerate(views) if number not in missing or bool(view.any())}
 
     @cached_property
     def shards(self) -> tuple[FlatBuffers, ...]:

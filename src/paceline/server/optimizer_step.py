@@ -21,7 +21,7 @@ CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class OptimizerStep:
-    """Steps of the optimizer of a parameter server.
+    """Steps of the optimizer of a parameter server; as in torch, a parameter without a gradient is not stepped.
 
     Args:
         optimizer: optimizer of the model.
@@ -89,8 +89,8 @@ class OptimizerStep:
 
     def _step_whole(self, mean: MeanGradient) -> None:
         flats = mean.whole.flat_parameters
-        for parameter, gradient in zip(self._parameters, mean.whole.parameters, strict=True):
-            parameter.grad = gradient
+        for i, (parameter, gradient) in enumerate(zip(self._parameters, mean.whole.parameters, strict=True)):
+            parameter.grad = gradient if i in mean.written else None
         before = [flat._version for flat in flats]
         self._optimizer.step()
         if before != [flat._version for flat in flats] and mean.is_borrowed:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
 from paceline.jobs.shared_memory import why_not_apart
+from paceline.server.flat_buffers import bind
 from paceline.server.zero_gradients import shortened
 from paceline.user_loop.frozen_parameters import FrozenParameters
 from paceline.user_loop.loop_tensors import copy_version
@@ -45,6 +46,7 @@ class LoopWatch:
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._writes: WriteWatch | None = None
         self._version: dict[str, Tensor] = {}  # of which the parameters are copies; empty where they are not
+        self._memory: list[Tensor] = []  # that the parameters are bound to; empty where they have their own
         self._read()
 
     def start(self, *, debug: bool) -> None:
@@ -69,6 +71,14 @@ class LoopWatch:
         self._version = dict(zip(self._trained.values(), trainable(model), strict=True))
         self._writes.mark()
 
+    @torch.no_grad()
+    def bind(self, model: nn.Module) -> None:
+        """Bind the parameters to the memory of a version, in which they may be written, and copy its buffers."""
+        self._memory = [parameter.data for parameter in trainable(model)]
+        bind(self.parameters, self._memory)
+        for ours, theirs in zip(self.buffers, model.buffers(), strict=True):
+            ours.copy_(theirs)
+
     def look(self) -> None:
         """Compare the objects of the loop with those that were read.
 
@@ -84,6 +94,7 @@ class LoopWatch:
             self._read_buffers()
         if self._version:
             self._check_version()
+        self._move_back()
 
     def _read(self) -> None:
         modules = list(self._model.modules())
@@ -121,6 +132,13 @@ class LoopWatch:
                 raise _refusal(f"parameter group {number} of the optimizer has other parameters")
         if len(groups) < len(self._groups):
             raise _refusal(f"parameter group {len(groups)} of the optimizer is missing")
+
+    def _move_back(self) -> None:
+        """Move the values of parameters whose data were replaced to the memory that the ranks average."""
+        for parameter, memory in zip(self.parameters, self._memory, strict=False):
+            if parameter.data_ptr() != memory.data_ptr():
+                memory.copy_(parameter.data)
+                parameter.data = memory
 
     def _check_version(self) -> None:
         assert self._writes is not None

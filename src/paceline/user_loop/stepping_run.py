@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from paceline.jobs.job import trainable
 from paceline.server.flat_buffers import bind
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_replica import LoopEnd, LoopStep, LoopTask
@@ -56,9 +54,5 @@ class SteppingRun(AttachedRun):
                 # Memory of their own, so that files of some parameters do not contain the rest.
                 bind(self._watch.parameters, [parameter.data.clone() for parameter in self._watch.parameters])
 
-    @torch.no_grad()
     def _load(self, model: nn.Module) -> None:
-        """Bind the parameters of the user to a version, and copy its buffers."""
-        bind(self._watch.parameters, [parameter.data for parameter in trainable(model)])
-        for ours, theirs in zip(self._watch.buffers, model.buffers(), strict=True):
-            ours.copy_(theirs)
+        self._watch.bind(model)

@@ -22,6 +22,7 @@ from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, is_a_mean
 from paceline.server.squared_norms import squared_norm, sum_of_norms
+from paceline.server.zero_gradients import shortened
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
 from paceline.worker.buffer_watch import BufferWatch
@@ -187,8 +188,9 @@ class Replica:
         self._guard = ParameterGuard.for_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
         named = dict(self.model.named_parameters())
+        self._not_trained = {name: each for name, each in named.items() if not each.requires_grad}
         self._writes = WriteWatch({name: each for name, each in named.items() if each.requires_grad})
-        self._frozen = WriteWatch({name: each for name, each in named.items() if not each.requires_grad})
+        self._frozen = WriteWatch(self._not_trained)
         self._buffers = BufferWatch(self.model)
         self._own: dict[str, FlatBuffers] = {}
         self._writer = GradientWriter(job.name, self._parameters)
@@ -215,6 +217,7 @@ class Replica:
             since = f"while job {self._job.name} computed draw {draw}"
             with at_place(f"job {self._job.name} failed for {place}"), self._unchanged(f"worker {worker}", since):
                 part = self._forward_backward(batch, own, notifies=own is gradient)
+                self._check_trained()
             for change, buffer, before in zip(own.buffers, self._buffers.current(), base.buffers, strict=True):
                 change.copy_(buffer.detach())
                 if is_a_mean(change):
@@ -293,6 +296,13 @@ class Replica:
         if self._variance is None:
             return PartialGradient(loss_sum, size, 0.0, 0, squared_norms)
         return PartialGradient(loss_sum, size, self._variance.mean_square, self._variance.parts)
+
+    def _check_trained(self) -> None:
+        if begun := [name for name, each in self._not_trained.items() if each.requires_grad]:
+            raise UsageError(
+                f"{shortened(begun)} began to require a gradient, but a run trains the parameters that required one "
+                "when the model was made: call requires_grad_() there, or train a second run from this one's model"
+            )
 
     def _check_loss(self, loss: Tensor) -> None:
         if not loss.requires_grad:

@@ -4,11 +4,15 @@ import copy
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import paceline as pl
+from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
-from loop_parts import make_network, make_parts, numbered_data, sgd, step
+from loop_parts import BATCH, make_network, make_parts, numbered_data, sgd, step
 from paceline.user_loop.loop_watch import LoopWatch
+
+EXACT = 1e-12
 
 
 @torch.no_grad()
@@ -94,6 +98,26 @@ def test_parameters_that_the_loop_writes_are_refused_by_name(write, names):
     answer, _ = attached(write)
     assert isinstance(answer, pl.UsageError)
     assert f"has written to {names}" in str(answer)
+
+
+def replace_data(model, optimizer):
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clamp(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("change", [clamp, load, write_data, replace_data])
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=2)", "bsp + local_steps(H=2)"])
+def test_where_each_rank_steps_it_keeps_what_its_loop_writes(protocol, change):
+    kind = AttachedThreads if "bsp" in protocol else AllReduceLoops
+    ranks = kind(1, make_parts(make_network(), numbered_data(), shuffle=False), protocol)
+    assert ranks.run(change_each_step(change)) == [12]
+    expected = make_network()
+    optimizer = sgd(expected)
+    for batch in DataLoader(numbered_data(), batch_size=BATCH):
+        step(expected, optimizer, [batch])
+        change(expected, optimizer)
+    for ours, theirs in zip(ranks.parts[0][0].parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize(

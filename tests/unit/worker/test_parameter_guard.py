@@ -173,6 +173,25 @@ def test_a_write_through_data_is_an_error():
         pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=9")
 
 
+class Unfrozen(torch.nn.Module):
+    """Model that unfreezes a layer in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(5, 5), torch.nn.Linear(5, 3)
+        self.first.requires_grad_(False)
+
+    def forward(self, x):
+        self.first.requires_grad_(True)
+        return self.last(self.first(x))
+
+
+def test_a_parameter_that_is_unfrozen_in_the_run_is_an_error():
+    job = tiny_job(model=Unfrozen, data=dataset(dtype=torch.float32))
+    with pytest.raises(pl.UsageError, match=r"first.weight, first.bias began to require a gradient"):
+        pl.train(job, protocol="asp", cluster=pl.Cluster(2), stop="updates=9")
+
+
 class Taught(torch.nn.Module):
     """Model with a frozen teacher, which follows it in the forward pass."""
 

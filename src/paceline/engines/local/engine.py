@@ -160,7 +160,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
             case messages.TaskDone():
                 self._respawns[worker] = 0
                 push_s = now + self._begun_s - reply.sent_s  # at most until the arrival
-                self._on_gradient(worker, reply.draw, reply.measured, pull_s=reply.pull_s, push_s=push_s)
+                self._on_gradient(worker, reply.draw, reply.measured, reply.missing, pull_s=reply.pull_s, push_s=push_s)
             case messages.TaskCancelled():
                 self._on_idle(peer)
             case messages.WorkerReady():

@@ -36,12 +36,13 @@ class WorkerReady(NamedTuple):
 
 
 class TaskDone(NamedTuple):
-    """Report that the gradient of a draw is in shared memory."""
+    """Report that the gradient of a draw is in shared memory, and which parameters have none."""
 
     draw: int
     measured: GradientStats
     pull_s: float
     sent_s: float
+    missing: tuple[int, ...]
 
 
 class TaskCancelled(NamedTuple):

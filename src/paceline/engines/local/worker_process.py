@@ -155,7 +155,8 @@ class _Worker:
                 )
         except Interrupted:
             return messages.TaskCancelled(request.draw)
-        return messages.TaskDone(request.draw, measured, begun_s - request.sent_s, time.monotonic())
+        pull_s = begun_s - request.sent_s
+        return messages.TaskDone(request.draw, measured, pull_s, time.monotonic(), self._gradient.missing)
 
     def on_end(self) -> None:
         """Save the state that only this worker has."""

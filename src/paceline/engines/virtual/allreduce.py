@@ -145,6 +145,7 @@ class VirtualAllReduce(AllReduceTiming):
         fragment = self._allreduce.summed_fragment(self._iteration)
         if self._transfers is not None and fragment is not None:
             self._transfers.send(worker, payload, fragment)
+            payload.receive(payload.missing)
         add_payload(self._total, payload, is_first=is_first)
 
     def _apply_sum(self, total: FlatBuffers, shares: float, command: Apply, fragment: int | None) -> None:

@@ -146,6 +146,7 @@ class VirtualEngine(TimingEngine):
             measured = self._replica.gradient(work.worker, work.draw, work.minibatch, version, self._gradient)
         if transfers is not None and measured.finite:
             transfers.send(work.worker, self._gradient)
+            self._gradient.receive(self._gradient.missing)
         return measured
 
     def _in_flight(self) -> Iterator[UpcomingMinibatch]:

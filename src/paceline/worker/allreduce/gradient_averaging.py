@@ -31,7 +31,6 @@ class GradientAveraging(AllReduceAlgorithm):
         """Make the same step as all other workers."""
         scale(total, 1 / shares)
         add_counts(total, self.average, 1)
-        total.written.update(range(len(total.parameters)))  # other workers may have gradients where this one has none
         self.server.enqueue(total, samples=1)
         return self.server.apply(update)
 

@@ -16,6 +16,7 @@ def add_payload(total: FlatBuffers, payload: FlatBuffers, *, is_first: bool) -> 
     if is_first:
         total.copy_(payload)
         return
+    total.written |= payload.written
     add_vectors(total, payload)
 
 

@@ -223,8 +223,8 @@ class AllReduceEngine(WallClockEngine):
         """Turn the reports of all ranks into events."""
         if self._cluster.is_server:
             self.now = self._elapsed_s()  # the sum is complete
-        if summary.learning_rates and self._allreduce.sums == "gradients":  # the step is common to all ranks
-            self._algorithm.server.set_learning_rates(summary.learning_rates)
+        if self._allreduce.sums == "gradients":  # the step is common to all ranks
+            self._local_step.on_reports(summary)
         now = self._common_s = summary.now
         common: dict[str, Any] = {"now": now, "pull_s": min(report.waited_s for report in summary.reports.values())}
         if self._cluster.is_server:
@@ -244,7 +244,7 @@ class AllReduceEngine(WallClockEngine):
         if not self._allreduce.leaves_steps_out:
             self._not_summed = None
         self.is_settled = True
-        self._local_step.check()
+        self._local_step.before_sum(total)
         shares = sum(each.samples for each in update.gradients) / self._replica.batch_size
         step = self._algorithm.apply_sum(total, shares, update, fragment)
         self._local_step.snapshot(f"applied version {update.version}")

@@ -13,6 +13,7 @@ from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
 from paceline.protocols.allreduce import AllReduceConfig
+from paceline.server.flat_buffers import FlatBuffers
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.vectors import drop_counts
@@ -184,6 +185,7 @@ class LocalStep:
         self._name = f"worker {cluster.worker}"
         self._guard = ParameterGuard.for_algorithm(algorithm) if cluster.debug else None
         self._last_change = ""
+        self._missing: set[int] = set()  # parameters without a gradient in the newest step
 
     def snapshot(self, change: str) -> None:
         """Record that this rank itself has changed its parameters.
@@ -203,6 +205,17 @@ class LocalStep:
         """
         if self._guard is not None:
             self._guard.check(self._name, f"after it {self._last_change}")
+
+    def on_reports(self, summary: StepSummary) -> None:
+        """Take over what the step of all ranks has in common: learning rates, and the parameters without a gradient."""
+        self._missing = summary.missing
+        if summary.learning_rates:
+            self._algorithm.server.set_learning_rates(summary.learning_rates)
+
+    def before_sum(self, total: FlatBuffers) -> None:
+        """Check the parameters, as `check`, and record which of them have a gradient in a sum."""
+        self.check()
+        total.receive(self._missing)
 
     def contribute(self, command: Compute | None, run_s: float, update: Apply) -> StepReport:
         """Compute the gradient and write the contribution; return the report, with the seconds computed ahead.
@@ -239,6 +252,7 @@ class LocalStep:
             compute_s=ahead_s,
             learning_rates=self._replica.learning_rates,
             skipped=stats.skipped,
+            missing=self._algorithm.gradient.missing,
         )
 
     def _skip(self) -> StepReport:

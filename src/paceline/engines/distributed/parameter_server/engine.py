@@ -341,7 +341,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if self._shards.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
         self._log_link(self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, pull_s + push_s))
-        self._on_gradient(worker.worker, done.draw, done.stats, pull_s=pull_s, push_s=push_s)
+        self._on_gradient(worker.worker, done.draw, done.stats, done.missing, pull_s=pull_s, push_s=push_s)
 
     def _log_link(self, report: str | None) -> None:
         if report is not None:

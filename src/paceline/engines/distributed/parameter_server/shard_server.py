@@ -154,8 +154,10 @@ class _ShardServer:
                     raise RunError(reason)
                 case PeerJoined(peer):
                     self._on_join(peer)
-                case PeerMessage(peer_id, task_messages.RemoteTaskDone(draw)) if peer_id in self._rank_0_ids:
-                    self._rank_0.send(task_messages.GradientReceived(self._rank_0_ids[peer_id], draw))
+                case PeerMessage(peer_id, task_messages.RemoteTaskDone() as done) if peer_id in self._rank_0_ids:
+                    rank_0_id = self._rank_0_ids[peer_id]
+                    self._gradients[self._peers[rank_0_id].worker].receive(done.missing)
+                    self._rank_0.send(task_messages.GradientReceived(rank_0_id, done.draw))
                 case PeerLost(peer_id, reason) if peer_id in self._rank_0_ids:
                     self._rank_0.send(messages.PeerDisconnected(self._rank_0_ids[peer_id], reason))
                 case Exception() as error:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from torch import Tensor
-
 from paceline.clusters.rank_checks import host_and_port
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
@@ -76,7 +74,7 @@ class StandbyEngine(Engine):
         self._session: ClientSession | None = None
         self._received: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
         self._events: deque[Event] = deque()
-        self._mean: Tensor | None = None
+        self._mean: FlatBuffers | None = None
         self._step: Step | None = None
         self._leaves_on = ""
 
@@ -157,10 +155,11 @@ class StandbyEngine(Engine):
 
     def _read(self, message: Message | Exception) -> None:
         match message:
-            case messages.FollowUpdate(events, version, tensors=tensors):
+            case messages.FollowUpdate(events, version, missing, tensors=tensors):
                 self._events.extend(each.event for each in events)
                 if version:
-                    self._mean = tensors["mean"]
+                    self._mean = FlatBuffers(self._layout, tensors["mean"])
+                    self._mean.receive(missing)
                     assert self._session is not None
                     with suppress(ConnectionLost):  # its loss is in the queue
                         self._session.connection.send(UpdateReceived(version))
@@ -184,7 +183,7 @@ class StandbyEngine(Engine):
                 "state; give both the same folder to resume"
             )
         mean, self._mean = self._mean, None
-        self._server.enqueue(FlatBuffers(self._layout, mean), 1)
+        self._server.enqueue(mean, 1)
         self._step = self._server.apply(command)
 
     def compute(self, command: Compute) -> None:

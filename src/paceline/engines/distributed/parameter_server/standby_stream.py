@@ -134,7 +134,7 @@ class StandbyStream:
         if self._peer is None:
             return
         self._mean.copy_(mean)
-        self._unsent = self._followed(update.version, mean=self._mean.memory)
+        self._unsent = self._followed(update.version, mean.missing, mean=self._mean.memory)
 
     def send(self) -> None:
         """Send the mean gradient that has not been sent yet, if there is one."""
@@ -159,11 +159,11 @@ class StandbyStream:
         self._peer.connection.send(end)
         return [self._peer.peer_id]
 
-    def _followed(self, version: int = 0, **tensors: Tensor) -> messages.FollowUpdate:
+    def _followed(self, version: int = 0, missing: tuple[int, ...] = (), **tensors: Tensor) -> messages.FollowUpdate:
         """Return the message about all events since the last one."""
         events, self._pending = self._pending, []
         self._told.append(set(self._live()))
-        return messages.FollowUpdate(events, version, tensors=tensors)
+        return messages.FollowUpdate(events, version, missing, tensors=tensors)
 
     def _is_awaited(self, event: PeerEvent) -> bool:
         if isinstance(event, PeerLost):

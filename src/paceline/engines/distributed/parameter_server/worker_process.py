@@ -249,7 +249,12 @@ class WorkerProcess:
         overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
         stats = stats._replace(finite=stats.finite and not overflows)
         done = task_messages.RemoteTaskDone(
-            self._draw, self._busy_s, stats, self._replica.learning_rates, self._replica.options
+            self._draw,
+            self._busy_s,
+            stats,
+            self._replica.learning_rates,
+            self._replica.options,
+            self._gradient.missing,
         )
         for channel in self._channels:
             channel.send_remaining(done)

@@ -266,10 +266,12 @@ class FollowUpdate(StateMessage, frozen=True):
         tensors: under "mean", the memory of the mean gradient and of the changes of the buffers, if there is an update.
         events: events since the message before, in order.
         version: version that the update makes; 0 without an update.
+        missing: indices of the model's parameters without a gradient in it.
     """
 
     events: list[FollowedEvent]
     version: int = 0
+    missing: tuple[int, ...] = ()
 
 
 ControlMessage = (

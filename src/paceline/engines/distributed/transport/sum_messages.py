@@ -105,6 +105,7 @@ class StepReport(MessageStruct, frozen=True):
         outcome: outcome of a run that the worker ends.
         learning_rates: learning rate of each parameter group, where the loop of a user sets them; else empty.
         skipped: whether the loop of the worker skipped the step.
+        missing: indices of the model's parameters without a gradient.
         saves: whether the worker, which is rank 0, saves the run after the next update that is settled.
     """
 
@@ -122,6 +123,7 @@ class StepReport(MessageStruct, frozen=True):
     outcome: Outcome = Outcome.INTERRUPTED
     learning_rates: tuple[Single, ...] = ()
     skipped: bool = False
+    missing: tuple[Whole, ...] = ()
     saves: bool = False
 
     def __post_init__(self) -> None:
@@ -166,6 +168,12 @@ class StepSummary(MessageStruct, frozen=True):
         """Learning rates of the first worker that reports some; empty if there is none."""
         reported = (self.reports[worker].learning_rates for worker in sorted(self.reports))
         return next(filter(None, reported), ())
+
+    @property
+    def missing(self) -> set[int]:
+        """Indices of the parameters that have no gradient in any report."""
+        missing = [set(each.missing) for each in self.reports.values() if each.finite]
+        return set.intersection(*missing) if missing else set()
 
 
 class MetricsMeasured(MessageStruct, frozen=True):

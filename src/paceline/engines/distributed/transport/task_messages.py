@@ -79,6 +79,7 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         stats: scalars of the gradient.
         learning_rates: learning rate of each parameter group for its step; empty where the server sets them.
         options: other options of each parameter group for its step, as the weight decay; empty likewise.
+        missing: indices of the model's parameters without a gradient.
     """
 
     draw: Whole
@@ -86,6 +87,7 @@ class RemoteTaskDone(MessageStruct, frozen=True):
     stats: GradientStats
     learning_rates: tuple[Single, ...] = ()
     options: tuple[dict[str, Option], ...] = ()
+    missing: tuple[Whole, ...] = ()
 
     def __post_init__(self) -> None:
         check_norms(self.stats.squared_norm, self.stats.variance)
