@@ -47,7 +47,7 @@ def spirals(momentum: float = 0.9) -> pl.Job:
 
 def largest_smoothed_loss(run: pl.Result) -> float:
     """Return the largest mean of 50 accepted losses in a row."""
-    losses = [each.loss for each in run.history.of(GradientArrived) if each.used]
+    losses: list[float] = [each.loss for each in run.history.of(GradientArrived) if each.used]
     return max(sum(losses[first : first + WINDOW]) / WINDOW for first in range(len(losses) - WINDOW + 1))
 
 
