@@ -56,6 +56,12 @@ def test_a_script_under_torchrun_sees_the_rank(lines_of_a_script, monkeypatch):
     assert lines_of_a_script() == ["[rank 3] lost worker 1: killed by SIGKILL"]
 
 
+def test_a_line_that_the_launcher_labels_has_no_second_label(lines_of_a_script, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("PACELINE_LABELLED", "1")
+    assert lines_of_a_script() == ["lost worker 1: killed by SIGKILL"]
+
+
 @pytest.mark.parametrize("has_loops", [False, True])
 def test_a_collective_in_a_loop_is_named_as_the_cause_of_silence(has_loops, caplog):
     log = RunLog(is_simulated=False, has_loops=has_loops)

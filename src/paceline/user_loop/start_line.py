@@ -6,6 +6,7 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.protocols.protocol import Plan
 from paceline.recording.callbacks.progress_line import stderr_console
 from paceline.run.config import RunConfig
+from paceline.utils.rank_logger import rank_label
 from paceline.utils.wording import counted
 
 
@@ -40,5 +41,5 @@ def print_start_line(config: RunConfig) -> None:
     assert isinstance(config.cluster, Torchrun)
     if config.cluster.ranks.launch_rank:
         return
-    text = f"[rank 0] paceline: {start_line(config.plan, config.cluster.started, config.folder)}"
+    text = f"{rank_label(0)}paceline: {start_line(config.plan, config.cluster.started, config.folder)}"
     stderr_console().print(text, highlight=False, markup=False, soft_wrap=True)

@@ -32,5 +32,9 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
         given = os.environ.get("RANK", "")
         rank = int(given) if given.isdecimal() else None
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "rank": rank}
-        is_labelled = rank is None or os.environ.get(LABELLED) == "1"
-        return msg if is_labelled else f"[rank {rank}] {msg}", kwargs
+        return msg if rank is None else f"{rank_label(rank)}{msg}", kwargs
+
+
+def rank_label(rank: int) -> str:
+    """Return what a line of a rank begins with: its number, unless the launcher writes it."""
+    return "" if os.environ.get(LABELLED) == "1" else f"[rank {rank}] "
