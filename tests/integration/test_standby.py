@@ -1,7 +1,9 @@
 """Runs whose rank 0 is killed, with a standby: ranks as threads."""
 
+import re
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from end_when import FOREVER
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
 from paceline.engines.distributed.parameter_server.standby import StandbyEngine
+from paceline.engines.distributed.parameter_server.succeeding_engine import SucceedingEngine
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
 from rank_threads import LIMIT_S, ranks, run
@@ -323,3 +326,43 @@ def test_too_few_workers_do_not_make_the_standby_a_server():
         job.join(0)
         with pytest.raises(pl.RunError, match=r"1 more workers of rank 0 did not join within start_timeout_s=1"):
             job.end("standby")
+
+
+def test_two_sides_that_do_not_reach_each_other_are_not_two_runs(tmp_path):
+    """Two of three workers go to the standby, and processes with their numbers come to rank 0."""
+
+    class Split(pl.Callback):
+        def on_update(self, update):
+            if update.version == 5 and job.processes[0].thread is threading.current_thread():
+                for moved in ("standby", 1, 2):
+                    job.processes[moved].disconnect()
+                for number in (1, 2):
+                    job.start(number)
+
+    settings = {"protocol": "asp", "stop": "updates=400", "out": tmp_path / "run", "callbacks": [Split()]}
+    with ranks(4, tiny_job(), {**STANDBY, "start_timeout_s": 2.0}, **settings) as job:
+        job.start_all()
+        ends = [outcome_of(job, each) for each in (0, "standby")]
+    errors = [str(end) for end in ends if isinstance(end, pl.RunError)]
+    assert errors, "both sides have trained to the end"
+    for error in errors:
+        assert re.search("so it ends; its newest checkpoint is in|more workers of rank 0", error)
+
+
+def test_a_standby_counts_processes_and_not_numbers_of_workers():
+    def lacking(here):
+        signals = SimpleNamespace(caught="")
+        workers = {number: SimpleNamespace(process=each, is_ready=True) for number, each in enumerate(here)}
+        engine = SimpleNamespace(signals=signals, known_processes=("a", "b", "c"), _workers=workers)
+        return SucceedingEngine._lacking(engine)
+
+    assert lacking({"a", "another with the number of b", "another with the number of c"}) == "1 more workers of rank 0"
+    assert lacking({"a", "c"}) == ""
+
+
+def outcome_of(job, name):
+    """Return the result of a process, or the error with which it has ended."""
+    try:
+        return job.end(name)
+    except pl.RunError as error:
+        return error

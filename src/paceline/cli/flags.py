@@ -16,6 +16,8 @@ FUNCTIONS = {"search": "search_switch", "search_cost": "search_costs", "report":
 # Names of protocol arguments, durations and stop conditions too; options only at the start of a message.
 AMBIGUOUS = {"k", "updates", "seconds", "first", "then", "target"}
 
+LONGEST = 2000  # characters, since the time of the pattern grows with the square of the length
+
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _QUOTED = rf"(?<!\w)(?:{_TEXT})"  # an apostrophe in or after a word is not a quote
 _IN_BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
@@ -41,6 +43,9 @@ def in_flags(message: str, options: Mapping[str, str], command: str = "") -> str
     >>> in_flags('k_sync(k=4): give cluster="trace:FILE"', {"cluster": "--cluster", "k": "--k"})
     'k_sync(k=4): give --cluster trace:FILE'
     """
+    head, rest = message[:LONGEST], message[LONGEST:]
+    if rest:
+        return in_flags(head, options, command) + rest
     function = FUNCTIONS.get(command, command)
     subject = re.match(r"(\w+): (\w+)[^\s=]*=", message)
     if subject and subject[1] == function:

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from paceline.recording.callbacks.progress_line import stderr_console
+from paceline.utils.wording import printable
 
 LOG = logging.getLogger("paceline")
 
@@ -30,7 +31,7 @@ class TerminalHandler(RichHandler):
         assert self.formatter is not None
         time = self.formatter.formatTime(record, self.formatter.datefmt)
         level = (record.levelname, f"logging.level.{record.levelname.lower()}")
-        return Text.assemble((time, "log.time"), " ", level, " ", self.format(record))
+        return Text.assemble((time, "log.time"), " ", level, " ", printable(self.format(record)))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from paceline.cli.train import train
 from paceline.cli.watch import watch
 from paceline.errors import PacelineError, PacelineWarning, UsageError
 from paceline.utils.user_code import HEAD, place_of, report_of
+from paceline.utils.wording import printable
 
 FIRST_SCREEN = """\
 paceline {version}: straggler-proof data-parallel training for PyTorch.
@@ -149,4 +150,4 @@ def _print_unexpected(error: Exception) -> None:
 
 def _in_flags(message: object) -> str:
     command, flags = flags_of(app, sys.argv[1:])
-    return in_flags(str(message), flags, command)
+    return printable(in_flags(str(message), flags, command))

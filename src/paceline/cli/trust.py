@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 import sys
 from collections.abc import Mapping
@@ -12,6 +14,7 @@ from paceline.clusters.launch_env import is_rank_0
 from paceline.errors import UsageError
 from paceline.jobs.registry import user_module
 from paceline.recording.source_digest import KNOWN_BY_VERSION, CodeFile, code_behind
+from paceline.utils.wording import printable
 
 TRUST = "PACELINE_TRUST"
 INSTALLED = {"site-packages", "dist-packages"}
@@ -54,7 +57,7 @@ def check_folder(folder: Path, file: Path, job: str, recorded: Mapping[str, str]
     files = _files(job)
     where = files[module].path if module in files else "no file on Python's path"
     if is_rank_0(os.environ):
-        print(f"paceline: {folder} names the job {job}, imported from {where}", file=sys.stderr)
+        print(printable(f"paceline: {folder} names the job {job}, imported from {where}"), file=sys.stderr)
     reason = _writable_by_others(folder) or _writable_by_others(file) or _code_problem(folder, module, files, recorded)
     if reason and not trusted:
         raise UsageError(
@@ -76,7 +79,19 @@ def _writable_by_others(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if status.st_uid != os.geteuid():
         return f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}"
-    return f"{path} can be written by every user of this machine" if status.st_mode & stat.S_IWOTH else ""
+    if status.st_mode & stat.S_IWOTH:
+        return f"{path} can be written by every user of this machine"
+    is_shared = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+    return f"{path} can be written by the members of group {status.st_gid}; type chmod g-w {path}" if is_shared else ""
+
+
+def _is_own_group(number: int) -> bool:
+    """Return whether a group is the private one of this user, which many systems make for each user."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return user.pw_gid == number and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
 
 
 def _is_installed(path: Path) -> bool:

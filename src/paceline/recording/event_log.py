@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from math import inf, nan
@@ -22,12 +22,24 @@ from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import PacelineWarning, RunError, describe_error
 from paceline.recording.callback import KEPT
 from paceline.recording.validation import RecordOrder, check_types
-from paceline.utils.files import ContentError, create_file, in_unicode, lines_of, open_regular, open_to_extend, writing
+from paceline.utils.files import (
+    MOST_LINE_BYTES,
+    ContentError,
+    create_file,
+    in_unicode,
+    lines_of,
+    open_regular,
+    open_to_extend,
+    writing,
+)
+from paceline.utils.wording import in_one_line, printable
 
 WAITING_RECORDS = 10_000  # upper bound; then the run waits for the disk
 BATCH_RECORDS = 500
 CHUNK_BYTES = 1 << 20
 POLL_S = 1.0
+SHORT_TEXT = 4000  # characters, of a record whose line would be too long
+SHORTENED_BYTES = MOST_LINE_BYTES // 2
 
 
 class Prefix(NamedTuple):
@@ -199,15 +211,24 @@ def to_line(record: Record) -> bytes:
     try:
         content = orjson.dumps(record, option=_OPTIONS)
     except TypeError:  # a text names a file whose name is not UTF-8
-        values = {field.name: getattr(record, field.name) for field in fields(record)}
-        texts: dict[str, Any] = {name: in_unicode(value) for name, value in values.items() if isinstance(value, str)}
-        content = orjson.dumps(replace(record, **texts), option=_OPTIONS)
+        content = orjson.dumps(_with_texts(record, in_unicode), option=_OPTIONS)
+    if len(content) > SHORTENED_BYTES:  # no reader takes a line that is too long
+        content = orjson.dumps(_with_texts(record, lambda text: in_one_line(text, SHORT_TEXT)), option=_OPTIONS)
     return _BEGINNINGS[type(record)] + content[1:]
+
+
+def _with_texts(record: Record, change: Callable[[str], str]) -> Record:
+    """Return a record whose texts are changed by a function."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    texts: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, str)}
+    return replace(record, **texts)
 
 
 def to_record(line: bytes) -> Record:
     """Return the record in a line of the log; null becomes nan."""
     content = orjson.loads(line)
+    if _CONTROL.search(line):
+        content = {name: printable(each) if isinstance(each, str) else each for name, each in content.items()}
     kind = _KINDS[content.pop("event")]
     if None in content.values():
         content = {name: nan if value is None and name in _NUMBERS[kind] else value for name, value in content.items()}
@@ -223,7 +244,7 @@ def to_record(line: bytes) -> Record:
 def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
     """Yield the records of a log, also of a run that is still going.
 
-    A last line that is cut short is left out with a warning.
+    A last line that is cut short, and a line that is too long, are left out with a warning.
 
     Args:
         path: path of the log.
@@ -233,8 +254,16 @@ def read_records(path: Path, until_bytes: float = inf) -> Iterator[Record]:
         RunError: the log cannot be read.
     """
     order = RecordOrder()
-    read_bytes = 0
-    for number, line in enumerate(_lines(path), start=1):
+    number = read_bytes = 0
+
+    def leave_out(size_bytes: int) -> None:
+        nonlocal number, read_bytes
+        number += 1
+        read_bytes += size_bytes
+        warn_of_long_line(path, number)
+
+    for line in _lines(path, leave_out):
+        number += 1
         read_bytes += len(line)
         if read_bytes > until_bytes:
             return
@@ -270,11 +299,17 @@ def is_cut_short(path: Path) -> bool:
         return file.read(1) not in {b"", b"\n"}
 
 
-def _lines(path: Path) -> Iterable[bytes]:
+def warn_of_long_line(path: Path, number: int) -> None:
+    """Warn that a line of a log is left out."""
+    text = f"{path}, line {number} has more than {MOST_LINE_BYTES} bytes: it is left out"
+    warnings.warn(text, PacelineWarning, stacklevel=3)
+
+
+def _lines(path: Path, leave_out: Callable[[int], None]) -> Iterable[bytes]:
     number = 0
     try:
         with open_regular(path) as file:
-            for line in lines_of(file):
+            for line in lines_of(file, leave_out):
                 number += 1
                 yield line
     except OSError as error:
@@ -288,6 +323,7 @@ def _event_name(kind: type[Any]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
+_CONTROL = re.compile(rb"\\u|[\x7f]|\xc2[\x80-\x9f]|\xe2(?:\x80|\x81)")  # may be in a line with control characters
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 _KINDS: dict[str, type[Any]] = {_event_name(kind): kind for kind in get_args(Record)}
 _BEGINNINGS = {kind: f'{{"event":"{name}",'.encode() for name, kind in _KINDS.items()}

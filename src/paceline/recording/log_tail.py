@@ -8,7 +8,7 @@ from typing import BinaryIO, NamedTuple
 
 from paceline.core.records import Record
 from paceline.errors import RunError
-from paceline.recording.event_log import parsed
+from paceline.recording.event_log import parsed, warn_of_long_line
 from paceline.recording.validation import RecordOrder
 from paceline.utils.files import MOST_LINE_BYTES, ContentError, open_regular
 
@@ -51,6 +51,7 @@ class LogTail:
         self._lines = 0
         self._last = b""  # last line that was read
         self._order = RecordOrder()
+        self._is_in_long_line = False
 
     def read(self) -> Increment:
         """Return the next records; none if the log has no further line, or does not exist.
@@ -75,7 +76,12 @@ class LogTail:
             self._start_over()
             self._identity = status.st_dev, status.st_ino
         file.seek(self._offset)
-        lines = self._whole_lines(file.read(CHUNK_BYTES))
+        chunk = file.read(CHUNK_BYTES)
+        if left_out := self._of_long_line(chunk):
+            self._offset += len(left_out)
+            self._last = left_out
+            return Increment([], starts_over, max(0, status.st_size - self._offset), status.st_mtime)
+        lines = self._whole_lines(chunk)
         records = []
         for line in lines:
             self._lines += 1
@@ -91,8 +97,17 @@ class LogTail:
         file.seek(self._offset - len(self._last))
         return file.read(len(self._last)) == self._last
 
+    def _of_long_line(self, chunk: bytes) -> bytes:
+        """Return the beginning of a chunk that belongs to a line that is too long, and is left out with a warning."""
+        end = chunk.find(b"\n") + 1
+        if not self._is_in_long_line and (end or len(chunk) < CHUNK_BYTES):
+            return b""
+        if not self._is_in_long_line:
+            self._lines += 1
+            warn_of_long_line(self._path, self._lines)
+        self._is_in_long_line = not end
+        return chunk[:end] if end else chunk
+
     def _whole_lines(self, chunk: bytes) -> list[bytes]:
         whole, newline, _ = chunk.rpartition(b"\n")
-        if not newline and len(chunk) == CHUNK_BYTES:
-            raise ContentError(f"line {self._lines + 1} has more than {MOST_LINE_BYTES} bytes")
         return [line + b"\n" for line in whole.split(b"\n")] if newline else []

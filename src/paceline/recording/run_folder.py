@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import accumulate, count, islice
+from itertools import count, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -249,9 +249,13 @@ class SavedRun:
         """Return the number of records in the log before each of these byte offsets."""
         if not places_bytes:
             return []
+        ends_bytes: list[int] = []
+        left_out: list[int] = []
         try:
             with files.open_regular(self.path / EVENTS) as file:
-                ends_bytes = list(accumulate(map(len, files.lines_of(file))))
+                for line in files.lines_of(file, left_out.append):
+                    ends_bytes.append((ends_bytes or [0])[-1] + sum(left_out) + len(line))
+                    left_out.clear()
         except (OSError, files.ContentError) as error:
             raise RunError(f"cannot read {self.path / EVENTS}: {getattr(error, 'strerror', None) or error}") from error
         return [bisect_right(ends_bytes, place) for place in places_bytes]

@@ -20,7 +20,7 @@ from paceline.core.records import Record, RunResumed, RunStarted, UpdateMade
 from paceline.errors import PacelineError, UsageError
 from paceline.recording.schema import upgrade
 from paceline.utils.files import ContentError
-from paceline.utils.wording import in_one_line
+from paceline.utils.wording import in_one_line, printable
 
 MOST_WORKERS = 100_000
 SHOWN = 60
@@ -168,6 +168,9 @@ def configuration(content: object, source: str) -> Configuration:
     if not isinstance(content, dict):
         raise ContentError(f"it holds a {type(content).__name__}, expected a mapping")
     _check_entries(content, CONFIGURATION, "")
+    for name, text in content.items():
+        if isinstance(text, str) and printable(text) != text:
+            raise ContentError(f"{name} is {ascii(text)[:SHOWN]}, expected text without control characters")
     try:
         content = upgrade(content)
     except _OF_CONTENT as error:

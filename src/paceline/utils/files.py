@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from itertools import count
@@ -183,16 +183,26 @@ def _text_lines(text: TextIOWrapper) -> Iterator[str]:
         raise ContentError(f"it is not {error.encoding} text") from error
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
+def lines_of(file: BinaryIO, leave_out: Callable[[int], None] | None = None) -> Iterator[bytes]:
     """Yield the lines of a binary file with their line ends; the last line may have none.
 
+    Args:
+        file: the file.
+        leave_out: is called in place of a line of more than `MOST_LINE_BYTES`, with its size in bytes.
+
     Raises:
-        ContentError: a line has more than `MOST_LINE_BYTES`.
+        ContentError: a line has more than `MOST_LINE_BYTES`, and there is no `leave_out`.
     """
     while line := file.readline(MOST_LINE_BYTES + 1):
-        if len(line) > MOST_LINE_BYTES:
+        if len(line) <= MOST_LINE_BYTES:
+            yield line
+            continue
+        if leave_out is None:
             raise ContentError(f"it has a line of more than {MOST_LINE_BYTES} bytes")
-        yield line
+        size_bytes = len(line)
+        while not line.endswith(b"\n") and (line := file.readline(MOST_LINE_BYTES)):
+            size_bytes += len(line)
+        leave_out(size_bytes)
 
 
 @contextmanager

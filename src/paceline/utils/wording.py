@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -48,6 +49,21 @@ def in_one_line(text: str, longest: int | None = None) -> str:
     """
     line = " ".join(text.split())
     return line if longest is None or len(line) <= longest else f"{line[: longest - 3]}..."
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    r"""Return a text of another process without control characters, cut to at most `longest` characters.
+
+    Line breaks and tabs stay.
+
+    >>> printable("\x1b[2Jgone\n", longest=20), printable("a" * 9, longest=7)
+    ('\\x1b[2Jgone\n', 'aaaa...')
+    """
+    shown = text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], shown)
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def first_line(message: str) -> str:

@@ -10,7 +10,7 @@ import sys
 from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,6 +22,7 @@ from paceline.watch.refusals import Refusals
 
 TIMEOUT_S = 20.0  # of a viewer that does not take what is sent
 MOST_CONNECTIONS = 64
+REPLACE_S = 1.0  # for a connection that is ended for a new one
 LOG = logging.getLogger("paceline")
 
 
@@ -76,20 +77,40 @@ class _Server(ThreadingHTTPServer):
         self.token = None if address.is_loopback else secrets.token_urlsafe(16)
         self.refusals = Refusals()
         self.free_connections = BoundedSemaphore(MOST_CONNECTIONS)
+        self._strangers: dict[Any, None] = {}  # sockets without an allowed request yet, the oldest first
+        self._lock = Lock()
         super().__init__((address.host, address.port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self.free_connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            self.refusals.add(client_address[0], f"{MOST_CONNECTIONS} connections are open")
-            return
+            self._end_oldest_stranger()
+            if not self.free_connections.acquire(timeout=REPLACE_S):
+                self.shutdown_request(request)
+                self.refusals.add(client_address[0], f"{MOST_CONNECTIONS} connections are open")
+                return
+        with self._lock:
+            self._strangers[request] = None
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.admit(request)
             self.free_connections.release()
+
+    def admit(self, request: Any) -> None:
+        """Keep the connection of an allowed request."""
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    def _end_oldest_stranger(self) -> None:
+        """End the connection that has waited longest without an allowed request, so that viewers are not kept out."""
+        with self._lock:
+            oldest = next(iter(self._strangers), None)
+        if oldest is not None:
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR  # the viewer is gone
@@ -103,10 +124,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return
         if not self._is_allowed(asked.query):
             self._refuse(HTTPStatus.FORBIDDEN)
-        elif asked.path == "/":
+            return
+        self.server.admit(self.connection)
+        if asked.path == "/":
             self._begin("text/html; charset=utf-8")
             self.wfile.write(self.server.page.html)
         elif asked.path == "/events":

@@ -8,6 +8,7 @@ execute code, make a server allocate more memory than it sends bytes, or end ran
 
 import threading
 import time
+import tracemalloc
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ import paceline as pl
 from attackers import LIMIT_S, memory_mb, security, serving, transport
 from end_when import FOREVER, EndWhen
 from paceline.engines.distributed.rendezvous import acceptor
+from paceline.engines.distributed.rendezvous.handshake import why_rejected
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport import transport as transport_module
 from paceline.engines.distributed.transport.connection import MAX_WAITING, ConnectionLost
@@ -29,7 +31,7 @@ from this_process import wait_until
 from tiny_jobs import tiny_job
 
 NESTED = 300
-HELLO = Hello("attacker", 0, {})
+HELLO = Hello.of("attacker", 0, {})
 
 
 def packed(*fields, buckets=b"", tensors=0):
@@ -172,10 +174,33 @@ def test_a_worker_that_does_not_exist_is_rejected(worker, hello, caplog):
 def test_a_greeting_of_60_mb_is_answered_in_short(hello):
     def attack(connect):
         connection = connect()
-        connection.send(Hello("attacker", 0, {"seed": "x" * 60_000_000}))
+        connection.send(Hello.of("attacker", 0, {"seed": "x" * 60_000_000}))
         assert len(connection.recv(LIMIT_S).reason) < 20_000
 
     assert lost(attacked(attack)) == []
+
+
+def test_a_greeting_of_many_small_values_takes_no_more_memory_than_four_times_its_bytes():
+    count = 3_000_000
+    greeting = b"\x94\xa5Hello\xa1a\x00\x81\xa4deep\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+    tracemalloc.start()
+    try:
+        reason = why_rejected(messages.decode(greeting), {"seed": 1}, 3)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(greeting)
+    finally:
+        tracemalloc.stop()
+    assert f"settings of {count + 11} bytes, those of rank 0 have 7" in reason
+
+
+def test_a_large_message_of_many_small_values_ends_the_connection(hello):
+    def attack(connect):
+        connection = connect()
+        connection.send(hello[0])
+        assert isinstance(connection.recv(LIMIT_S), Accepted)
+        send_raw(connection, packed("EvaluationResult", 1, {f"{number}": 0.0 for number in range(100_000)}))
+        assert is_ended(connection)
+
+    assert "bytes, expected at most 262144" in lost(attacked(attack))[-1][1]
 
 
 UNASKED = {

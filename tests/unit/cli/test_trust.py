@@ -2,14 +2,16 @@
 
 import json
 import os
+import pwd
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.cli import main
 from paceline.cli.saved_options import CODE, COMMAND
-from paceline.cli.trust import code_of_job
+from paceline.cli.trust import _writable_by_others, code_of_job
 from paceline.recording.source_digest import code_behind
 
 JOB = """
@@ -104,6 +106,17 @@ def test_the_folder_of_another_user_is_refused(begun, monkeypatch):
 def test_a_world_writable_file_is_refused(path, begun):
     os.chmod(path, 0o777)
     refused(begun, f"{path} can be written by every user")
+
+
+@pytest.mark.parametrize("path", ["run", f"run/{COMMAND}"])
+def test_a_file_that_a_group_of_others_may_write_is_refused(path, begun, monkeypatch):
+    os.chmod(path, 0o775)
+    user = pwd.getpwuid(os.geteuid())
+    own, shared = (SimpleNamespace(gr_name=user.pw_name, gr_mem=members) for members in ([], ["another"]))
+    monkeypatch.setattr("grp.getgrgid", lambda number: shared)
+    refused(begun, f"{path} can be written by the members of group {os.stat(path).st_gid}; type chmod g-w")
+    monkeypatch.setattr("grp.getgrgid", lambda number: own)
+    assert not _writable_by_others(Path(path))
 
 
 @pytest.mark.parametrize(

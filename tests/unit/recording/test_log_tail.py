@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import RunError
+from paceline.errors import PacelineWarning, RunError
 from paceline.recording import log_tail
-from paceline.recording.event_log import to_line
+from paceline.recording.event_log import read_records, to_line
 from paceline.recording.log_tail import LogTail
 from written_runs import arrival, begun, two_updates, update
 
@@ -94,10 +94,18 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
         LogTail(path).read()
 
 
-def test_an_endless_line_is_refused(tmp_path, monkeypatch):
+def test_a_line_that_is_too_long_is_left_out_and_named(tmp_path):
     path = tmp_path / "events.jsonl"
-    path.write_bytes(LOG + b"x" * log_tail.CHUNK_BYTES)
+    path.write_bytes(LOG + b"x" * (3 * log_tail.CHUNK_BYTES))
     tail = LogTail(path)
-    tail.read()
-    with pytest.raises(RunError, match=rf"cannot read .*: line {len(LINES) + 1} has more than"):
+    records = tail.read().records
+    with pytest.warns(PacelineWarning, match=rf"line {len(LINES) + 1} has more than 1048576 bytes: it is left out"):
         tail.read()
+    assert [tail.read().left_bytes for _ in range(2)] == [log_tail.CHUNK_BYTES, 0]
+    with path.open("ab") as file:
+        file.write(b"x\n" + to_line(update(3, 5.0)))
+    while not (more := tail.read()).records:
+        assert not more.starts_over
+    assert more.records == [update(3, 5.0)]
+    with pytest.warns(PacelineWarning, match=rf"line {len(LINES) + 1} has more than 1048576 bytes: it is left out"):
+        assert [*read_records(path)] == [*records, update(3, 5.0)]

@@ -123,8 +123,34 @@ def test_a_connection_that_the_viewer_ends_is_no_error(local, kind, shown, caplo
     assert len(caplog.messages) == shown
 
 
+@pytest.mark.parametrize("path", ["http://[", "//[/?token=x", "http://[::1"])
+def test_a_path_that_is_no_url_is_refused_without_a_traceback(path, caplog):
+    with served("0.0.0.0") as server, socket.create_connection(("127.0.0.1", urlsplit(server.url).port), 10) as sock:
+        sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert sock.recv(1000).startswith(b"HTTP/1.0 40")
+    assert "Traceback" not in caplog.text
+
+
+def test_idle_strangers_do_not_keep_viewers_out(monkeypatch):
+    monkeypatch.setattr("paceline.watch.server.MOST_CONNECTIONS", 3)
+    with served() as server:
+        address = "127.0.0.1", urlsplit(server.url).port
+        strangers = [socket.create_connection(address, 10) for _ in range(8)]
+        viewer = HTTPConnection(*address, timeout=10)
+        viewer.request("GET", "/events")
+        assert viewer.getresponse().status == 200
+        strangers += [socket.create_connection(address, 10) for _ in range(8)]
+        assert get(server)[0].status == 200
+        server._server.feed.close()
+        assert viewer.sock is None or viewer.sock.fileno() > 0  # its connection was not ended for a stranger
+        viewer.close()
+        for each in strangers:
+            each.close()
+
+
 def test_too_many_connections_are_closed(monkeypatch, caplog):
     monkeypatch.setattr("paceline.watch.server.MOST_CONNECTIONS", 1)
+    monkeypatch.setattr("paceline.watch.server.REPLACE_S", 0.01)
     with served() as server:
         waiting = HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=10)
         waiting.request("GET", "/events")

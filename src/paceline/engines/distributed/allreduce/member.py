@@ -62,7 +62,7 @@ class MembershipClient(GroupMembership):
         cluster = self._rank.cluster
         has_own_gpu = cluster.has_gpu_each(torch.cuda.device_count())
         name = describe_process(f"worker {cluster.worker}", cluster)
-        hello = messages.Hello(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
+        hello = messages.Hello.of(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
         with raising_run_error():
             self._session = join_rank_0(cluster, self._rank.transport, hello)
         self._session.listen(self._on_message, self._on_error)

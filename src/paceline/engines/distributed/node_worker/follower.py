@@ -105,7 +105,7 @@ class NodeFollower:
         self._group.close()
 
     def _join(self, leader: Address, job_spec: dict[str, Any]) -> ClientSession:
-        hello = messages.Hello(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)
+        hello = messages.Hello.of(describe_process(self._name, self._cluster), self._cluster.rank_in_node, job_spec)
         session = ClientSession.connect(self._transport, leader, hello, self.leader_name)
         message = session.connection.recv()
         if not isinstance(message, messages.FormNodeGroup):

@@ -9,7 +9,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import AbortRun, Command, EndRun, Event
 from paceline.engines.base import Observer
 from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
-from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
+from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker, processes_of
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
 from paceline.engines.distributed.rank import Rank
@@ -23,6 +23,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 )
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
@@ -50,14 +51,12 @@ class FollowedEngine(ParameterServerEngine):
         super().__init__(rank, server, layout, shards)
         self._hands_over = False
         self._standby = StandbyStream(
-            layout,
-            self._peer_events,
-            self._ready,
-            lambda: self._coordinator.live_workers,
+            layout, self._peer_events, lambda: processes_of(self._workers.values()), rank.folder
         )
 
     def _start_workers(self) -> None:
         super()._start_workers()
+        self._standby.send_begin()
         self._server.on_mean = self._standby.add_mean
 
     def _missing(self) -> str:
@@ -101,6 +100,12 @@ class FollowedEngine(ParameterServerEngine):
         if isinstance(event, PeerMessage | PeerLost) and self._standby.is_from(event):
             self._standby.on_event(event)
             self._standby.send_address(self._peers.values())
+            if self._standby.is_lost:
+                for worker in self._peers.values():
+                    worker.connection.send(StandbyLost())
+        elif isinstance(event, PeerMessage) and isinstance(event.message, StandbyForgotten):
+            if event.peer_id in self._peers:
+                self._standby.forget(self._peers[event.peer_id].process)
         else:
             super()._handle(event)
 

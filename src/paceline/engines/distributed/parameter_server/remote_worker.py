@@ -13,6 +13,11 @@ from paceline.engines.worker_pool import PoolWorker
 NO_VERSION = -1
 
 
+def processes_of(workers: Iterable[RemoteWorker]) -> set[str]:
+    """Return the processes of the workers that are ready, each as in `Hello`."""
+    return {worker.process for worker in workers if worker.is_ready}
+
+
 class ArrivingGradient(NamedTuple):
     """Gradient of which at least the part of rank 0 has arrived.
 
@@ -42,6 +47,7 @@ class RemoteWorker(PoolWorker):
         peer_id: id of the process.
         worker: number of the worker.
         connection: connection to the process.
+        process: text that no other process has, as in `Hello`.
         not_admitted_by: shard servers that have not admitted the worker yet.
         newest_sent: newest version that was sent to the worker.
         sent_s: when the worker was sent its task, on the monotonic clock.
@@ -53,6 +59,7 @@ class RemoteWorker(PoolWorker):
         self.peer_id = peer.peer_id
         self.worker = peer.worker
         self.connection = peer.connection
+        self.process = peer.process
         self.not_admitted_by = set(shards)
         self.newest_sent = NO_VERSION
         self.sent_s = 0.0

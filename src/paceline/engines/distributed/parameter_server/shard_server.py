@@ -61,7 +61,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
     number = cluster.shard
     assert number is not None
     layout = FlatLayout(model, cluster.shards, only=number)
-    hello = messages.Hello(describe_process(f"the server of shard {number}", cluster), cluster.worker, job_spec)
+    hello = messages.Hello.of(describe_process(f"the server of shard {number}", cluster), cluster.worker, job_spec)
     with raising_run_error(), ignoring_ctrl_c(), closing(join_rank_0(cluster, rank.transport, hello)) as session:
         if isinstance(end := session.connection.recv(), messages.End):
             return end  # the shard has a server: its rank was restarted, and has started this one too

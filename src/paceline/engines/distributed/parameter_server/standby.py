@@ -77,11 +77,12 @@ class StandbyEngine(Engine):
         self._mean: FlatBuffers | None = None
         self._step: Step | None = None
         self._leaves_on = ""
+        self._processes: tuple[str, ...] = ()  # of the workers at rank 0, at the newest message
 
     def __enter__(self) -> Self:
         """Join rank 0."""
         cluster = self._rank.cluster
-        hello = messages.Hello(describe_process("the standby", cluster), cluster.worker, self._job_spec)
+        hello = messages.Hello.of(describe_process("the standby", cluster), cluster.worker, self._job_spec)
         self._session = join_rank_0(cluster, self._rank.transport, hello)
         given = cluster.standby_address
         address = host_and_port(given) if given else (self._session.connection.local_host, 0)
@@ -137,7 +138,7 @@ class StandbyEngine(Engine):
             applied = UpdateApplied(self.now, coordinator.version, self._step)
             seen(self.now, applied, coordinator.handle(applied))
         self._successor.resume_at(coordinator.version, self.now)
-        self._successor.known_workers = coordinator.live_workers
+        self._successor.known_processes = self._processes
         self._successor.signals.caught = self._leaves_on
         restarted = Restarted(self.now, self._rank.cluster.n, self._stop)
         with self._successor as engine:
@@ -155,7 +156,8 @@ class StandbyEngine(Engine):
 
     def _read(self, message: Message | Exception) -> None:
         match message:
-            case messages.FollowUpdate(events, version, missing, tensors=tensors):
+            case messages.FollowUpdate(events, version, missing, processes, tensors=tensors):
+                self._processes = processes
                 self._events.extend(each.event for each in events)
                 if version:
                     self._mean = FlatBuffers(self._layout, tensors["mean"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 
 from torch import Tensor
 
@@ -31,38 +32,42 @@ class StandbyStream:
     A mean gradient is sent when this process has nothing else to do, after the workers have their tasks. The standby
     lacks at most the newest update, because an update waits until the standby has the one before.
 
-    If the standby and most workers are lost together, they may go on without this process, so its run ends.
+    If the standby and most workers are lost together, they may go on without this process, so its run ends. Processes
+    are counted, since another process with the number of a worker may be on either side. A worker that is still
+    connected is told not to join the standby, and does not count once it has answered.
 
     Args:
         layout: layout of the gradients.
         events: queue in which the messages of the standby arrive.
-        workers: function that returns the workers that are connected.
-        live: function that returns the workers that take part in the run, as far as its coordinator knows.
+        processes: function that returns the processes of the workers that are connected, as in `Hello`.
+        folder: folder of the run, for messages; None for a run without one.
 
     Attributes:
         is_missing: whether the standby has not joined yet.
+        is_lost: whether the standby was lost, and may go on without this process.
     """
 
     def __init__(
         self,
         layout: FlatLayout,
         events: EventQueue[PeerEvent],
-        workers: Callable[[], Collection[int]],
-        live: Callable[[], Collection[int]],
+        processes: Callable[[], Collection[str]],
+        folder: str | Path | None = None,
     ) -> None:
         self.is_missing = True
         self._events = events
-        self._workers = workers
-        self._live = live
+        self._processes = processes
+        self._folder = folder
         self._mean = layout.allocate()
         self._peer: AcceptedPeer | None = None
         self._address: StandbyAddress | None = None
         self._pending: list[FollowedEvent] = []
         self._unsent: messages.FollowUpdate | None = None
         self._sent = self._received = 0  # versions
-        self._is_lost = False
-        # The live workers that the standby knows: those of the two newest messages, of which it may lack the last.
-        self._told: deque[set[int]] = deque(maxlen=2)
+        self.is_lost = False
+        # The processes that the standby knows: those of the two newest messages, of which it may lack the last.
+        self._told: deque[set[str]] = deque(maxlen=2)
+        self._forgotten: set[str] = set()
 
     @property
     def is_there(self) -> bool:
@@ -87,7 +92,7 @@ class StandbyStream:
             case PeerLost(_, reason):
                 LOG.warning("the standby is lost, and the run goes on without one: %s", reason)
                 self._drop()
-                self._is_lost = True
+                self.is_lost = True
                 self.check_workers()
             case PeerMessage(_, messages.Leave(reason)):
                 LOG.warning("the standby leaves the run, which goes on without one: %s", reason)
@@ -107,15 +112,24 @@ class StandbyStream:
         """Check that the workers that are left have not all gone to the standby.
 
         Raises:
-            RunError: the standby was lost, and fewer than half of the workers that it knows are left.
+            RunError: the standby was lost, and fewer than half of the processes that it knows are left.
         """
-        for known in self._told if self._is_lost else ():
-            gone = known.difference(self._workers())
+        for known in self._told if self.is_lost else ():
+            gone = known.difference(self._processes(), self._forgotten)
             if 2 * len(gone) > len(known):
                 raise RunError(
                     f"the standby and {len(gone)} of {len(known)} workers cannot be reached: they may go on without "
-                    "this process, so it ends"
+                    f"this process, so it ends{where_the_state_lies(self._folder)}"
                 )
+
+    def forget(self, process: str) -> None:
+        """Record that a process will not join the standby."""
+        self._forgotten.add(process)
+
+    def send_begin(self) -> None:
+        """Send which processes take part at the beginning."""
+        if self._peer is not None:
+            self._peer.connection.send(self._followed())
 
     def send_address(self, workers: Iterable[HasConnection]) -> None:
         """Tell workers where the standby listens."""
@@ -162,11 +176,19 @@ class StandbyStream:
     def _followed(self, version: int = 0, missing: tuple[int, ...] = (), **tensors: Tensor) -> messages.FollowUpdate:
         """Return the message about all events since the last one."""
         events, self._pending = self._pending, []
-        self._told.append(set(self._live()))
-        return messages.FollowUpdate(events, version, missing, tensors=tensors)
+        processes = tuple(sorted(self._processes()))
+        self._told.append(set(processes))
+        return messages.FollowUpdate(events, version, missing, processes, tensors=tensors)
 
     def _is_awaited(self, event: PeerEvent) -> bool:
         if isinstance(event, PeerLost):
             return self.is_from(event)
         awaited = UpdateReceived | messages.Leave
         return isinstance(event, PeerMessage) and self.is_from(event) and isinstance(event.message, awaited)
+
+
+def where_the_state_lies(folder: str | Path | None) -> str:
+    """Return where a run that ends has saved its state, as the end of a sentence."""
+    if folder is None:
+        return "; its state is lost, because the run has no folder (out=)"
+    return f"; its newest checkpoint is in {folder}"

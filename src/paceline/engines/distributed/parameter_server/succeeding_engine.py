@@ -10,11 +10,12 @@ from typing import Any
 from paceline.clusters.devices import cores
 from paceline.core.events import Evaluate
 from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
-from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
+from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker, processes_of
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor
 from paceline.engines.distributed.rendezvous.first_workers import await_peers, not_joined
+from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
 
@@ -22,8 +23,9 @@ from paceline.server.parameter_server import ParameterServer
 class SucceedingEngine(ParameterServerEngine):
     """Parameter server engine that listens from the beginning, and admits workers once it runs.
 
-    It begins with more than half of the workers that rank 0 had, so that no two servers train with them at the same
-    time. The others join later. An evaluation waits until its own evaluator has started.
+    It begins with more than half of the processes that rank 0 had, so that no two servers train with them at the same
+    time. Another process with the number of one of them does not count. The others join later. An evaluation waits
+    until its own evaluator has started.
 
     Args:
         rank: settings of this process.
@@ -31,10 +33,10 @@ class SucceedingEngine(ParameterServerEngine):
         layout: layout of the model.
 
     Attributes:
-        known_workers: workers that took part at rank 0.
+        known_processes: processes of the workers that took part at the last update that both have, as in `Hello`.
     """
 
-    known_workers: Collection[int] = ()
+    known_processes: Collection[str] = ()
 
     def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout) -> None:
         super().__init__(rank, server, layout, ShardClients([0]))
@@ -59,11 +61,21 @@ class SucceedingEngine(ParameterServerEngine):
         if self._needs_evaluator:
             self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n, self._acceptor.address))
         self._selector.register(self._peer_events, selectors.EVENT_READ)
-        await_peers(self._lacking, self._read_for_a_moment, self._cluster.start_timeout_s)
+        try:
+            await_peers(self._lacking, self._read_for_a_moment, self._cluster.start_timeout_s)
+        except RunError as error:
+            advice = "rank 0 may go on without this process, so it ends; its state is in the folder of rank 0"
+            raise RunError(f"{error}; {advice}") from error
         self._events = deque(not_joined(self._cluster, self._ready(), self.now))
 
     def _lacking(self) -> str:
-        needed = len(self.known_workers) // 2 + 1 - len({*self.known_workers} & {*self._ready()})
+        if self.signals.caught:
+            return ""
+        needed = (
+            len(self.known_processes) // 2
+            + 1
+            - len(processes_of(self._workers.values()).intersection(self.known_processes))
+        )
         return f"{needed} more workers of rank 0" if needed > 0 else ""
 
     def evaluate(self, command: Evaluate) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 from msgspec.structs import replace
@@ -69,7 +70,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
             final = None
             while final is None:
                 sessions = [
-                    open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec, worker.standby)
+                    open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec, worker)
                 ]
                 try:
                     final = worker.run(sessions)
@@ -85,12 +86,13 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
         worker.close()
 
 
-def _join_servers(rank: Rank, job_spec: dict[str, Any], standby: tuple[str, int] | None) -> Iterator[ClientSession]:
+def _join_servers(rank: Rank, job_spec: dict[str, Any], worker: WorkerProcess) -> Iterator[ClientSession]:
     """Yield the session with rank 0 or its standby, and then with each shard server when all of them listen."""
     cluster, transport = rank.cluster, rank.transport
-    if standby is not None:
-        cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=standby))
-    hello = messages.Hello(describe_process(cluster.worker_name, cluster), cluster.worker, job_spec)
+    if worker.standby is not None:
+        cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=worker.standby))
+    name = describe_process(cluster.worker_name, cluster)
+    hello = messages.Hello.of(name, cluster.worker, job_spec, process=worker.process)
     rank_0 = join_rank_0(cluster, transport, hello)
     yield rank_0
     if cluster.shards == 1:
@@ -113,6 +115,7 @@ class WorkerProcess:
         rank: settings of this process.
 
     Attributes:
+        process: random text that no other process has.
         standby: host and port of the standby, which this worker joins if it loses the server; None without one.
     """
 
@@ -143,6 +146,7 @@ class WorkerProcess:
         self._task_runner = TaskRunner(
             self._replica, self._worker, cluster.slowness, seed, faults, self._sleep, actions
         )
+        self.process = token_hex(16)
         self.standby: tuple[str, int] | None = None
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
@@ -294,6 +298,9 @@ class WorkerProcess:
                 self._cancel(draw)
             case standby_messages.StandbyAddress(host, port) if self._worker < self._workers:
                 self.standby = host, port
+            case standby_messages.StandbyLost():
+                self.standby = None
+                self._session.connection.send(standby_messages.StandbyForgotten())
             case messages.End() as end:
                 if end.tensors:
                     self._requests.put(final_state(end, self._replica.layout))

@@ -29,6 +29,7 @@ class AcceptedPeer(NamedTuple):
         name: name in messages.
         has_own_gpu: whether the process has a GPU that no other process uses.
         rank_0_id: id of the process at rank 0.
+        process: text that no other process has, as in `Hello`.
     """
 
     peer_id: int
@@ -37,6 +38,7 @@ class AcceptedPeer(NamedTuple):
     name: str = ""
     has_own_gpu: bool = False
     rank_0_id: int = 0
+    process: str = ""
 
 
 class PeerHandler(Protocol):
@@ -246,8 +248,9 @@ class Acceptor:
                 return None
             if (buffer := self._buffers[hello.worker]) is not None:
                 connection.post_buckets(buffer.buckets)
+            rank_0_id = hello.peer_id or peer_id
             peer = AcceptedPeer(
-                peer_id, hello.worker, connection, hello.name, hello.has_own_gpu, hello.peer_id or peer_id
+                peer_id, hello.worker, connection, hello.name, hello.has_own_gpu, rank_0_id, hello.process
             )
             connection.send(messages.Accepted(peer_id))
             self._handler.on_join(peer)

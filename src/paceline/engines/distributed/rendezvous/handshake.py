@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from paceline.clusters.launch_env import TO_JOIN
 from paceline.engines.distributed.transport import messages
 from paceline.utils.dict_diff import changes
@@ -15,6 +17,7 @@ SAMPLES = "first and last sample"  # key of a job_spec, whose difference is a wa
 SAME_FOR_ALL = "give every rank the same command and code"
 MAX_DIFFERENCES = 10  # in a message
 MAX_DIFFERENCE_LENGTH = 1000  # characters
+MAX_SPEC_RATIO, MAX_SPEC_BYTES = 2, 1 << 14  # settings that are larger are not decoded
 
 
 class RunFinished(Exception):  # noqa: N818  # every run finishes
@@ -37,13 +40,24 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
         job_spec: settings that must be equal on all processes.
         workers: numbers that a process can have, from 0.
     """
+    ours, theirs = bytes(messages.encoded_spec(job_spec)), bytes(hello.job_spec)
+    decoded: dict[str, Any] | None = None
     try:
-        found = [each[:MAX_DIFFERENCE_LENGTH] for each in _changes(job_spec, hello.job_spec)]
+        if ours == theirs:
+            found = []
+        elif len(theirs) > MAX_SPEC_RATIO * len(ours) + MAX_SPEC_BYTES:
+            found = [f"settings of {len(theirs)} bytes, those of rank 0 have {len(ours)}"]
+        else:
+            decoded = msgspec.msgpack.decode(theirs, type=dict[str, Any])
+            found = [each[:MAX_DIFFERENCE_LENGTH] for each in _changes(job_spec, decoded)]
     except RecursionError:
         found = ["too deeply nested settings"]
+    except msgspec.DecodeError as error:
+        found = [f"settings that are none ({error})"]
     if found:
         more = f" and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
-        advice = TO_JOIN if job_spec.get(WORLD_SIZE) != hello.job_spec.get(WORLD_SIZE) else SAME_FOR_ALL
+        is_other_size = decoded is not None and job_spec.get(WORLD_SIZE) != decoded.get(WORLD_SIZE)
+        advice = TO_JOIN if is_other_size else SAME_FOR_ALL
         return f"{hello.name} differs from rank 0: {'; '.join(found[:MAX_DIFFERENCES])}{more}: {advice}"
     if hello.worker not in range(workers):
         return f"{hello.name}: there is no worker {hello.worker}, only 0 to {workers - 1}; {TO_JOIN}"
@@ -52,7 +66,8 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
 
 def warn_of_other_samples(hello: messages.Hello, job_spec: dict[str, Any]) -> None:
     """Warn if a process reads other data than rank 0; it is admitted, because data may be drawn without a seed."""
-    ours, theirs = job_spec.get(SAMPLES), hello.job_spec.get(SAMPLES)
+    ours = job_spec.get(SAMPLES)
+    theirs = msgspec.msgpack.decode(bytes(hello.job_spec), type=dict[str, Any]).get(SAMPLES)
     if ours and theirs and ours != theirs:
         LOG.warning(
             "%s has another first or last sample than rank 0: give every rank the whole data set. Samples are dealt by "

@@ -35,6 +35,7 @@ LOG = RankLogger(__name__)
 OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
 MAX_STATE_BYTES = 1 << 40
 MAX_DIMENSIONS = 64
+MOST_OF_PEER_BYTES = 1 << 18  # of a message that has no state; decoded, a hostile one takes 70 times as much
 MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
 HEARTBEAT_CHECKS = 12  # per timeout; a pause of this process counts as one check
 CLOSING_S = 0.3  # without a byte on the second socket after the end of the first one
@@ -241,6 +242,8 @@ class Connection:
 
     def on_message(self, content: memoryview, buckets: memoryview, tensors: int) -> None:
         """Deliver a message, or keep it until its tensors have arrived and its buckets have memory."""
+        if len(content) > MOST_OF_PEER_BYTES and not self.accepts_state and not messages.is_greeting(content):
+            raise ValueError(f"{len(content)} bytes, expected at most {MOST_OF_PEER_BYTES}")
         message: Message = messages.decode(content)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.bounds import Port, Whole
+from paceline.engines.distributed.transport.message_errors import with_names
 from paceline.engines.distributed.transport.standby_messages import FollowedEvent, StandbyMessage
 from paceline.engines.distributed.transport.sum_messages import SumMessage
 from paceline.engines.distributed.transport.task_messages import MessageStruct, TaskMessage
 from paceline.errors import RunError, UsageError
+from paceline.utils.wording import printable
 
 
 class StateMessage(MessageStruct, frozen=True, kw_only=True):
@@ -35,16 +38,28 @@ class Hello(MessageStruct, frozen=True):
     Attributes:
         name: name of the process in messages, with rank, host and process id.
         worker: number of the worker, of the shard server or, within a node, local rank.
-        job_spec: settings that must be equal on all processes.
+        job_spec: settings that must be equal on all processes, encoded: a hostile one takes 70 times its bytes decoded.
         peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
         has_own_gpu: whether the process has a GPU that no other process uses.
+        process: random text that no other process has, of a worker.
     """
 
     name: str
     worker: int
-    job_spec: dict[str, Any]
+    job_spec: msgspec.Raw
     peer_id: int = 0
     has_own_gpu: bool = False
+    process: str = ""
+
+    @classmethod
+    def of(cls, name: str, worker: int, job_spec: Mapping[str, Any], **more: Any) -> Hello:
+        """Return the introduction with these settings; the other arguments are the fields."""
+        return cls(name, worker, encoded_spec(job_spec), **more)
+
+
+def encoded_spec(job_spec: Mapping[str, Any]) -> msgspec.Raw:
+    """Return settings as they are sent."""
+    return msgspec.Raw(msgspec.msgpack.encode(job_spec))
 
 
 class Accepted(MessageStruct, frozen=True):
@@ -82,7 +97,7 @@ class Failed(MessageStruct, frozen=True):
     """The sender ends after an error.
 
     Attributes:
-        message: one line; the sender logs the traceback.
+        message: one line, which may be shortened; the sender logs the whole one with the traceback.
         is_usage: whether the user has to change something.
     """
 
@@ -97,7 +112,8 @@ class Failed(MessageStruct, frozen=True):
         'ValueError: no such class'
         """
         is_usage = isinstance(error, UsageError)
-        return cls(str(error) if is_usage else f"{type(error).__name__}: {error}", is_usage)
+        text = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        return cls(printable(text, LONGEST_TEXT), is_usage)
 
     @property
     def error(self) -> UsageError | RunError:
@@ -267,11 +283,13 @@ class FollowUpdate(StateMessage, frozen=True):
         events: events since the message before, in order.
         version: version that the update makes; 0 without an update.
         missing: indices of the model's parameters without a gradient in it.
+        processes: processes of the workers that take part now, each as in `Hello`.
     """
 
     events: list[FollowedEvent]
     version: int = 0
     missing: tuple[int, ...] = ()
+    processes: tuple[str, ...] = ()
 
 
 ControlMessage = (
@@ -306,7 +324,7 @@ ControlMessage = (
 Message = ControlMessage | StandbyMessage | SumMessage | TaskMessage
 
 
-MAX_NAMED_BYTES = 1 << 16  # of a message whose wrong field is named in the error
+LONGEST_TEXT = 4000  # characters of an error, which its own process has written as a whole
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -322,6 +340,11 @@ def describe(tensor: Any) -> tuple[str, list[int]]:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=describe)
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_TEXTS = {  # but for states, which are data
+    kind: [name for name, of in get_type_hints(kind).items() if of is str and name not in {"state", "key"}]
+    for kind in get_args(Message)
+}
+_GREETING = msgspec.msgpack.encode(Hello.__name__)
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 
@@ -337,33 +360,23 @@ def decode(content: bytes | memoryview) -> Message:
         ValueError: the bytes are no message.
     """
     try:
-        return _DECODER.decode(content)
+        return _with_printable_texts(_DECODER.decode(content))
     except msgspec.ValidationError as error:
-        raise ValueError(_with_names(content, str(error))) from error
+        raise ValueError(with_names(content, str(error), _KINDS)) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
-def _with_names(content: bytes | memoryview, text: str) -> str:
-    """Return the text of an error of msgspec with the names of message and field in place of positions."""
-    expected, _, place = text.partition(" - at ")
-    kind: Any = _kind_of(content) if len(content) <= MAX_NAMED_BYTES else None
-    if kind is None:
-        return text
-    names, first = [kind.__name__], 1  # the name of the message comes before its fields
-    for position in map(int, re.findall(r"\[(\d+)\]", place)):
-        known = getattr(kind, "__struct_fields__", getattr(kind, "_fields", None))
-        if known is None:
-            break
-        names.append(known[position - first])
-        kind, first = get_type_hints(kind).get(names[-1]), 0
-    return f"{'.'.join(names)}: {expected[:1].lower()}{expected[1:]}"
+def _with_printable_texts(message: Message) -> Message:
+    """Return a message whose texts are short and have no control characters, as a terminal and the log need them."""
+    changes: dict[str, Any] = {"job_spec": message.job_spec.copy()} if isinstance(message, Hello) else {}
+    for name in _TEXTS[type(message)]:
+        text = getattr(message, name)
+        if len(text) > LONGEST_TEXT or not text.isprintable():
+            changes[name] = printable(text, LONGEST_TEXT)
+    return msgspec.structs.replace(message, **changes) if changes else message
 
 
-def _kind_of(content: bytes | memoryview) -> type[Any] | None:
-    """Return the class that a message names; None if it names none."""
-    try:
-        fields = msgspec.msgpack.decode(content, type=list[msgspec.Raw])
-        return _KINDS.get(msgspec.msgpack.decode(fields[0], type=str)) if fields else None
-    except (msgspec.DecodeError, RecursionError):
-        return None
+def is_greeting(content: bytes | memoryview) -> bool:
+    """Return whether the bytes of a message begin as those of a `Hello`."""
+    return bytes(content[1:7]) == _GREETING

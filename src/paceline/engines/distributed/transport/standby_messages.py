@@ -66,6 +66,14 @@ class StandbyAddress(MessageStruct, frozen=True):
     port: Port
 
 
+class StandbyLost(MessageStruct, frozen=True):
+    """Rank 0 goes on without its standby, which the receiver must not join any more."""
+
+
+class StandbyForgotten(MessageStruct, frozen=True):
+    """Answer to `StandbyLost`: the sender will not join the standby."""
+
+
 class NotServing(MessageStruct, frozen=True):
     """The standby admits no worker while it follows rank 0."""
 
@@ -76,4 +84,4 @@ class UpdateReceived(MessageStruct, frozen=True):
     version: Whole
 
 
-StandbyMessage = StandbyListens | StandbyAddress | NotServing | UpdateReceived
+StandbyMessage = StandbyListens | StandbyAddress | StandbyLost | StandbyForgotten | NotServing | UpdateReceived

@@ -114,7 +114,7 @@ def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, monkeypatc
     server = server_with()
     server.generation = 1
     with closing(transport()) as ours, closing(Acceptor(ours, "", 0, {}, [None, None], server)) as acceptor:
-        session = ClientSession.connect(ours, acceptor.address, Hello("worker 1", 1, {}))
+        session = ClientSession.connect(ours, acceptor.address, Hello.of("worker 1", 1, {}))
         monkeypatch.setattr(server, "on_message", fail)
         session.connection.send(message)
         with pytest.raises(MembershipChanged):

@@ -7,10 +7,11 @@ from torch import nn
 
 from paceline.core.events import Apply, Timer
 from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
-from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerLost, PeerMessage
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived
+from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 
 PEER_ID = 7
@@ -30,7 +31,7 @@ class Stream:
     def __init__(self):
         self.layout = FlatLayout(nn.Linear(2, 1))
         self._answers = EventQueue()
-        self.stream = StandbyStream(self.layout, self._answers, lambda: [0], lambda: [0])
+        self.stream = StandbyStream(self.layout, self._answers, lambda: ["a"])
         self.sent = []
         connection = SimpleNamespace(peer_host="standby", send=self.sent.append, close=lambda: None)
         self.stream.on_join(AcceptedPeer(PEER_ID, 2, connection))
@@ -114,3 +115,18 @@ def test_the_end_follows_the_last_update(stream):
     assert stream.stream.send_end(end) == [PEER_ID]
     assert stream.updates() == [(1, [1.0], [0.5]), (0, [2.0], [])]
     assert stream.sent[-1] is end
+
+
+def test_processes_are_counted_and_not_numbers_of_workers():
+    """Rank 0 ends though processes with the numbers of lost ones have joined it; those that were told do not count."""
+    made = Stream()
+    here = {"a", "b", "c"}
+    stream = made.stream = StandbyStream(made.layout, EventQueue(), lambda: here, "runs/safe")
+    stream.on_join(AcceptedPeer(PEER_ID, 2, SimpleNamespace(send=lambda message: None, close=lambda: None)))
+    stream.send_begin()
+    here = {"a", "another with the number of b", "another with the number of c"}
+    stream.check_workers()
+    with pytest.raises(RunError, match=r"the standby and 2 of 3 workers .* its newest checkpoint is in runs/safe"):
+        stream.on_event(PeerLost(PEER_ID, "no answer"))
+    stream.forget("b")
+    stream.check_workers()

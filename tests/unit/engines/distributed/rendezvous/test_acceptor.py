@@ -48,7 +48,7 @@ class Server:
         self.acceptor = Acceptor(transport, "127.0.0.1", 0, job_spec, [None] * 2, handler)
 
     def join(self, worker=0, job_spec=None):
-        hello = Hello("worker 0", worker, job_spec or {})
+        hello = Hello.of("worker 0", worker, job_spec or {})
         return closing(ClientSession.connect(self.transport, self.acceptor.address, hello))
 
     def connect(self):
@@ -95,7 +95,7 @@ def test_a_process_whose_introduction_comes_while_the_acceptor_closes_receives_t
         with server.connect() as connection:
             server.acceptor.announce_end(END)
             closing_acceptor = pool.submit(server.acceptor.close)
-            connection.send(Hello("worker 0", 0, {}))
+            connection.send(Hello.of("worker 0", 0, {}))
             assert connection.recv(20) == END
         assert closing_acceptor.result(20)
 
@@ -168,7 +168,7 @@ def test_an_error_in_a_callback_ends_the_run():
         accepting(handler=FailingHandler(events)) as server,
         server.connect() as connection,
     ):
-        connection.send(Hello("worker 0", 0, {}))
+        connection.send(Hello.of("worker 0", 0, {}))
         assert str(events.get()) == "a mistake in the engine"
 
 

@@ -22,7 +22,7 @@ from paceline.engines.distributed.transport.transport import Transport
 
 TOKEN = "l3Q1x0b9vYk7Zr5TnW2mDfGhJpSaUeCi8oXq6wRtBzN"  # as make_token makes them
 OTHER_TOKEN = TOKEN[::-1]
-HELLO = Hello("worker 0", 0, {})
+HELLO = Hello.of("worker 0", 0, {})
 WAIT_S = 20.0
 
 

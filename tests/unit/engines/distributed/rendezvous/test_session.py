@@ -23,7 +23,7 @@ from paceline.engines.distributed.transport.messages import (
     Rejected,
 )
 
-HELLO = Hello("worker 0", 0, {"seed": 1})
+HELLO = Hello.of("worker 0", 0, {"seed": 1})
 ADMITTED = Accepted(7)
 END = End("updates", "5 updates made", 1.0)
 WAIT_S = 10.0
