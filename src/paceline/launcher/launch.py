@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from paceline.clusters.launch_env import ENDED, STANDBY
+from paceline.clusters.launch_env import BEGUN_BEFORE, ENDED, STANDBY
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.launch_supervisor import KillRank, LaunchAction, LaunchSupervisor, PassSignal
 from paceline.clusters.rank_restarts import EndRank, MakeRank
@@ -178,6 +178,7 @@ class Launch:
         defaults = DEFAULTS if len(self._settings.ranks) == 1 else {**DEFAULTS, **DEFAULTS_OF_SEVERAL}
         labelled = {LABELLED: "1"} if self._output.is_piped else {}
         variables = self._settings.environment(rank, port, self._starts[rank])
+        variables |= {BEGUN_BEFORE: self._store.begun if self._store is not None else ""}
         process = RankProcess(
             self._command, {**defaults, **os.environ, **variables, **labelled}, is_piped=self._output.is_piped
         )

@@ -6,6 +6,7 @@ import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
+from paceline.clusters.launch_env import BEGUN
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.errors import UsageError
 
@@ -16,6 +17,9 @@ class LaunchStore:
     Args:
         settings: ranks, and where they meet.
 
+    Attributes:
+        begun: names of the runs that have begun in earlier attempts, a line each.
+
     Raises:
         UsageError: the ranks cannot meet there.
     """
@@ -24,6 +28,7 @@ class LaunchStore:
         self._settings = settings
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-store")
         self._store: Future[Any] | None = None
+        self.begun = ""
         self.listener = self._listen()
 
     def __enter__(self) -> Self:
@@ -43,10 +48,14 @@ class LaunchStore:
 
     def holds(self, fact: str) -> bool:
         """Return whether a fact about the run holds, as rank 0 has told."""
+        return bool(self._get(fact))
+
+    def _get(self, key: str) -> bytes:
         if self._store is None:
-            return False
+            return b""
         store = self._store.result()
-        return bool(store.check([fact]) and store.get(fact))
+        value: bytes = store.get(key) if store.check([key]) else b""
+        return value
 
     def begin(self) -> None:
         """Begin to serve, when a client connects to `listener`."""
@@ -54,6 +63,7 @@ class LaunchStore:
 
     def renew(self) -> None:
         """Begin anew with an empty store: what the ranks of one attempt have written is wrong in the next one."""
+        self.begun = "\n".join(filter(None, [self.begun, self._get(BEGUN).decode()]))
         self._end()
         self.listener = self._listen()
 

@@ -207,7 +207,7 @@ def _without_working_folder() -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del os.environ[SAFE_PATH]
+            os.environ.pop(SAFE_PATH, None)  # another thread may have started a process meanwhile
         else:
             os.environ[SAFE_PATH] = before
 

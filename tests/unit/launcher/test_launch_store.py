@@ -3,9 +3,9 @@
 import pytest
 
 import paceline as pl
-from paceline.clusters.launch_env import ENDED, STANDBY
+from paceline.clusters.launch_env import BEGUN_BEFORE, ENDED, STANDBY
 from paceline.clusters.launch_settings import LaunchSettings
-from paceline.engines.distributed import tell_launcher
+from paceline.engines.distributed import is_restart, tell_launcher
 from paceline.errors import UsageError
 from paceline.launcher.launch_store import LaunchStore
 from paceline.protocols.protocol import as_plan
@@ -45,6 +45,18 @@ def test_a_new_attempt_has_an_empty_store(store, rank_0):
     store.renew()
     store.begin()
     assert not store.holds(STANDBY)
+
+
+def test_a_rank_that_is_started_again_resumes_only_a_run_that_this_launcher_has_begun(store, rank_0, monkeypatch):
+    assert not is_restart(rank_0, "/runs/mine", begins=False)
+    assert not is_restart(rank_0, "/runs/mine")
+    store.renew()
+    store.begin()
+    for name, value in {**SETTINGS.environment(0, store.port, restarts=1), BEGUN_BEFORE: store.begun}.items():
+        monkeypatch.setenv(name, value)
+    again = pl.Torchrun()
+    assert is_restart(again, "/runs/mine", begins=False)
+    assert not is_restart(again, "/runs/of yesterday", begins=False)
 
 
 def test_torchrun_is_told_nothing(store, rank_0, monkeypatch):

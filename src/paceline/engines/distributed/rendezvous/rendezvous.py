@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
 
-from paceline.clusters.launch_env import TOKEN
+from paceline.clusters.launch_env import BEGUN, TOKEN
 from paceline.clusters.placement import LOOPBACK
 from paceline.clusters.rank_checks import host_and_port
 from paceline.clusters.torchrun import Torchrun
@@ -149,6 +149,10 @@ def is_restart(cluster: Torchrun, what: str, *, begins: bool = True) -> bool:
         return ranks.restarts > 0
     times = 0
     try:
+        if ranks.keeps_ranks:
+            if begins:
+                _note_begin(ranks.master, what)
+            return what in ranks.begun
         times = int(_store_of_rank_0(ranks.master).add(f"paceline/begun/{what}", int(begins)))
     except RuntimeError as error:  # also where the store holds no number
         _store_of_rank_0.cache_clear()
@@ -159,6 +163,17 @@ def is_restart(cluster: Torchrun, what: str, *, begins: bool = True) -> bool:
             _line(error),
         )
     return ranks.restarts > 0 or times > begins
+
+
+def _note_begin(master: Address, what: str) -> None:
+    """Add the name of a run to those of which `paceline run` knows that they have begun.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    store = _store_of_rank_0(master)
+    begun = store.get(BEGUN).decode().splitlines() if store.check([BEGUN]) else []
+    store.set(BEGUN, "\n".join(dict.fromkeys([*begun, what])))
 
 
 def serve_store(listener: socket.socket) -> Any:
