@@ -22,7 +22,7 @@ class ChildHere(io.StringIO):
         before = signal.getsignal(signal.SIGTERM)
         try:
             with redirect_stdout(self):
-                run_page._main(*command[3:])
+                run_page._main(*command[command.index("-m") + 2 :])
         except SystemExit as end:
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)

@@ -59,6 +59,6 @@ def sgd_over(arrivals, job, n):
         for ours, change in zip(state.flat_parameters, gradient.flat_parameters, strict=True):
             ours.add_(change, alpha=-LR)
         for ours, change in zip(state.flat_buffers, gradient.flat_buffers, strict=True):
-            ours.add_(change)
+            ours.add_(change) if ours.is_floating_point() else ours.copy_(change)  # counts travel as they are
     named = [name for name, _ in replica.model.named_parameters()] + [name for name, _ in replica.model.named_buffers()]
     return dict(zip(named, [*state.parameters, *state.buffers], strict=True))

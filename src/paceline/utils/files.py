@@ -27,6 +27,7 @@ MOST_JSON_BYTES = 16 * MIB
 MOST_TOML_BYTES = MIB // 2
 MOST_TABLE_BYTES = 1024 * MIB  # of a CSV file
 MOST_LINE_BYTES = 1 * MIB
+MOST_SKIPPED_BYTES = 16 * MOST_LINE_BYTES  # of a line that is left out; a file without lines is no log
 DEEPEST = 50  # levels of nested JSON or TOML
 UNFINISHED = ".unfinished"  # prefix of the name of a file until it is complete
 A_LINK = "it is a symbolic link, and paceline does not write through links"
@@ -191,7 +192,7 @@ def lines_of(file: BinaryIO, leave_out: Callable[[int], None] | None = None) -> 
         leave_out: is called in place of a line of more than `MOST_LINE_BYTES`, with its size in bytes.
 
     Raises:
-        ContentError: a line has more than `MOST_LINE_BYTES`, and there is no `leave_out`.
+        ContentError: a line has more than `MOST_LINE_BYTES`, and there is no `leave_out`; or `MOST_SKIPPED_BYTES`.
     """
     while line := file.readline(MOST_LINE_BYTES + 1):
         if len(line) <= MOST_LINE_BYTES:
@@ -202,6 +203,8 @@ def lines_of(file: BinaryIO, leave_out: Callable[[int], None] | None = None) -> 
         size_bytes = len(line)
         while not line.endswith(b"\n") and (line := file.readline(MOST_LINE_BYTES)):
             size_bytes += len(line)
+            if size_bytes > MOST_SKIPPED_BYTES:
+                raise ContentError(f"it has a line of more than {MOST_SKIPPED_BYTES} bytes")
         leave_out(size_bytes)
 
 

@@ -370,8 +370,10 @@ def decode(content: bytes | memoryview) -> Message:
 def _with_printable_texts(message: Message) -> Message:
     """Return a message whose texts are short and have no control characters, as a terminal and the log need them."""
     changes: dict[str, Any] = {"job_spec": message.job_spec.copy()} if isinstance(message, Hello) else {}
-    for name in _TEXTS[type(message)]:
-        text = getattr(message, name)
+    texts = _TEXTS[type(message)]
+    for name, text in zip(message.__struct_fields__, msgspec.structs.astuple(message), strict=True):
+        if name not in texts:
+            continue
         if len(text) > LONGEST_TEXT or not text.isprintable():
             changes[name] = printable(text, LONGEST_TEXT)
     return msgspec.structs.replace(message, **changes) if changes else message
