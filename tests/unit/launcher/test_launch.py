@@ -84,7 +84,12 @@ def test_a_signal_is_passed_on_and_the_launcher_ends_with_the_status_of_rank_0(n
     name = number.name.removeprefix("SIG")
     script = f"""
         trap 'kill $!; exit 4' {name}
-        sleep 1000 & {{ [ $RANK = 1 ] || kill -{name} $PPID; }}
+        sleep 1000 &
+        touch ready.$RANK
+        if [ $RANK = 0 ]; then
+            while [ ! -e ready.1 ]; do sleep 0.01; done
+            kill -{name} $PPID
+        fi
         wait
     """
     assert run(script) == 4
