@@ -33,6 +33,7 @@ class InvariantChecker:
     def __init__(self, driven, n, protocols):
         self.driven = driven
         self.protocols = {protocol.name: protocol for protocol in protocols}
+        self.protocol = None
         self.now = 0.0
         self.version = 0
         self.live = set(range(n))
@@ -42,7 +43,7 @@ class InvariantChecker:
         self.in_flight = {}  # worker -> version that it computes on, in the order of assignment
         self.held = []
         self.contributors = set()  # live workers that have a gradient in the open update
-        self.deliveries = {}  # of the live workers since the protocol came into force
+        self.deliveries = {}  # of the live workers since the phase began or the protocol changed
         self.updates = []
         self.stopped = None
         self.commands = []
@@ -188,8 +189,9 @@ class InvariantChecker:
     def _decision(self, event, command):
         subject, _, _ = command.reason.partition(":")
         if command.kind == "protocol":
-            self.protocol = self.protocols[subject]
-            self.deliveries = dict.fromkeys(self.live, 0)
+            before, self.protocol = self.protocol, self.protocols[subject]
+            if self.protocol != before or command.reason.endswith(("reached", "the run begins")):  # a phase begins
+                self.deliveries = dict.fromkeys(self.live, 0)
         elif command.kind == "set_aside":
             self._exclude(int(subject.removeprefix("worker ")))
         elif command.kind == "take_back" and (worker := int(subject.removeprefix("worker "))) in self.excluded:

@@ -90,11 +90,10 @@ class SeenSamples(TensorDataset):
         return [indices]
 
     def times_used(self, history):
-        """Return how many times each sample was used: simulated workers compute their work as it arrives."""
-        computed = [each for each in history.of(GradientArrived) if not each.crossed_interrupt]
-        are_used = [each.used for each in computed for _ in range(each.minibatches)]
+        """Return how many times each sample was used: simulated workers compute only what will be used."""
+        used = sum(each.minibatches for each in history.of(GradientArrived) if each.used)
         counts = [0] * len(self)
-        for batch, is_used in zip(self.seen[-len(are_used) :], are_used, strict=True):  # after those of the fingerprint
+        for batch in self.seen[-used:]:  # after those of the fingerprint
             for number in batch:
-                counts[number] += is_used
+                counts[number] += 1
         return counts

@@ -44,8 +44,15 @@ class Dispatcher(Stateful):
         self._ssp_bound: SSPBound | None = None
         self._protocol: Protocol | None = None
 
+    def begin_phase(self) -> None:
+        """Begin a phase, in which no worker is ahead."""
+        self._ssp_bound = None
+
     def follow(self, protocol: Protocol) -> None:
-        """Apply the rules of this protocol from now on; a change of the lead alone keeps how far workers are ahead."""
+        """Apply the rules of this protocol from now on.
+
+        Within a phase, a change of the lead alone, or of nothing, keeps how far each worker is ahead.
+        """
         before, self._protocol = self._protocol, protocol
         self._once_an_update = protocol.refill == "update"
         if protocol.max_lead == inf:

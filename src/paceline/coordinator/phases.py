@@ -187,13 +187,14 @@ class PhaseRunner:
         if self.has_controllers:
             self.ask("end")
         self._index += 1
-        self._select(self._plan.phases[self._index])
+        phase = self._plan.phases[self._index]
+        self._select(phase)
         self._controllers.begin(self._table.live or 1)
         if self._momentum is not None:
             self._momentum.begin(self._run.workload)
         self._timers.clear()
-        protocol = self._plan.phases[self._index].protocol
-        self._change_protocol(protocol, f"{ended} reached" if ended else "the run begins")
+        self._membership.dispatcher.begin_phase()
+        self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
 
     def _select(self, phase: Phase) -> None:
         self._progress = PhaseProgress(phase.end)
@@ -203,11 +204,7 @@ class PhaseRunner:
         self.measures_steps = self._measures_always or self._controllers.reads_steps
 
     def _change_protocol(
-        self,
-        protocol: Protocol,
-        reason: str,
-        price: float | None = None,
-        numbers: Mapping[str, float] | None = None,
+        self, protocol: Protocol, reason: str, price: float | None = None, numbers: Mapping[str, float] | None = None
     ) -> None:
         self._run.decide("protocol", f"{protocol.name}: {reason}", numbers=numbers)
         self.protocol = protocol

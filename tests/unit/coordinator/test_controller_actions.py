@@ -1,6 +1,7 @@
 """Actions of controllers and the scale of the learning rate: events with all the commands that answer them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 
@@ -26,6 +27,7 @@ from paceline.policies.controllers.base import (
 )
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
 from paceline.policies.learning_rate import LRScaling
+from paceline.protocols.protocol import Protocol
 
 
 # -- learning rate
@@ -221,6 +223,20 @@ def test_a_controller_changes_the_protocol():
         w2.1 arrives | accept w2.1 stale 1; apply v2 = w2.1 (quorum of 1 reached); compute w2.2 on v2
     """
     play(bsp().controlled_by(controller), 3, script)
+
+
+def test_a_change_of_the_lead_keeps_how_far_a_worker_is_ahead():
+    wider = Protocol(1, inf, "arrival", max_lead=1)
+    controller = Scripted(arrival=((), (ChangeProtocol(wider, "wider"),), (ChangeProtocol(wider, "the same"),)))
+    script = """
+        w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
+        w1.1 arrives | accept w1.1 stale 1; protocol: protocol: wider; apply v2 = w1.1 (quorum of 1 reached)
+                     | compute w0.2 on v2; compute w1.2 on v2
+        w0.2 arrives | accept w0.2; protocol: protocol: the same; apply v3 = w0.2 (quorum of 1 reached)
+                     | compute w0.3 on v3
+        w0.3 arrives | accept w0.3; apply v4 = w0.3 (quorum of 1 reached)
+    """
+    play(replace(wider, max_lead=0).controlled_by(controller), 2, script)
 
 
 def test_membership_actions_precede_protocol_and_quorum_actions():

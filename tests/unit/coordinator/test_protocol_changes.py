@@ -38,6 +38,15 @@ def test_a_full_barrier_after_a_change_of_protocol_does_not_wait_for_a_joining_w
     play(k_async(k=2).until(seconds=5) >> bsp(), 2, script)
 
 
+def test_the_lead_is_counted_anew_in_a_phase_of_the_same_protocol():
+    ahead_of_none = Protocol(1, inf, "arrival", max_lead=0)
+    script = """
+        w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
+        at 5 timer   | protocol: protocol: 5 seconds reached; compute w0.2 on v1
+    """
+    play(ahead_of_none.until(seconds=5) >> ahead_of_none, 2, script)
+
+
 # -- protocol changes
 def test_held_gradients_that_reach_a_new_quorum_are_applied_at_once():
     script = """

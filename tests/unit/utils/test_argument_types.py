@@ -107,6 +107,7 @@ VALID = {
     "means_s": [1.0, 2.0],
     "median_s": 1.0,
     "model": small_net,
+    "most": 4,
     "n": 4,
     "on_s": 1.0,
     "optimizer": torch.optim.SGD,
