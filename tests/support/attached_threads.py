@@ -21,7 +21,7 @@ from paceline.user_loop.sample_digest import sample_digest
 from paceline.user_loop.server_process import ServerHost
 from rank_threads import LIMIT_S, TOKEN
 
-START_TIMEOUT_S = 1.0
+START_TIMEOUT_S = 5.0
 
 
 class Server(ServerHost):

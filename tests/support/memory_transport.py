@@ -3,6 +3,7 @@
 import itertools
 import socket
 import threading
+import weakref
 
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, disconnect_pair
@@ -83,7 +84,8 @@ class MemoryTransport(Transport):
 
     def group(self, store, rank, size, host, *, timeout_s=CONNECT_TIMEOUT_S, threads=1):
         group = super().group(store, rank, size, "127.0.0.1", timeout_s=timeout_s, threads=threads)
-        self._groups.append((group, [peer for peer in range(size) if peer != rank]))
+        # The owner ends a group: without a time limit, the end of this transport would wait for the other ranks.
+        self._groups.append((weakref.ref(group), [peer for peer in range(size) if peer != rank]))
         if self._is_closed:
             self.kill()
         return group
@@ -94,10 +96,11 @@ class MemoryTransport(Transport):
         for listener in self._listeners:
             listener.close()
         self.disconnect()
-        groups, self._groups = self._groups, []
+        opened, self._groups = self._groups, []
+        groups = [reference() for reference, _ in opened]  # None for one that its owner has ended
         for i in range(len(groups)):
-            for peer in groups[i][1]:
-                disconnect_pair(groups[i][0], peer)
+            for peer in opened[i][1] if groups[i] is not None else []:
+                disconnect_pair(groups[i], peer)
         # The destructor of a group may wait forever for a pair that the other thread closes at the same time. The end
         # of a process does not wait for it.
         threading.Thread(target=groups.clear, daemon=True, name="end of groups").start()

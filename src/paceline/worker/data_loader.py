@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from functools import lru_cache
 from itertools import count, islice
 from operator import itemgetter
@@ -13,7 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from paceline.core.events import Minibatch
 from paceline.errors import RunError
@@ -22,6 +33,7 @@ from paceline.utils.rng import derived_seed, stream
 from paceline.worker.seeding import seeded
 
 WHOLE = Minibatch(0, None, None)
+SAMPLERS_OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class MinibatchLoader:
@@ -77,9 +89,11 @@ class MinibatchLoader:
     def _epoch_order(self, shard: int, epoch: int) -> NDArray[np.int64]:
         if self._job.sampler is None:
             return stream(self._seed, "epoch", shard, epoch).permutation(self._shard(shard))
+        seed = derived_seed(self._seed, "sampler", epoch)
+        if type(self._job.sampler) in SAMPLERS_OF_TORCH:
+            return np.fromiter(_drawn_apart(self._job.sampler, seed), dtype=np.int64)
         if hasattr(self._job.sampler, "set_epoch"):
             self._job.sampler.set_epoch(epoch)
-        seed = derived_seed(self._seed, "sampler", epoch)
         own = getattr(self._job.sampler, "generator", None)
         if isinstance(own, torch.Generator):  # else the order would depend on the epochs that this process has read
             own.manual_seed(seed)
@@ -93,6 +107,14 @@ class MinibatchLoader:
         per_shard = len(samples) // self._shards
         shuffled = stream(self._seed, "shards").permutation(samples)
         return shuffled[shard * per_shard : (shard + 1) * per_shard]
+
+
+def _drawn_apart(sampler: Sampler[int], seed: int) -> Sampler[int]:
+    """Return a sampler with a generator of its own: other threads draw from the global one meanwhile."""
+    apart = copy(sampler)
+    if not isinstance(apart, SequentialSampler):
+        apart.generator = torch.Generator().manual_seed(seed)  # type: ignore[attr-defined]
+    return apart
 
 
 def share_of(indices: NDArray[np.int64], rank: int, size: int) -> NDArray[np.int64]:

@@ -5,7 +5,14 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import paceline as pl
 from paceline.core.events import Minibatch
@@ -132,6 +139,36 @@ def test_a_sampler_orders_the_epoch(generator):
     assert max(one) < 8
     assert one == again.batch(2, 9, Minibatch(0, 0, 0)).tolist()
     assert one != first.batch(0, 1, Minibatch(0, 1, 0)).tolist()
+
+
+class DrawingRange(list):
+    """Numbers of the samples; when they are counted, the global generator is used, as another thread may do."""
+
+    def __len__(self):
+        torch.rand(1)
+        return super().__len__()
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda numbers, generator: RandomSampler(numbers, generator=generator),
+        lambda numbers, generator: RandomSampler(numbers, replacement=True, generator=generator),
+        lambda numbers, generator: RandomSampler(numbers, num_samples=2 * SAMPLES + BATCH, generator=generator),
+        SubsetRandomSampler,
+        lambda numbers, generator: SequentialSampler(numbers),
+    ],
+)
+def test_a_sampler_of_torch_and_other_threads_do_not_disturb_each_other(make, generator):
+    numbers = range(SAMPLES), DrawingRange(range(SAMPLES))
+    alone, disturbed = (loader(sampling="epoch", sampler=make(each, generator)) for each in numbers)
+    expected = alone.indices(0, 1, Minibatch(0, 0, 0)).tolist()
+    torch.manual_seed(0)
+    assert disturbed.indices(0, 1, Minibatch(0, 0, 0)).tolist() == expected
+    drawn_next = torch.rand(1)
+    torch.manual_seed(0)
+    assert drawn_next != torch.rand(1)  # what was drawn meanwhile is not drawn again
 
 
 def test_a_data_set_may_make_batches_itself():
