@@ -40,7 +40,7 @@ class LaunchEnv:
         nodes: number of hosts on which the launcher has started processes, >= 1; None if not set.
         master: host and port of the rendezvous, the same for every process.
         has_agent: whether torchrun listens there; else rank 0 does.
-        restarts: number of restarts of the job by torchrun, or of this rank by `paceline run`, so far, >= 0.
+        restarts: number of restarts of the job by torchrun, or of this rank by ``paceline run``, so far, >= 0.
         max_restarts: largest number of restarts, >= 0; -1 for no limit.
         run_id: id of the run under torchrun; empty without torchrun.
         token: secret that the processes of the job share; empty if not set.
@@ -48,7 +48,7 @@ class LaunchEnv:
         server: host and port of the server, if it is not at rank 0; else None.
         ranks_before: ranks of the run before those of the launcher, >= 0: 1 if the server is a process of its own.
         keeps_ranks: whether the launcher keeps the other ranks when one ends; torchrun ends them.
-        begun: names of the runs that began before `paceline run` started all ranks again.
+        begun: names of the runs that began before ``paceline run`` started all ranks again.
         spawns_sidecars: whether this process starts its sidecars with its pickled job; else with its command.
     """
 

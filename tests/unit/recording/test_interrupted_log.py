@@ -43,7 +43,7 @@ class RaiseAt:
 
 
 def interrupted(raising, act, log):
-    """Act in a thread of its own: where a trace raises as a handler ends, Python 3.11 keeps its exception as handled."""
+    """Act in a thread of its own: a trace that raises as a handler ends leaves its exception as handled in 3.11."""
 
     def within():
         with raising:
