@@ -15,7 +15,7 @@ from paceline.recording.event_log import Prefix
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.run.session import Session
-from paceline.server.finite import are_finite
+from paceline.server.finite import count_not_finite
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -67,6 +67,7 @@ class Checkpointer:
         self._awaits_first = is_new  # the first update, which creates the state of the optimizer
         self._is_saved = False  # whether the current state is saved
         self._has_warned = False
+        self._infinite = count_not_finite(session.model.state_dict().values())  # as of an attention mask
 
     def after(self) -> None:
         """Save at the beginning, after the first update, and at the first update after each interval.
@@ -98,7 +99,7 @@ class Checkpointer:
         """
         version = self._coordinator.version
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        if not are_finite(state["server"]["model"].values()):
+        if count_not_finite(state["server"]["model"].values()) > self._infinite:
             self._warn_not_finite()
             return
         state["configuration"] = self._configuration

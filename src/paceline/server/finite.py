@@ -17,4 +17,9 @@ def check_sum(tensor: Tensor) -> Tensor:
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all elements of all tensors are finite."""
-    return all(isfinite(check_sum(each.detach())) or bool(torch.isfinite(each).all()) for each in tensors)
+    return not count_not_finite(tensors)
+
+
+def count_not_finite(tensors: Iterable[Tensor]) -> int:
+    """Return the number of elements that are not finite; a model may have some, as the -inf of an attention mask."""
+    return sum(0 if isfinite(check_sum(each.detach())) else int((~torch.isfinite(each)).sum()) for each in tensors)

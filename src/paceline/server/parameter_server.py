@@ -15,7 +15,7 @@ from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import Compensator, StaleGradient, apply_compensators
 from paceline.server.accumulator import GradientAccumulator, MeanGradient
 from paceline.server.compiled_arithmetic import stale_arithmetic
-from paceline.server.finite import are_finite
+from paceline.server.finite import count_not_finite
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked, is_a_mean
 from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
 from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
@@ -78,6 +78,7 @@ class ParameterServer:
         self.on_mean: Callable[[FlatBuffers, Apply], None] | None = None
         self.optimizer_lock: AbstractContextManager[object] = nullcontext()
         self._not_finite = ""
+        self._infinite = count_not_finite(self.state.flat_buffers)  # elements from the beginning
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
         self._rebind_model()
         self.optimizer = make_optimizer(job, every, model)
@@ -214,7 +215,8 @@ class ParameterServer:
                 torch.add(old, change, out=moved)
             else:
                 moved.copy_(change)
-        if not self._not_finite and not (self._optimizer_step.is_finite and are_finite(new.flat_buffers)):
+        are_finite = self._optimizer_step.is_finite and count_not_finite(new.flat_buffers) <= self._infinite
+        if not self._not_finite and not are_finite:
             self._not_finite = _why_not_finite(update, mean)
         if new is not self.state:
             self.state = new

@@ -4,14 +4,17 @@ from math import inf, nan
 from unittest.mock import patch
 
 import pytest
+import torch
+from torch import nn
 
 import paceline as pl
 from paceline.checkpoint.store import Checkpoints
 from paceline.core.records import RunResumed
 from paceline.engines.distributed.parameter_server.worker_process import WorkerProcess
+from paceline.recording.run_folder import CHECKPOINTS
 from paceline.server.finite import are_finite
 from rank_threads import ranks
-from tiny_jobs import tiny_job
+from tiny_jobs import small_net, tiny_job
 
 POISONED = 3  # first such draw of worker 1
 
@@ -61,3 +64,24 @@ def test_a_run_is_resumed_from_the_checkpoint_whose_name_is_written_by_hand(tmp_
     assert [each.version for each in end.of(RunResumed)] == [1]
     assert end.reason == "12 updates made"
     assert are_finite(end.parameters.values())
+
+
+class Masked(nn.Module):
+    """A network with a mask of -inf, as that of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+        self.register_buffer("mask", torch.tensor([-inf, 0.0, 0.0]))
+
+    def forward(self, x):
+        return self.net(x) + self.mask.clamp(min=-1.0)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+def test_a_mask_that_was_never_finite_ends_no_run_and_is_saved(protocol, tmp_path):
+    settings = {"protocol": protocol, "cluster": pl.Cluster(2), "stop": "updates=4", "checkpoint_every": "updates=1"}
+    run = pl.train(tiny_job(model=Masked), out=tmp_path / "run", **settings)
+    assert run.stopped_by == "updates"
+    assert Checkpoints(tmp_path / "run" / CHECKPOINTS, 3).newest.name.endswith("-update-4")
+    assert torch.equal(run.model.mask, torch.tensor([-inf, 0.0, 0.0]))
