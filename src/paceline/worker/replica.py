@@ -222,6 +222,7 @@ class Replica:
                 change.copy_(buffer.detach())
                 if is_a_mean(change):
                     change.sub_(before)
+                    change.masked_fill_(buffer.detach() == before, 0)  # -inf - -inf, as of an attention mask, is nan
             if self._group is not None:
                 part = self._group.all_reduce(own, part)
             norm = _squared_norm(own, part.squared_norms)

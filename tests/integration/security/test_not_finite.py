@@ -78,7 +78,7 @@ class Masked(nn.Module):
         return self.net(x) + self.mask.clamp(min=-1.0)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
 def test_a_mask_that_was_never_finite_ends_no_run_and_is_saved(protocol, tmp_path):
     settings = {"protocol": protocol, "cluster": pl.Cluster(2), "stop": "updates=4", "checkpoint_every": "updates=1"}
     run = pl.train(tiny_job(model=Masked), out=tmp_path / "run", **settings)
