@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class Workers:
         """Return the workers of a cluster whose stragglers are all periodic, with ids."""
         law = cluster.distribution_of(0)
         assert isinstance(law, pl.ShiftedExponential)
-        stragglers = [each for each in cluster.slowdowns if isinstance(each, pl.Periodic)]
+        stragglers = tuple(each for each in cluster.slowdowns if isinstance(each, pl.Periodic))
         assert len(stragglers) == len(cluster.slowdowns)
         return cls(cluster.n, law.shift_s, law.mean_s, stragglers)
 
@@ -126,6 +127,12 @@ class Workers:
             for worker in np.atleast_1d(straggler.workers).astype(int):
                 ends_s[:, worker] = when(done_s + work_s[:, worker], straggler)
         return ends_s
+
+
+@cache  # panels share their plans
+def mean_played_s(workers: Workers, workload: int, share: float) -> float:
+    """Return the mean seconds of a plan with this share of BSP in drawn runs."""
+    return float(workers.played_s(workload, share).mean())
 
 
 def done(t_s: Array | float, straggler: pl.Periodic) -> Array:

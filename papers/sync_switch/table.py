@@ -10,7 +10,7 @@ from statistics import fmean, mean
 import paceline as pl
 from papers.series import SPREAD, Runs, series_of, spread
 from papers.store import Line
-from papers.sync_switch.predicted import Workers, theirs_s
+from papers.sync_switch.predicted import Workers, mean_played_s, theirs_s
 from papers.sync_switch.run import store
 from papers.sync_switch.settings import AWARE, FIGURES, PERCENT, RESULTS, SETUPS, Case, switch
 from papers.sync_switch.training import lines_of
@@ -75,7 +75,7 @@ def predicted(name: str, case: Case) -> str:
         return "-"
     if name == ELASTIC:
         return f">= {Workers.of(cluster).ideal_s(workload, PERCENT / 100):.0f}"
-    return f"{Workers.of(cluster).played_s(workload, SHARES[name]).mean():.0f}"
+    return f"{mean_played_s(Workers.of(cluster), workload, SHARES[name]):.0f}"
 
 
 def ratios(runs: Runs, reference: Runs) -> list[float]:
