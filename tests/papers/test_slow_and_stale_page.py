@@ -6,7 +6,7 @@ from statistics import mean
 
 import numpy as np
 
-from page_numbers import check_page, check_tables, span
+from page_numbers import at_most, check_page, check_tables, span
 from papers.series import series_of
 from papers.slow_and_stale.run import store
 from papers.slow_and_stale.settings import FIGURES, RESULTS
@@ -82,7 +82,7 @@ def of_theory():
             theory = log(first["sync"][0]["theory_s"][i] / first["async"][0]["theory_s"][i])
             errors.append(abs(simulated - theory))
             logs[name, workers] = simulated
-    yield f"simulation within {max(errors):.2f} of Theorem 1"
+    yield f"simulation within {at_most(max(errors), 2)} of Theorem 1"
     yield "{:.2f} for exp(1), {:.2f} for 1 + exp(1), {:.2f} for Pareto".format(*(logs[name, 8] for name in LAWS))
     short, seeds = 1 - 8 * log(8) * np.exp(-logs["exp(1)", 8]), len(law("5", "exp(1)")["sync"])
     yield f"log(P log P) is {log(8 * log(8)):.2f} there: {100 * short:.0f} % too low a ratio | {seeds} |"
@@ -97,7 +97,7 @@ def of_theory():
                     assert runs[0]["lower_s"][i] <= simulated <= runs[0]["upper_s"][i]
                 else:
                     apart.append(abs(simulated / runs[0]["theory_s"][i] - 1))
-    yield f"within {100 * max(apart):.1f} % of theory"
+    yield f"within {at_most(100 * max(apart), 1)} % of theory"
     pareto = law("6", "Pareto(2, 1)")
     slower = [
         i + 1

@@ -4,7 +4,7 @@ from functools import cache
 from math import isnan
 from statistics import fmean
 
-from page_numbers import check_page, check_tables, span
+from page_numbers import at_most, check_page, check_tables, span
 from papers.series import series_of
 from papers.store import Store
 from papers.sync_switch.costs import QUANTITIES, TABLE_IV, off
@@ -157,7 +157,7 @@ def of_the_requirements():
     mean_s = time_s("straggler", "small", PLAN)
     yield (
         f"{mean_s:.0f} s against {known_s:.0f}: {100 * abs(mean_s / known_s - 1):.1f} % off, each seed within "
-        f"{100 * off_each:.1f} %"
+        f"{at_most(100 * off_each, 1)} %"
     )
     yield with_span([1 / each for each in faster("straggler", "small", PLAN, "bsp")], 3)
     yield with_span([line["accuracy"] for line in one[PLAN].values()], 4)
@@ -178,7 +178,7 @@ def of_the_requirements():
     apart = [
         abs(w.plan_s(8000, share) / mean_played_s(w, 8000, share) - 1) for w in (plain, slow) for share in (0, 0.25, 1)
     ]
-    yield f"agrees to within {100 * max(apart):.1f} %"
+    yield f"agrees to within {at_most(100 * max(apart), 1)} %"
     wrong = []
     for figure, about in FIGURES.items():
         for name, case in about.cases.items():
@@ -186,7 +186,7 @@ def of_the_requirements():
                 text = predicted(series.partition(", lr=")[0], case)
                 if text.isdigit():
                     wrong.append(abs(fmean(line["time_s"] for line in runs.values()) / float(text) - 1))
-    yield f"within {100 * max(wrong):.1f} % of the mean of the runs"
+    yield f"within {at_most(100 * max(wrong), 1)} % of the mean of the runs"
 
 
 def of_the_rates():

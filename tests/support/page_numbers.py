@@ -1,6 +1,7 @@
 """Numbers of a page: each is computed again from stored results, or stands in a text that is named as given."""
 
 import re
+from math import ceil
 
 from papers.store import Store
 from prose import FENCE
@@ -12,6 +13,7 @@ NO_RESULTS = re.compile(
     r"(?:(?:, | to | and )\(?[\dIVX]+[a-d]?\)?(?=[\s:,.;)|]))*",
     re.IGNORECASE,
 )
+NUMBER = re.compile(r"(?<![A-Za-z])(?<![A-Za-z]-)\d[\d.,]*")  # none that is a part of a name, as in ResNet-50
 CELLS = re.compile(r"(?<!\\)\|")
 
 
@@ -25,6 +27,13 @@ def blocks(page):
         names = [name.strip() for name in CELLS.split(head)]
         given = [i for i, name in enumerate(names) if name.startswith(GIVEN_COLUMNS)]
         yield from ((" ".join(row.split()), given) for row in (head, *rows))
+
+
+def without(block, texts):
+    """Return a block with the texts left out, which may overlap; the bars between columns stay."""
+    left_out = {i for text in texts for match in re.finditer(re.escape(text), block) for i in range(*match.span())}
+    left_out -= {match.start() for match in CELLS.finditer(block)}
+    return "".join(sign for i, sign in enumerate(block) if i not in left_out)
 
 
 def check_page(path, computed, given):
@@ -41,15 +50,11 @@ def check_page(path, computed, given):
     left_out = [text for text in [*computed, *(text.removesuffix("...") for text in given)] if text not in plain]
     assert not left_out, "the page does not have:\n" + "\n".join(left_out)
     starts = tuple(text.removesuffix("...") for text in given if text.endswith("..."))
-    known = sorted([*computed, *given], key=len, reverse=True)
     unknown = []
     for block, columns in blocks(page):
-        rest = "" if starts and block.startswith(starts) else block
-        for text in known:
-            rest = rest.replace(text, "~" + "|" * text.count("|") + "~")
-        cells = CELLS.split(rest)
-        rest = "|".join("" if i in columns else cell for i, cell in enumerate(cells))
-        unknown += [f"{match.group()}  in  {rest}" for match in re.finditer(r"\d[\d.,]*", NO_RESULTS.sub("", rest))]
+        rest = "" if starts and block.startswith(starts) else without(block, [*computed, *given])
+        rest = "|".join("" if i in columns else cell for i, cell in enumerate(CELLS.split(rest)))
+        unknown += [f"{match.group()}  in  {rest}" for match in NUMBER.finditer(NO_RESULTS.sub("", rest))]
     assert not unknown, "numbers neither computed nor given:\n" + "\n".join(unknown)
 
 
@@ -63,7 +68,8 @@ def check_tables(paper_tables, results):
         for line in Store(file).lines()
         if isinstance(name := line.get("asked", {}).get("series"), str)
     }
-    left_out = [name for name in sorted(series) if f"| {name} |" not in text]
+    patterns = {name: re.sub(r"\\{\w+\\}", "[^|]+", re.escape(name)) for name in sorted(series)}  # with its {k}
+    left_out = [name for name, pattern in patterns.items() if not re.search(rf"\| {pattern}(:[^|]*)? \|", text)]
     assert not left_out, f"tables.md leaves out {left_out}"
 
 
@@ -75,3 +81,12 @@ def span(values, digits):
     """
     ends = dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))
     return " to ".join(ends)
+
+
+def at_most(value, digits):
+    """Return a bound on a value, rounded up.
+
+    >>> at_most(0.02041, 3), at_most(0.3, 1)
+    ('0.021', '0.3')
+    """
+    return f"{ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
