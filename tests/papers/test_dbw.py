@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-from statistics import mean, median
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from papers.dbw.grid import reasons
 from papers.dbw.interrupts import Interrupted
 from papers.dbw.settings import FIGURES, RESULTS, cluster
 from papers.dbw.traces import Estimate, Truth, estimates, side_by_side, truth
-from papers.series import series_of, spread
 from papers.store import Store
 from papers.tasks import Where
 
@@ -151,88 +149,6 @@ def test_the_stored_errors_of_times_under_interrupts_are_measured_again():
             again = Interrupted(alpha, asked["series"], asked["seed"]).carry_out(Where(RESULTS))
             assert again["error"] == pytest.approx(line["error"])
             assert again["error"]["pooled"] < again["error"]["by h"]
-
-
-def results(figure):
-    return Store(RESULTS / f"figure{figure}.jsonl").lines()
-
-
-def runs(figure, case, series):
-    return series_of([line for line in results(figure) if line["asked"]["case"] == case])[series]
-
-
-def seconds(case, series):
-    return {seed: line["time_s"] for seed, line in runs("6", case, series).items()}
-
-
-def ratio(case, slow, fast):
-    """Return the paired ratio of two series of Fig. 6, as the page writes it."""
-    ours, theirs = seconds(case, fast), seconds(case, slow)
-    told = spread([theirs[seed] / ours[seed] for seed in sorted(theirs) if seed in ours], 2)
-    return told.replace(" +- ", " ± ").replace(" (", " x (", 1)
-
-
-def numbers_of_the_page():
-    """Yield the numbers of the page from the stored results, in its words."""
-    first = {}
-    for line in sorted(results("1"), key=lambda line: line["asked"]["seed"]):
-        first.setdefault(line["asked"]["cluster"].partition("timing=")[2], []).append(line)
-    for lines in first.values():
-        yield ", ".join(f"{line['rank_correlation']:.2f}" for line in lines)
-        errors = [100 * line["median_error"]["squared_norm"] for line in lines]
-        yield f"{min(errors):.0f} to {max(errors):.0f} %"
-    third = results("3")
-    yield "error {:.1f} % against {:.1f} %".format(
-        *(100 * mean(line["error"][name] for line in third) for name in ("estimated", "naive"))
-    )
-    yield f"{100 * mean(line['wrong_order']['naive'] for line in third):.0f} % of the updates"
-    ks = [line["k"] for line in runs("4", "alpha=0.7", "dbw").values()]
-    assert {median(k[2:30]) for k in ks} == {1}
-    ends = [mean(k[-(len(k) // 3) :]) for k in ks]
-    yield f"{mean(ends):.1f} ({min(ends):.1f} to {max(ends):.1f})"
-    yield ratio("alpha=1", "backup(k=10), proportional", "dbw")
-    yield ratio("alpha=1", "backup(k=10), proportional", "dbw(D=20)")
-    yield ratio("alpha=0.2", "backup(k=15), proportional", "dbw")
-    yield ratio("alpha=0.2", "backup(k=15), proportional", "dbw(D=20)")
-    yield ratio("alpha=0.2", "b_dbw", "dbw")
-    yield ratio("alpha=1", "b_dbw", "dbw")
-    yield ratio("alpha=1", "b_dbw", "dbw(D=20)")
-    rows = {
-        "static, own rate, k = 1": ("backup(k=1)", "backup(k=1)"),
-        "static, own rate, k = 4": ("backup(k=4)", "backup(k=4)"),
-        "DBW, D = 20": ("dbw(D=20)", "dbw(D=20)"),
-        "DBW, D = 5": ("dbw", "dbw"),
-        "B-DBW": ("b_dbw", "b_dbw"),
-        "best static, proportional": ("backup(k=10), proportional", "backup(k=15), proportional"),
-    }
-    for row, series in rows.items():
-        both = [seconds(case, name) for case, name in zip(("alpha=1", "alpha=0.2"), series, strict=True)]
-        yield f"| {row} | {' | '.join(f'{mean(each.values()):.0f} ({len(each)})' for each in both)} |"
-    for case in ("alpha=1", "alpha=0.2"):
-        alone = mean(seconds(case, "backup(k=1)").values())
-        for name in ("dbw", "dbw(D=20)"):
-            yield f"{mean(seconds(case, name).values()) / alone:.2f}"
-    after = 24  # updates of one second until the slowdown; the next is the first that begins after it
-    slowed = [line["k"] for line in runs("9", "at 24 s", "dbw(window=20)").values()]
-    assert {k[after + 1] for k in slowed} == {8}
-    shares = sorted(sum(8 <= each <= 10 for each in k[after + 2 :][:30]) / 30 for k in slowed)
-    yield ", ".join(f"{100 * share:.0f}" for share in shares)
-    for case in ("alpha=0.1", "alpha=0.6"):
-        for series in ("adasync", "dbw(base=k_sync, pooled=false)"):
-            yield f"{runs('10', case, series)[0]['time_s']:.0f}"
-    for case in ("alpha=1", "alpha=0.7", "alpha=0.2"):
-        errors = [line["error"] for line in runs("interrupts", case, "random").values()]
-        yield " / ".join(f"{mean(each[name] for each in errors):.3f}" for name in ("pooled", "by h"))
-
-
-def test_the_page_has_the_numbers_of_the_stored_results():
-    page = " ".join((RESULTS.parent / "README.md").read_text().split())
-    missing = [number for number in numbers_of_the_page() if number not in page]
-    assert not missing
-
-
-def test_the_tables_are_those_of_the_stored_results():
-    assert "\n".join(table.tables(RESULTS)) + "\n" == (RESULTS / "tables.md").read_text()
 
 
 def test_a_missing_data_set_is_an_error_with_a_remedy(tmp_path):
