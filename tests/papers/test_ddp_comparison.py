@@ -318,26 +318,6 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
     assert "old" not in shown
 
 
-@pytest.fixture(scope="module")
-def kept():
-    """Kept results of the comparison, whose simulated times are computed once."""
-    lines = all_lines(settings.RESULTS)
-    outcomes_module.shown(lines)
-    return lines
-
-
-@pytest.mark.docs
-def test_the_pages_show_the_kept_results(kept):  # one test: each process that needs the times computes them for seconds
-    checked = table.check(Store(settings.RESULTS / "real.jsonl").lines())
-    shown = {
-        table.README: table.summary(kept),
-        table.PAGES / "index.md": [*table.overview(kept), *checked],
-        **{table.PAGES / f"{pattern}.md": table.tables(pattern, kept) for pattern in PATTERNS},
-    }
-    pages = {path: path.read_text() for path in shown}
-    assert [path.name for path, page in pages.items() if table.with_tables(page, shown[path]) != page] == []
-
-
 def test_the_page_says_what_the_advice_says():
     index = (table.PAGES / "index.md").read_text()
     for pattern, evidence in EVIDENCE.items():
