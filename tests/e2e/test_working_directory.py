@@ -1,5 +1,6 @@
-"""Files in the working directory with names of modules of Python, and a long folder for temporary files."""
+"""Working directories: files with names of modules of Python, a name that is not UTF-8, and a long temporary folder."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,16 @@ def test_files_with_names_of_modules_hide_none_of_them(script, launcher, stopped
         check=False,
     )
     assert f"ANSWER {stopped_by}" in ended.stdout, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "launcher"), [("bsp", ["torchrun"]), ("all_reduce", ["paceline", "run"])])
+def test_a_run_is_recorded_in_a_folder_whose_name_is_not_utf_8(protocol, launcher, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\351")
+    folder.mkdir()
+    script = ATTACH.replace('protocol="bsp"', f'protocol="{protocol}", out="run"')
+    (folder / "train.py").write_text(script)
+    command = [Path(sys.executable).with_name(launcher[0]), *launcher[1:], "--nproc-per-node", "2", "train.py"]
+    ended = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.stdout.count("ANSWER epochs") == 2, ended.stderr
+    assert (folder / "run" / "model.safetensors").exists()

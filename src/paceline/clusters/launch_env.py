@@ -16,7 +16,7 @@ SERVER = "PACELINE_SERVER"  # host and port of the server that a process joins, 
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
 KEEPS_RANKS = "PACELINE_KEEPS_RANKS"  # "1" under `paceline run`, which starts a rank again alone
 STANDBY, ENDED = "paceline/standby", "paceline/ended"  # in the store of `paceline run`: what holds for the run
-BEGUN = "paceline/begun"  # in that store: the runs that have begun, a line each
+BEGUN = "paceline/begun"  # in that store: digests of the runs that have begun, a line each
 BEGUN_BEFORE = "PACELINE_BEGUN"  # the same of the attempts before this one
 SPAWN_SIDECARS = "PACELINE_SPAWN_SIDECARS"  # "1" where the command of a process cannot be run again, as in Ray
 COMMAND = "paceline run --nproc-per-node 4 train.py, or -m paceline train ... in place of train.py"
@@ -48,7 +48,7 @@ class LaunchEnv:
         server: host and port of the server, if it is not at rank 0; else None.
         ranks_before: ranks of the run before those of the launcher, >= 0: 1 if the server is a process of its own.
         keeps_ranks: whether the launcher keeps the other ranks when one ends; torchrun ends them.
-        begun: names of the runs that began before ``paceline run`` started all ranks again.
+        begun: digests of the runs that began before ``paceline run`` started all ranks again.
         spawns_sidecars: whether this process starts its sidecars with its pickled job; else with its command.
     """
 

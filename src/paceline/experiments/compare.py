@@ -23,7 +23,6 @@ from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
 from paceline.run.train import AnyCluster, AnyProtocol
 from paceline.utils.argument_types import checked_types
-from paceline.utils.files import in_unicode
 from paceline.utils.spec_parser import split_top
 from paceline.utils.validation import check_optional_range
 
@@ -105,7 +104,7 @@ def compare(
         rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in grid.plans]
         comparison = Comparison(rows, grid.stop, folder.path, price, report.interrupted)
         if not report.interrupted:
-            folder.save({"table.txt": in_unicode(comparison.text()).encode(), "table.json": comparison.to_json()})
+            folder.save({"table.txt": comparison.text().encode(), "table.json": comparison.to_json()})
         if comparison.failures and not report.interrupted:
             raise FailedRunsError(comparison)
     return comparison

@@ -18,7 +18,7 @@ class LaunchStore:
         settings: ranks, and where they meet.
 
     Attributes:
-        begun: names of the runs that have begun in earlier attempts, a line each.
+        begun: digests of the runs that have begun in earlier attempts, a line each.
 
     Raises:
         UsageError: the ranks cannot meet there.

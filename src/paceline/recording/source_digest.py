@@ -16,6 +16,8 @@ from pkgutil import get_importer
 from types import ModuleType
 from typing import NamedTuple
 
+from paceline.utils.files import in_unicode
+
 DIGITS = 12
 DEEPEST = 3  # levels of nested parts, as the transform of the data set of a subset
 SHORT = 20  # length of the longest collection whose members are searched
@@ -156,7 +158,7 @@ def _parts(part: object) -> Iterable[object]:
 
 def _name(module: ModuleType) -> str:
     """Return a name of a module that is the same in every process."""
-    return Path(module.__file__ or "").name if module.__name__ in MAIN else module.__name__
+    return in_unicode(Path(module.__file__ or "").name if module.__name__ in MAIN else module.__name__)
 
 
 def _digest(module: ModuleType) -> str | None:

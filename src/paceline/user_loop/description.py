@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import IO, Any, NamedTuple
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.user_loop.frames import read_frame, read_tensors, write_frame, write_tensors
+from paceline.user_loop.frames import from_json, read_frame, read_tensors, to_json, write_frame, write_tensors
 from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob
 from paceline.user_loop.run_options import RunOptions
 
@@ -238,13 +237,12 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def send_run(stream: IO[bytes], run: ServerRun, first: FirstTensors) -> None:
     """Write a run and its first tensors."""
-    # Not by msgspec, which encodes neither infinities nor paths that are not UTF-8.
-    write_frame(stream, json.dumps(msgspec.to_builtins(run)).encode())
+    write_frame(stream, to_json(run))
     for tensors in first:
         write_tensors(stream, tensors)
 
 
 def recv_run(stream: IO[bytes]) -> tuple[ServerRun, FirstTensors]:
     """Read what `send_run` has written."""
-    run = msgspec.convert(json.loads(read_frame(stream)), ServerRun)
+    run = from_json(read_frame(stream), ServerRun)
     return run, FirstTensors(read_tensors(stream), read_tensors(stream))

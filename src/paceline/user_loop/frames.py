@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, TypeVar
 
+import msgspec
 from torch import Tensor
 
 from paceline.server import tensor_file
+
+T = TypeVar("T")
 
 
 def write_frame(stream: IO[bytes], content: bytes) -> None:
@@ -44,6 +48,20 @@ def read_frame(stream: IO[bytes]) -> bytes:
     if len(header) < 8 or len(content) < size:
         raise EOFError("the stream ended within a frame")
     return content
+
+
+def to_json(content: object) -> bytes:
+    r"""Return what msgspec can encode as JSON, but with infinities and with names of files that are not UTF-8.
+
+    >>> to_json({"caf\udce9": float("inf")})
+    b'{"caf\\udce9": Infinity}'
+    """
+    return json.dumps(msgspec.to_builtins(content)).encode()
+
+
+def from_json(content: bytes, kind: type[T]) -> T:
+    """Return a value of a type from what `to_json` has returned."""
+    return msgspec.convert(json.loads(content), kind)
 
 
 def write_tensors(stream: IO[bytes], tensors: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-import msgspec
 from torch import Tensor
 
 from paceline.clusters.launch_env import LaunchEnv
@@ -30,7 +29,7 @@ from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
 from paceline.server import tensor_file
 from paceline.user_loop.description import FirstTensors, ServerRun, make_job, recv_run, send_run
-from paceline.user_loop.frames import frame, read_frame, write_frame
+from paceline.user_loop.frames import frame, from_json, read_frame, to_json, write_frame
 from paceline.user_loop.optimizer_state import load_named_state, state_reader
 from paceline.user_loop.run_end import end_of
 from paceline.utils.rank_logger import RankLogger
@@ -98,8 +97,7 @@ class ServerProcess:
 
     def end_run(self, outcome: Outcome, reason: str) -> None:
         """Ask the server to end the run, unless it has ended."""
-        content = msgspec.json.encode((outcome, reason))
-        self._request(END_RUN + frame(content))
+        self._request(END_RUN + frame(to_json((outcome, reason))))
 
     def stop(self, outcome: Outcome, reason: str) -> None:
         """End the run, unless it has ended, and the process."""
@@ -138,7 +136,7 @@ class ServerProcess:
             raise RunError(f"the server of the run ended with status {self._process.wait()}") from None
         if kind == OF_STATE:
             return tensor_file.from_bytes(content)
-        self.end = msgspec.json.decode(content, type=End)
+        self.end = from_json(content, End)
         return None
 
 
@@ -199,7 +197,7 @@ class Requests(threading.Thread):
         """Answer requests."""
         while (request := self._requests.read(1)) not in (b"", END):
             if request == END_RUN:
-                outcome, reason = msgspec.json.decode(read_frame(self._requests), type=tuple[Outcome, str])
+                outcome, reason = from_json(read_frame(self._requests), tuple[Outcome, str])
                 self._end_run(outcome, reason)
             else:
                 with self._lock:
@@ -211,7 +209,7 @@ class Requests(threading.Thread):
         """Report the end of the run, and answer the request for the last state, now or when it comes."""
         with self._lock:
             self._has_ended = True
-            self._write(OF_END, msgspec.json.encode(end))
+            self._write(OF_END, to_json(end))
             if self._is_waiting:
                 self._write(OF_STATE, tensor_file.to_bytes(self.state()))
 

@@ -8,6 +8,7 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
+from paceline.utils.files import in_unicode
 from paceline.utils.text_table import TextTable, paragraph
 from paceline.utils.wording import in_one_line
 
@@ -59,7 +60,7 @@ class TableRepresentation(Representation):
         title = [paragraph(self._title())] if self._title() else []
         tables = ["\n".join(grid.text()) for grid in self._grids()]
         notes = ["\n".join(map(paragraph, self._notes()))] if self._notes() else []
-        return "\n\n".join([*title, *tables, *notes]) + "\n"
+        return in_unicode("\n\n".join([*title, *tables, *notes]) + "\n")
 
     def __str__(self) -> str:
         return self.text().rstrip("\n")
@@ -69,14 +70,16 @@ class TableRepresentation(Representation):
         parts = [f"<p>{escape(self._title())}</p>"] if self._title() else []
         parts += [grid.html() for grid in self._grids()]
         parts += [f"<p>{'<br>'.join(map(escape, self._notes()))}</p>"] if self._notes() else []
-        return f"<div>{''.join(parts)}</div>"
+        return in_unicode(f"<div>{''.join(parts)}</div>")
 
 
 def _in_full(value: object, indent: int) -> str:
     """Return a value as `summarize_value` does, but a text in full, in lines of at most 80 columns."""
     if not isinstance(value, str) or not value:
         return summarize_value(value)
-    return f"\n{' ' * indent}".join(wrap(value, COLUMNS - indent, break_long_words=False, break_on_hyphens=False))
+    return f"\n{' ' * indent}".join(
+        wrap(in_unicode(value), COLUMNS - indent, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def summarize_value(value: object) -> str:
@@ -103,7 +106,7 @@ def summarize_value(value: object) -> str:
         return f"{type(value).__name__} of {list(value.shape)}"
     if type(value).__repr__ is object.__repr__ or callable(value):  # the repr of a module has all its layers
         return type(value).__name__
-    return _cut(str(value))
+    return _cut(in_unicode(str(value)))
 
 
 def _call(value: partial[Any]) -> str:

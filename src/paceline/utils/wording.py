@@ -54,16 +54,16 @@ def in_one_line(text: str, longest: int | None = None) -> str:
 def printable(text: str, longest: int | None = None) -> str:
     r"""Return a text of another process without control characters, cut to at most `longest` characters.
 
-    Line breaks and tabs stay.
+    Line breaks and tabs stay. Bytes of file names that are not UTF-8, which cannot be encoded, are escaped too.
 
-    >>> printable("\x1b[2Jgone\n", longest=20), printable("a" * 9, longest=7)
-    ('\\x1b[2Jgone\n', 'aaaa...')
+    >>> printable("\x1b[2Jgone\n", longest=20), printable("a" * 9, longest=7), printable("caf\udce9")
+    ('\\x1b[2Jgone\n', 'aaaa...', 'caf\\udce9')
     """
     shown = text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], shown)
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def first_line(message: str) -> str:

@@ -47,15 +47,16 @@ def test_a_new_attempt_has_an_empty_store(store, rank_0):
     assert not store.holds(STANDBY)
 
 
-def test_a_rank_that_is_started_again_resumes_only_a_run_that_this_launcher_has_begun(store, rank_0, monkeypatch):
-    assert not is_restart(rank_0, "/runs/mine", begins=False)
-    assert not is_restart(rank_0, "/runs/mine")
+@pytest.mark.parametrize("mine", ["/runs/mine", "/runs/caf\udce9", "/runs/two\nlines"])
+def test_a_rank_that_is_started_again_resumes_only_a_run_that_this_launcher_has_begun(mine, store, rank_0, monkeypatch):
+    assert not is_restart(rank_0, mine, begins=False)
+    assert not is_restart(rank_0, mine)
     store.renew()
     store.begin()
     for name, value in {**SETTINGS.environment(0, store.port, restarts=1), BEGUN_BEFORE: store.begun}.items():
         monkeypatch.setenv(name, value)
     again = pl.Torchrun()
-    assert is_restart(again, "/runs/mine", begins=False)
+    assert is_restart(again, mine, begins=False)
     assert not is_restart(again, "/runs/of yesterday", begins=False)
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec import msgpack
 from torch import nn
 from torch.utils.data import Subset
 
 import paceline as pl
 from paceline.core.stop import Stop
+from paceline.engines.distributed.transport.messages import encoded_spec
 from paceline.protocols.protocol import as_plan
 from paceline.recording import source_digest as source
 from paceline.recording.source_digest import code_of, digest_of_package
@@ -97,6 +99,13 @@ def test_the_script_is_named_by_its_file(monkeypatch):
     script = code_of([in_script])[Path(__file__).name]
     assert script == code_of([test_the_script_is_named_by_its_file])[__name__]
     assert code_of([in_script], with_main=False).keys() == {"paceline"}
+
+
+def test_the_name_of_a_script_that_is_not_utf_8_can_be_sent(monkeypatch, tmp_path):
+    script = shutil.copy(__file__, tmp_path / "caf\udce9.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    in_script = type("InScript", (), {"__module__": "__main__"})
+    assert msgpack.decode(encoded_spec(code_of([in_script]))).keys() == {"paceline", "caf\ufffd.py"}
 
 
 @parametrize_few("change", ["text", "name", "none"], keep=2)

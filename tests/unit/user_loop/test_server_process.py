@@ -5,7 +5,6 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import load
@@ -13,13 +12,12 @@ from torch import nn
 
 from paceline.core.events import Outcome
 from paceline.engines.distributed import End
-from paceline.user_loop.frames import frame, read_frame
+from paceline.user_loop.frames import frame, from_json, read_frame, to_json
 from paceline.user_loop.optimizer_state import named_state
 from paceline.user_loop.server_process import END, END_RUN, LAST_STATE, OF_END, OF_STATE, STATE, Requests
 
 LIMIT_S = 10.0
-DONE = End("updates", "3 updates made", updates=3)
-STOP = END_RUN + frame(msgspec.json.encode(("stopped", "run.stop() at rank 0")))
+DONE = End("updates", "3 updates made in caf\udce9", updates=3)
 
 
 class Rank0:
@@ -49,7 +47,7 @@ class Rank0:
 
     def run_end(self):
         assert read_frame(self.replies) == OF_END
-        return msgspec.json.decode(read_frame(self.replies), type=End)
+        return from_json(read_frame(self.replies), End)
 
     def end(self):
         self.requests.join(LIMIT_S)
@@ -90,9 +88,10 @@ def test_the_last_state_comes_after_the_end_of_the_run(rank_0):
 
 
 def test_rank_0_ends_the_run_with_an_outcome_and_a_reason(rank_0):
-    rank_0.ask(STOP + END)
+    end = (Outcome.FAILED, "cannot read caf\udce9")
+    rank_0.ask(END_RUN + frame(to_json(end)) + END)
     rank_0.end()
-    assert rank_0.ended == [(Outcome.STOPPED, "run.stop() at rank 0")]
+    assert rank_0.ended == [end]
 
 
 def test_the_death_of_rank_0_is_a_failure(rank_0):

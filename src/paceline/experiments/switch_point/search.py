@@ -26,7 +26,6 @@ from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.run.train import AnyCluster
 from paceline.utils.argument_types import checked_types
-from paceline.utils.files import in_unicode
 from paceline.utils.validation import check_range
 from paceline.worker.evaluation import evaluate
 from paceline.worker.torch_utils import build_model, usable_device
@@ -148,7 +147,7 @@ def search_switch(
         nothing_yet = SwitchSearch(trial, bisection, tuple(range(seed, seed + runs)), folder.path)
         search = _search(nothing_yet, runner, range(seed, seed + of_first), target, margin)
         if not search.interrupted:
-            folder.save({TIMING: search.to_toml().encode(), "table.txt": in_unicode(search.text()).encode()})
+            folder.save({TIMING: search.to_toml().encode(), "table.txt": search.text().encode()})
     return search
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
+from hashlib import sha256
 from math import inf
 from typing import Any, TypeVar
 
@@ -141,12 +143,13 @@ def is_restart(cluster: Torchrun, what: str, *, begins: bool = True) -> bool:
 
     Args:
         cluster: launch settings of this process.
-        what: name of the run.
+        what: name of the run, as the path of its folder.
         begins: whether rank 0 begins it now, which is recorded.
     """
     ranks = cluster.ranks
     if not ranks.has_agent:
         return ranks.restarts > 0
+    what = sha256(os.fsencode(what)).hexdigest()  # the store has no texts with bytes that are not UTF-8
     times = 0
     try:
         if ranks.keeps_ranks:
@@ -166,7 +169,7 @@ def is_restart(cluster: Torchrun, what: str, *, begins: bool = True) -> bool:
 
 
 def _note_begin(master: Address, what: str) -> None:
-    """Add the name of a run to those of which `paceline run` knows that they have begun.
+    """Add the digest of a run to those of which `paceline run` knows that they have begun.
 
     Raises:
         RuntimeError: the store does not answer.

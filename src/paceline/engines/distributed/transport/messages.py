@@ -350,7 +350,11 @@ _KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 def encode(message: Message) -> tuple[bytes, list[Tensor]]:
     """Return a message as bytes, and the tensors that are sent after it."""
-    return _ENCODER.encode(message), list(message.tensors.values()) if isinstance(message, StateMessage) else []
+    try:
+        content = _ENCODER.encode(message)
+    except UnicodeEncodeError:  # a text names a file whose name is not UTF-8
+        content = _ENCODER.encode(_with_printable_texts(message))
+    return content, list(message.tensors.values()) if isinstance(message, StateMessage) else []
 
 
 def decode(content: bytes | memoryview) -> Message:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from hashlib import sha256
 
 import pytest
 from torch import distributed as dist
@@ -142,9 +143,14 @@ def test_rank_0_makes_one_client_of_the_store_and_closes_it(agent_store, monkeyp
         assert [client() for client in made] == [None]
 
 
+def test_a_run_in_a_folder_whose_name_is_not_utf_8_is_counted(agent_store):
+    settings = cluster(0, agent_store.port, has_agent=True)
+    assert [is_restart(settings, "caf\udce9") for _ in range(2)] == [False, True]
+
+
 def test_a_count_of_starts_that_a_stranger_has_overwritten_is_reported_and_ignored(agent_store, caplog):
     settings = cluster(0, agent_store.port, has_agent=True)
-    agent_store.set("paceline/begun/a run", "no number")
+    agent_store.set(f"paceline/begun/{sha256(b'a run').hexdigest()}", "no number")
     assert not is_restart(settings, "a run")
     [message] = caplog.messages
     assert f"torchrun's store at 127.0.0.1:{agent_store.port} does not count the starts of this run" in message

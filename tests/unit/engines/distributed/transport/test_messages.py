@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.events import Accept, Apply, Minibatch
-from paceline.engines.distributed.transport.messages import decode, encode
+from paceline.engines.distributed.transport.messages import End, decode, encode
 from paceline.engines.distributed.transport.task_messages import ApplyUpdate, RemoteTask, RemoteTaskDone
 from paceline.worker.replica import GradientStats
 
@@ -47,6 +47,10 @@ def test_a_shard_server_receives_all_numbers_of_an_update():
     again = sent(ApplyUpdate(update, is_read=True))
     assert again.is_read
     assert again.update == update
+
+
+def test_a_reason_that_names_a_file_whose_name_is_not_utf_8_is_sent():
+    assert sent(End("failed", "cannot write caf\udce9")).reason == r"cannot write caf\udce9"
 
 
 def test_a_valid_greeting_with_a_deeply_nested_value_is_no_message():
