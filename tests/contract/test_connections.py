@@ -10,9 +10,10 @@ import torch
 from connected_sides import KINDS
 from paceline.engines.distributed.transport import connection as connection_module
 from paceline.engines.distributed.transport.connection import CLOSED, Connection, ConnectionLost
-from paceline.engines.distributed.transport.messages import End, EvaluationResult, Leave, RequestShardState, ShardState
+from paceline.engines.distributed.transport.messages import End, Leave, RequestShardState, ShardState
 from paceline.engines.distributed.transport.task_messages import (
     CancelTask,
+    EvaluationResult,
     Heartbeat,
     HeartbeatAnswer,
     RemoteTask,
@@ -157,10 +158,10 @@ def test_a_state_arrives_with_tensors_of_all_types(sides):
 
 def test_a_long_message(sides):
     server, worker = sides
-    metrics = {f"metric {i}": float(i) for i in range(20_000)}
-    worker.send(EvaluationResult(3, metrics))
+    metrics = {f"metric {i}": float(i) for i in range(10_000)}
+    worker.send(EvaluationResult.of(3, metrics))
     worker.send(UpdateDone(1))
-    assert server.recv(LIMIT_S).metrics == metrics
+    assert server.recv(LIMIT_S).decoded({3}) == metrics
     assert server.recv(LIMIT_S) == UpdateDone(1)
 
 

@@ -44,7 +44,7 @@ def rank(**changes):
     settings = {"is_elastic": False, "heartbeat_timeout_s": 5.0, "worker": 1, "start_timeout_s": 5.0}
     settings |= {"n": 3, "started": 3}
     cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
-    return SimpleNamespace(cluster=cluster, transport=transport(cluster.heartbeat_timeout_s))
+    return SimpleNamespace(cluster=cluster, transport=transport(cluster.heartbeat_timeout_s), folder=None)
 
 
 def server_with(*members, **changes):

@@ -9,6 +9,7 @@ from msgspec import Meta
 LARGEST = 1 << 53  # whole numbers that a float holds exactly
 MOST_AT_ONCE = 1 << 32  # of one gradient, so that the sum over the gradients of an update is not above LARGEST
 LONGEST_S = 1e9
+LONGEST_TEXT = 4000  # characters of a text of another process, where it is shown or recorded
 MOST_IN_SINGLE = 3.4e38  # torch refuses a learning rate that a parameter in single precision cannot have
 
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]

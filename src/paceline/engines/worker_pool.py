@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 from abc import abstractmethod
+from collections.abc import Container
 from typing import Generic, Self, TypeVar
 
 from paceline.core.events import AbortRun, Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Outcome
@@ -191,7 +192,7 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
             self._add_timers(self._timers[0], now)
 
     def _on_gradient(
-        self, worker: int, draw: int, stats: GradientStats, missing: tuple[int, ...], *, pull_s: float, push_s: float
+        self, worker: int, draw: int, stats: GradientStats, missing: Container[int], *, pull_s: float, push_s: float
     ) -> None:
         """Report a gradient, given the parameters that have none, and give its worker the waiting task."""
         self._gradients[worker].receive(missing)

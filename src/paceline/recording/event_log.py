@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 import orjson
 
+from paceline.core.bounds import LONGEST_TEXT
 from paceline.core.events import Outcome
 from paceline.core.records import Record, RunEnded, VersionEvaluated
 from paceline.errors import PacelineWarning, RunError, describe_error
@@ -38,7 +39,6 @@ WAITING_RECORDS = 10_000  # upper bound; then the run waits for the disk
 BATCH_RECORDS = 500
 CHUNK_BYTES = 1 << 20
 POLL_S = 1.0
-SHORT_TEXT = 4000  # characters, of a record whose line would be too long
 SHORTENED_BYTES = MOST_LINE_BYTES // 2
 
 
@@ -213,7 +213,7 @@ def to_line(record: Record) -> bytes:
     except TypeError:  # a text names a file whose name is not UTF-8
         content = orjson.dumps(_with_texts(record, in_unicode), option=_OPTIONS)
     if len(content) > SHORTENED_BYTES:  # no reader takes a line that is too long
-        content = orjson.dumps(_with_texts(record, lambda text: in_one_line(text, SHORT_TEXT)), option=_OPTIONS)
+        content = orjson.dumps(_with_texts(record, lambda text: in_one_line(text, LONGEST_TEXT)), option=_OPTIONS)
     return _BEGINNINGS[type(record)] + content[1:]
 
 

@@ -26,6 +26,7 @@ from paceline.recording.event_log import EventLog, Prefix, read_records
 from paceline.recording.history import History
 from paceline.recording.lock import FolderLock
 from paceline.recording.validation import configuration
+from paceline.recording.whole_texts import ERRORS
 from paceline.utils import files
 from paceline.utils.wording import first_line
 
@@ -119,7 +120,7 @@ class RunFolder(Callback):
         """Remove the files of an earlier run that this run may not replace."""
         for name in (MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
-        for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD):
+        for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD, self.path / ERRORS):
             files.refuse_link(folder)
             if folder.exists():
                 shutil.rmtree(folder)

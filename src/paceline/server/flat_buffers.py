@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -50,7 +50,7 @@ class FlatBuffers:
         """Indices of the model's parameters that have no gradient."""
         return tuple(number for i, number in enumerate(self._layout.parameters) if i not in self.written)
 
-    def receive(self, missing: Collection[int]) -> None:
+    def receive(self, missing: Container[int]) -> None:
         """Take over which parameters have no gradient, as `missing` of the sender.
 
         One that is not zero has a gradient all the same: that of other ranks, or what compressed messages had left out.

@@ -18,6 +18,9 @@ from paceline.errors import PacelineWarning, UsageError
 from paceline.jobs.job import Job
 from paceline.server.zero_gradients import shortened
 from paceline.utils.user_code import at_place
+from paceline.utils.wording import printable
+
+LONGEST_REASON = 1000  # characters
 
 
 def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
@@ -227,16 +230,37 @@ def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str,
 
 
 def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
-    """Return why an optimizer does not take changed options of a group: its class checks them when it is made."""
+    """Return why an optimizer does not take changed options of a group, empty if it does.
+
+    Its class checks them when it is made, or when it steps: so another one steps before and after the change.
+    """
     kind = type(optimizer)
     if unknown := changed.keys() - optimizer.defaults.keys():
-        return f"{kind.__name__} has no option {', '.join(sorted(unknown))}"
-    arguments = group.keys() & inspect.signature(kind).parameters.keys() - {"params"}
+        return printable(f"{kind.__name__} has no option {', '.join(sorted(unknown))}", LONGEST_REASON)
+    refused = f"{kind.__name__} does not take {printable(str(dict(changed)), LONGEST_REASON // 2)}"
+    for name, value in changed.items():
+        if _shape_of(value) != _shape_of(group[name]):
+            return f"{refused}: expected a value like {group[name]}"
+    known = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
+    own = {name: group[name] for name in known}
+    parameter = nn.Parameter(torch.zeros(1, device=group["params"][0].device))
+    parameter.grad = torch.zeros_like(parameter)
     try:
-        kind([nn.Parameter(torch.zeros(1))], **{name: changed.get(name, group[name]) for name in arguments})
-    except (TypeError, ValueError, RuntimeError) as error:
-        return f"{kind.__name__} does not take {dict(changed)}: {error}"
+        kind([parameter], **{**own, **{name: changed[name] for name in known & changed.keys()}})
+        tried = kind([parameter], **own)
+        tried.step()
+        tried.param_groups[0].update(changed)
+        tried.step()
+    except Exception as error:  # it would end the server
+        return printable(f"{refused}: {type(error).__name__}: {error}", LONGEST_REASON)
     return ""
+
+
+def _shape_of(value: object) -> object:
+    """Return what two values of an option have in common."""
+    if isinstance(value, tuple | list):
+        return [_shape_of(each) for each in value]
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
 def check_state_shapes(optimizer: torch.optim.Optimizer) -> None:

@@ -59,8 +59,10 @@ def printable(text: str, longest: int | None = None) -> str:
     >>> printable("\x1b[2Jgone\n", longest=20), printable("a" * 9, longest=7), printable("caf\udce9")
     ('\\x1b[2Jgone\n', 'aaaa...', 'caf\\udce9')
     """
-    shown = text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], shown)
+    shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text[:longest])
+    if longest is None or max(len(text), len(shown)) <= longest:
+        return shown
+    return f"{shown[: longest - 3]}..."
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

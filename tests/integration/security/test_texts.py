@@ -8,13 +8,17 @@ import paceline as pl
 from altered_messages import altered
 from paceline.cli.flags import in_flags
 from paceline.core.records import WorkerLost
+from paceline.engines.distributed.rendezvous.handshake import why_rejected
 from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.connection import MOST_OF_PEER_BYTES
+from paceline.engines.distributed.transport.sum_messages import StepReport
 from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
 from paceline.errors import RunError
 from paceline.recording.event_log import to_line, to_record
 from paceline.recording.validation import configuration
 from paceline.report.write import write_report
 from paceline.utils.files import MOST_LINE_BYTES, ContentError
+from paceline.utils.wording import printable
 from rank_threads import ranks
 from ranks import lost
 from tiny_jobs import tiny_job
@@ -22,13 +26,20 @@ from tiny_jobs import tiny_job
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 
 
-def test_an_honest_process_shortens_its_error():
-    sent = messages.Failed.of(ValueError("x" * 1_200_000))
-    assert len(sent.message) == messages.LONGEST_TEXT
-    assert sent.message.endswith("xxx...")
+def test_an_honest_process_sends_its_whole_error_up_to_a_bound():
+    assert messages.Failed.of(ValueError("x" * 200_000)).whole == "ValueError: " + "x" * 200_000
+    longest = messages.Failed.of(ValueError("\U0001f600" * 1_200_000))
+    assert len(longest.whole) == messages.LONGEST_SENT
+    assert len(longest.message) == messages.LONGEST_TEXT
+    content, _ = messages.encode(longest)
+    assert len(content) <= MOST_OF_PEER_BYTES
+    assert messages.decode(content, of_peer=True) == longest
 
 
-@pytest.mark.parametrize("text", ["x" * 200_000, ESCAPE], ids=["long", "escape sequences"])
+TEXTS = {"long": "x" * 200_000, "escape sequences": ESCAPE, "long escape sequences": ESCAPE * 1000}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_the_error_of_a_worker_is_short_and_printable(text, tmp_path, caplog):
     def change(fields):
         fields[:] = ["Failed", f"ValueError: {text}", False]
@@ -47,6 +58,36 @@ def test_the_error_of_a_worker_is_short_and_printable(text, tmp_path, caplog):
         assert not set(shown) & set("\x1b\x07\x9b")
     assert pl.replay(folder).difference == ""
     assert write_report([folder], tmp_path / "report.html").exists()
+
+
+SERVED, SUMMED = {"protocol": "asp"}, {"protocol": "all_reduce", "torchrun": {"min_workers": 1}}
+
+
+@pytest.mark.parametrize("settings", [SERVED, SUMMED], ids=["server", "no server"])
+def test_the_whole_error_of_a_worker_is_in_a_file_that_the_log_names(settings, tmp_path, caplog):
+    def change(fields):
+        fields[:] = ["Failed", f"ValueError: {ESCAPE}{'x' * 200_000}", False]
+
+    kind = StepReport if settings is SUMMED else RemoteTaskDone
+    folder = tmp_path / "run"
+    with ranks(3, tiny_job(), stop="updates=12", out=folder, **settings) as job, altered(1, kind, change, after=2):
+        job.start_workers()
+        end = job.serve()
+        with pytest.raises(RunError, match="rank 0 is gone"):
+            job.end(1)
+    [(_, reason)] = lost(end)
+    [path] = (folder / "errors").iterdir()
+    assert f"(the whole text is in {path})" in reason
+    assert str(path) in caplog.text
+    assert path.read_text(encoding="utf-8") == f"ValueError: {printable(ESCAPE)}{'x' * 200_000}"
+    assert pl.replay(folder).difference == ""
+
+
+def test_the_settings_of_a_rejected_process_are_shown_without_control_characters():
+    hello = messages.Hello.of("worker 1", 1, {"seed": ESCAPE, ESCAPE: {"x": ESCAPE}})
+    reason = why_rejected(hello, {"seed": 1}, 3)
+    assert reason.startswith("worker 1 differs from rank 0: seed 1, now \\x1b]0;owned\\x07")
+    assert not set(reason) & set("\x1b\x07\x9b")
 
 
 def test_a_record_with_a_long_text_is_a_line_that_readers_take():

@@ -1,20 +1,22 @@
 """Numbers that no worker measures, from a process with the token: its connection ends, and the log stays readable."""
 
+import re
 from math import inf, nan
 
+import msgspec
 import pytest
 
 import paceline as pl
 from altered_messages import altered
 from paceline.engines.distributed.transport.sum_messages import StepReport
-from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
+from paceline.engines.distributed.transport.task_messages import EvaluationResult, RemoteTaskDone
 from paceline.errors import RunError
 from paceline.report.write import write_report
 from rank_threads import ranks
 from ranks import lost
-from tiny_jobs import tiny_job
+from tiny_jobs import dataset, tiny_job
 
-BUSY_S, STATS, RATES, OPTIONS = 2, 3, 4, 5  # positions in a `RemoteTaskDone`
+BUSY_S, STATS, OPTIONS = 2, 3, 4  # positions in a `RemoteTaskDone`
 LOSS, SAMPLES, SQUARED_NORM, VARIANCE, COMPUTE_S, MINIBATCHES = 0, 1, 2, 3, 5, 7  # in its statistics
 
 
@@ -33,11 +35,13 @@ def field(position, value):
     return change
 
 
-def option(name, value):
-    def change(fields):
-        fields[RATES:] = [[0.1], [{name: value}]]
+def groups(place, *sent):
+    """Return a change of the options of parameter groups: (learning rate, other options) of each."""
+    return field(place, msgspec.msgpack.encode(sent))
 
-    return change
+
+def option(name, value):
+    return groups(OPTIONS, (0.1, {name: value}))
 
 
 OF_GRADIENTS = {
@@ -51,12 +55,19 @@ OF_GRADIENTS = {
     "seconds that are no number": (stats(COMPUTE_S, nan), "stats.compute_s: expected `float` >= 0.0"),
     "endless seconds": (stats(COMPUTE_S, inf), "stats.compute_s: expected `float` <= 1000000000.0"),
     "busy": (field(BUSY_S, -1.0), "busy_s: expected `float` >= 0.0"),
-    "rates": (field(RATES, [0.1, 0.1, 0.1]), "it sent 3 learning rates, expected 1"),
-    "an infinite rate": (field(RATES, [inf]), "learning_rates: expected `float` <= 3.4e+38"),
-    "a huge rate": (field(RATES, [1e308]), "learning_rates: expected `float` <= 3.4e+38"),
-    "options": (field(OPTIONS, [{}, {}]), "it sent 2 options, expected 1"),
-    "an infinite option": (option("momentum", inf), "options: expected `float` <= 3.4e+38"),
-    "an option": (option("momentum", -1.0), "SGD does not take {'momentum': -1.0}: Invalid momentum value: -1.0"),
+    "groups": (groups(OPTIONS, *[(0.1, {})] * 3), "options of 1 parameter groups: Expected `array` of length <= 1"),
+    "no list of groups": (field(OPTIONS, b"\xc1"), "it sent wrong options of 1 parameter groups"),
+    "an infinite rate": (groups(OPTIONS, (inf, {})), "Expected `float` <= 3.4e+38 - at `$[0][0]`"),
+    "a huge rate": (groups(OPTIONS, (1e308, {})), "Expected `float` <= 3.4e+38 - at `$[0][0]`"),
+    "an infinite option": (option("momentum", inf), "Expected `float` <= 3.4e+38"),
+    "an option": (
+        option("momentum", -1.0),
+        "SGD does not take {'momentum': -1.0}: ValueError: Invalid momentum value: -1.0",
+    ),
+    "an option of another type": (
+        option("dampening", "x"),
+        "SGD does not take {'dampening': 'x'}: expected a value like 0",
+    ),
     "an unknown option": (option("params", ""), "SGD has no option params"),
 }
 
@@ -89,7 +100,11 @@ OF_REPORTS = {
     "no samples": (field(AT["samples"], 0), "draw 3 of no samples"),
     "2^62 samples": (field(AT["samples"], 1 << 62), "StepReport.samples: expected `int` <= 4294967296"),
     "seconds": (field(AT["compute_s"], -1.0), "StepReport.compute_s: expected `float` >= 0.0"),
-    "rates": (field(AT["learning_rates"], [0.1, 0.1]), "it sent 2 learning rates, expected 1"),
+    "rates": (
+        groups(AT["options"], *[(0.1, {})] * 2),
+        "options of 1 parameter groups: Expected `array` of length <= 1",
+    ),
+    "outcome": (field(AT["outcome"], "won"), "StepReport: 'won' is not a valid Outcome"),
 }
 
 
@@ -98,3 +113,24 @@ def test_a_rank_without_a_server_and_with_a_value_out_of_range_is_lost(name, tmp
     change, reason = OF_REPORTS[name]
     settings = {"protocol": "all_reduce", "torchrun": {"min_workers": 1}}
     assert_is_left_out(StepReport, change, reason, tmp_path / "run", **settings)
+
+
+OF_EVALUATIONS = {
+    "another version": (1, 99, "it sent the result of version 99, which it does not evaluate"),
+    "version 0": (1, 0, "it sent the result of version 0, which it does not evaluate"),
+    "no metrics": (2, b"\xc1", "it sent wrong metrics of version"),
+    "metrics that are no numbers": (2, msgspec.msgpack.encode({"loss": "low"}), "Expected `float`, got `str`"),
+    "many metrics": (2, msgspec.msgpack.encode({f"{i}": 0.0 for i in range(10_001)}), "length <= 10000"),
+}
+
+
+@pytest.mark.parametrize("name", OF_EVALUATIONS)
+def test_a_wrong_evaluation_ends_the_run_with_the_reason(name, tmp_path):
+    place, value, reason = OF_EVALUATIONS[name]
+    job = tiny_job(eval_data=dataset(16))
+    settings = {"protocol": "asp", "stop": "updates=40", "eval_every": "updates=2", "out": tmp_path / "run"}
+    with ranks(3, job, **settings) as threads, altered("beside", EvaluationResult, field(place, value)) as done:
+        threads.start_workers()
+        with pytest.raises(RunError, match=rf"the process that evaluates ended: .*{re.escape(reason)}"):
+            threads.serve()
+    assert len(done) == 1

@@ -236,7 +236,7 @@ class AllReduceEngine(WallClockEngine):
         self._add_timers(now, now)  # after the gradients, so that no worker counts as silent
         ending = [report for report in summary.reports.values() if report.interruption]
         if ending:
-            self._events.append(AbortRun(now, ending[0].outcome, ending[0].interruption))
+            self._events.append(AbortRun(now, Outcome(ending[0].outcome), ending[0].interruption))
         self._is_to_reform = summary.reforms
 
     def _apply_sum(self, total: FlatBuffers, update: Apply, fragment: int | None) -> None:

@@ -9,8 +9,10 @@ from math import inf, isnan, nan
 from typing import NamedTuple
 
 from paceline.core.events import Apply, Arrival, Compensation, Compute
+from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.process_group import CompletionTimer
+from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.server.flat_buffers import FlatBuffers
@@ -185,7 +187,7 @@ class LocalStep:
         self._name = f"worker {cluster.worker}"
         self._guard = ParameterGuard.for_algorithm(algorithm) if cluster.debug else None
         self._last_change = ""
-        self._missing: set[int] = set()  # parameters without a gradient in the newest step
+        self._missing = IndexBits(b"")  # parameters without a gradient in the newest step
 
     def snapshot(self, change: str) -> None:
         """Record that this rank itself has changed its parameters.
@@ -209,8 +211,9 @@ class LocalStep:
     def on_reports(self, summary: StepSummary) -> None:
         """Take over what the step of all ranks has in common: learning rates, and the parameters without a gradient."""
         self._missing = summary.missing
-        if summary.learning_rates:
-            self._algorithm.server.set_learning_rates(summary.learning_rates)
+        server = self._algorithm.server
+        if rates := summary.learning_rates(len(server.optimizer.param_groups)):
+            server.set_learning_rates(rates)
 
     def before_sum(self, total: FlatBuffers) -> None:
         """Check the parameters, as `check`, and record which of them have a gradient in a sum."""
@@ -250,9 +253,9 @@ class LocalStep:
             finite=contribution.finite,
             factor=contribution.compensations[0].factor if contribution.compensations else nan,
             compute_s=ahead_s,
-            learning_rates=self._replica.learning_rates,
+            options=StepOptions(self._replica.learning_rates).encode(),
             skipped=stats.skipped,
-            missing=self._algorithm.gradient.missing,
+            missing=IndexBits.of(self._algorithm.gradient.missing).content,
         )
 
     def _skip(self) -> StepReport:

@@ -22,6 +22,7 @@ from paceline.engines.distributed.allreduce.elastic_group import (
 from paceline.engines.distributed.allreduce.members import Members
 from paceline.engines.distributed.allreduce.progress_monitor import ProgressMonitor, waits_s
 from paceline.engines.distributed.allreduce.step_reports import StepReports
+from paceline.engines.distributed.failed_worker import why_failed
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
@@ -208,12 +209,11 @@ class MembershipServer(GroupMembership):
                 case sum_messages.GroupBroken(generation, reason, is_unreachable) if generation == self.generation:
                     self._on_broken(worker, reason, is_unreachable=is_unreachable)
         match message:
-            case messages.Failed(reason, is_usage) as failed:
-                if is_usage:
-                    self.fail(failed.error)
-                else:
-                    LOG.error("worker %d failed: %s; its own log has the traceback", worker, reason)
-                    self._disconnect(peer, reason)
+            case messages.Failed() as failed:
+                try:
+                    self._disconnect(peer, why_failed(failed, worker, self._rank.folder))
+                except UsageError as error:
+                    self.fail(error)
             case messages.Leave(reason):
                 self._disconnect(peer, reason)
 

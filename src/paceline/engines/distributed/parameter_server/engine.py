@@ -28,8 +28,11 @@ from paceline.core.events import (
     Outcome,
     RestartWorker,
 )
+from paceline.core.index_bits import IndexBits
 from paceline.engines.base import Observer, will_be_compensated
+from paceline.engines.distributed.failed_worker import why_failed
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
+from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
 from paceline.engines.distributed.parameter_server.restart_wait import RestartWait
@@ -57,11 +60,9 @@ from paceline.engines.distributed.transport.wire_format import WireBuffer, make_
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.flat_buffers import FlatLayout, flat_copy
-from paceline.server.optimizer import set_options
 from paceline.server.parameter_server import ParameterServer
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
-from paceline.worker.replica import GradientStats
 
 LOG = RankLogger(__name__)
 POLL_S = 0.2
@@ -94,9 +95,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._handler = QueueHandler(self._peer_events)
         self._acceptor: Acceptor | None = None
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
-        self._groups = len(server.optimizer.param_groups)
         self._joined = 0  # number of workers so far
-        self._newest_rates = 0  # draw whose learning rates are used
+        self._loop_options = LoopOptions(server)
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[Sidecar] = []
         self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
@@ -225,6 +225,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         assert self._evaluator is not None
         version = self._versions.acquire(command.version)
         self._shards.send(task_messages.AssignEvaluation(self._evaluator.peer_id, command.version))
+        self._evaluator.evaluating.add(command.version)
         task = task_messages.RemoteEvaluateTask(command.version)
         self._evaluator.connection.send(task, [(0, version.memory)])
 
@@ -299,21 +300,22 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         match event.message:
             case task_messages.RemoteTaskDone(draw) | task_messages.RemoteTaskCancelled(draw) if not worker.has(draw):
                 self._disconnect(worker, f"it answered task {draw}, which it did not have")
-            case messages.EvaluationResult() if worker is not self._evaluator:
+            case task_messages.EvaluationResult() if worker is not self._evaluator:
                 self._disconnect(worker, "it sent the result of an evaluation, but is not the evaluator")
-            case task_messages.RemoteTaskDone() as done if reason := done.why_refused(self._groups):
-                self._disconnect(worker, reason)
             case task_messages.RemoteTaskDone() as done:
-                if done.learning_rates and done.draw >= self._newest_rates:  # of the rank with the most steps
-                    self._newest_rates = done.draw
-                    if reason := set_options(self._server.optimizer, done.options):
-                        self._disconnect(worker, reason)
-                        return
-                    self._server.set_learning_rates(done.learning_rates)
-                self._deliver(worker, worker.on_task_done(done, event))
+                if reason := self._loop_options.take(done):
+                    self._disconnect(worker, reason)
+                else:
+                    self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._on_idle(worker)
-            case messages.EvaluationResult(version, metrics):
+            case task_messages.EvaluationResult(version) as result:
+                try:
+                    metrics = result.decoded(worker.evaluating)
+                except ValueError as error:
+                    self._disconnect(worker, str(error))
+                    return
+                worker.evaluating.remove(version)
                 self._versions.release(version)
                 self._events.append(Evaluated(self._elapsed_s(), version, metrics))
             case messages.Leave(reason):
@@ -322,10 +324,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 self._events.append(Lost(self._elapsed_s(), worker.worker, reason))
             case messages.Resume():
                 self._events.append(Joined(self._elapsed_s(), worker.worker))
-            case messages.Failed(reason, is_usage) as failed:
-                if is_usage:
-                    raise failed.error
-                LOG.error("worker %d failed: %s; its own log has the traceback", worker.worker, reason)
+            case messages.Failed() as failed:
+                reason = why_failed(failed, worker.worker, self._rank.folder)
                 if not self._begun_s:
                     raise RunError(f"worker {worker.worker} failed while it started: {reason}")
                 self._disconnect(worker, reason)
@@ -335,13 +335,12 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if arriving is None:
             return
         done, at_s, push_s = arriving
-        if worker.last[0] != "interrupted":
-            worker.last = (_unused_because(done.stats), 0)
+        worker.on_delivered(done.stats)
         pull_s = max(0.0, at_s - worker.sent_s - done.busy_s)
         if self._shards.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
         self._log_link(self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, pull_s + push_s))
-        self._on_gradient(worker.worker, done.draw, done.stats, done.missing, pull_s=pull_s, push_s=push_s)
+        self._on_gradient(worker.worker, done.draw, done.stats, IndexBits(done.missing), pull_s=pull_s, push_s=push_s)
 
     def _log_link(self, report: str | None) -> None:
         if report is not None:
@@ -368,13 +367,6 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         del self._peers[worker.peer_id]
         self._acceptor.disconnect(worker.peer_id, GRACE_S)
         self._on_gone(worker, reason)
-
-
-def _unused_because(stats: GradientStats) -> str:
-    """Return why a gradient that was computed is not used, if it is not."""
-    if stats.skipped:
-        return "skipped"
-    return "late" if stats.finite else "not finite"
 
 
 def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
 from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
 from paceline.engines.worker_pool import PoolWorker
+from paceline.worker.replica import GradientStats
 
 NO_VERSION = -1
 
@@ -51,6 +52,7 @@ class RemoteWorker(PoolWorker):
         not_admitted_by: shard servers that have not admitted the worker yet.
         newest_sent: newest version that was sent to the worker.
         sent_s: when the worker was sent its task, on the monotonic clock.
+        evaluating: versions that it evaluates, as the evaluator.
         last: what became of its newest gradient, and its staleness, as in `TaskProgress`.
     """
 
@@ -63,6 +65,7 @@ class RemoteWorker(PoolWorker):
         self.not_admitted_by = set(shards)
         self.newest_sent = NO_VERSION
         self.sent_s = 0.0
+        self.evaluating: set[int] = set()
         self.last = ("", 0)
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
@@ -80,6 +83,11 @@ class RemoteWorker(PoolWorker):
         """Record the scalars and the part of rank 0; return the gradient if it is complete."""
         self._arriving = ArrivingGradient(done, event.at_s, event.contents_s)
         return self._complete()
+
+    def on_delivered(self, stats: GradientStats) -> None:
+        """Record why a gradient that was computed is not used, if it is not."""
+        if self.last[0] != "interrupted":
+            self.last = ("skipped" if stats.skipped else "late" if stats.finite else "not finite", 0)
 
     def on_part_received(self, shard: int, draw: int) -> ArrivingGradient | None:
         """Record the part of a shard; return the gradient if it is complete."""

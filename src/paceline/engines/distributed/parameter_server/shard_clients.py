@@ -118,7 +118,9 @@ class ShardClients(ShardPeers):
         """Compensate the parts of a gradient that was computed at this version."""
         compensators = [repr(each) for each in coordinator.compensators]
         staleness = coordinator.version - version
-        self.send(messages.CompensateGradient(compensators, arrival.worker, version, staleness, arrival.squared_norm))
+        self.send(
+            task_messages.CompensateGradient(compensators, arrival.worker, version, staleness, arrival.squared_norm)
+        )
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -133,10 +135,10 @@ class ShardClients(ShardPeers):
             case task_messages.UpdateDone(_, not_finite):
                 self._busy.discard(number)
                 self.not_finite = self.not_finite or not_finite
-            case messages.Failed(text, is_usage):
-                if is_usage:
-                    raise message.error
-                raise RunError(f"the server of shard {number} failed: {text}; its own log has the traceback")
+            case messages.Failed() as failed:
+                if failed.is_usage:
+                    raise failed.error
+                raise RunError(f"the server of shard {number} failed: {failed.message}; its own log has the traceback")
 
     def on_leave(self, number: int, reason: str) -> None:
         """Fail the run: no other process has the parameters of this shard.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.clusters.devices import cores
+from paceline.core.index_bits import IndexBits
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.rank import Rank
@@ -156,7 +157,7 @@ class _ShardServer:
                     self._on_join(peer)
                 case PeerMessage(peer_id, task_messages.RemoteTaskDone() as done) if peer_id in self._rank_0_ids:
                     rank_0_id = self._rank_0_ids[peer_id]
-                    self._gradients[self._peers[rank_0_id].worker].receive(done.missing)
+                    self._gradients[self._peers[rank_0_id].worker].receive(IndexBits(done.missing))
                     self._rank_0.send(task_messages.GradientReceived(rank_0_id, done.draw))
                 case PeerLost(peer_id, reason) if peer_id in self._rank_0_ids:
                     self._rank_0.send(messages.PeerDisconnected(self._rank_0_ids[peer_id], reason))
@@ -192,7 +193,7 @@ class _ShardServer:
                 self._apply(message)
             case task_messages.ReleaseVersion(version):
                 self._published.release(version)
-            case messages.CompensateGradient(names, worker, version, staleness, squared_norm):
+            case task_messages.CompensateGradient(names, worker, version, staleness, squared_norm):
                 compensators = [self._compensators[each] for each in names]
                 gradient, then = self._gradients[worker], self._published[version]
                 self._server.compensate(compensators, gradient, then, staleness, squared_norm)

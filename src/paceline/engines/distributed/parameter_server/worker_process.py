@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.node_worker.leader import NodeLeader, make_leading_replica
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
@@ -32,6 +33,7 @@ from paceline.engines.distributed.rendezvous.session import (
 from paceline.engines.distributed.transport import messages, standby_messages, task_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.notice_watch import NoticeWatch
 from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.errors import RunError, UsageError
@@ -211,7 +213,7 @@ class WorkerProcess:
                 self._compute(task, received_s)
             case task_messages.RemoteEvaluateTask(version), _:
                 metrics = self._replica.evaluate(self._version)
-                self._session.connection.send(messages.EvaluationResult(version, metrics))
+                self._session.connection.send(task_messages.EvaluationResult.of(version, metrics))
             case messages.Leave(reason):
                 LOG.warning("%s leaves the run: %s", self._name, reason)
                 self._checkpoints.at_end()
@@ -256,9 +258,8 @@ class WorkerProcess:
             self._draw,
             self._busy_s,
             stats,
-            self._replica.learning_rates,
-            self._replica.options,
-            self._gradient.missing,
+            StepOptions(self._replica.learning_rates, self._replica.options).encode(),
+            IndexBits.of(self._gradient.missing).content,
         )
         for channel in self._channels:
             channel.send_remaining(done)

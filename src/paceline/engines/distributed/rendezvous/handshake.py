@@ -10,6 +10,7 @@ from paceline.clusters.launch_env import TO_JOIN
 from paceline.engines.distributed.transport import messages
 from paceline.utils.dict_diff import changes
 from paceline.utils.rank_logger import RankLogger
+from paceline.utils.wording import printable
 
 LOG = RankLogger(__name__)
 WORLD_SIZE = "WORLD_SIZE"  # key of a job_spec
@@ -58,7 +59,8 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
         more = f" and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
         is_other_size = decoded is not None and job_spec.get(WORLD_SIZE) != decoded.get(WORLD_SIZE)
         advice = TO_JOIN if is_other_size else SAME_FOR_ALL
-        return f"{hello.name} differs from rank 0: {'; '.join(found[:MAX_DIFFERENCES])}{more}: {advice}"
+        differences = printable("; ".join(found[:MAX_DIFFERENCES]))
+        return f"{hello.name} differs from rank 0: {differences}{more}: {advice}"
     if hello.worker not in range(workers):
         return f"{hello.name}: there is no worker {hello.worker}, only 0 to {workers - 1}; {TO_JOIN}"
     return ""

@@ -35,8 +35,11 @@ LOG = RankLogger(__name__)
 OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
 MAX_STATE_BYTES = 1 << 40
 MAX_DIMENSIONS = 64
-MOST_OF_PEER_BYTES = 1 << 18  # of a message that has no state; decoded, a hostile one takes 70 times as much
+MOST_OF_PEER_BYTES = (1 << 22) + (
+    1 << 12
+)  # of a message of a process that joins, which may be its longest error, but for its settings
 MAX_WAITING = 1024  # messages that wait for tensors, or for `recv`; a faster sender has to wait
+MAX_WAITING_BYTES = 1 << 22  # of messages that wait for tensors; also the next one, of any size, is read before
 HEARTBEAT_CHECKS = 12  # per timeout; a pause of this process counts as one check
 CLOSING_S = 0.3  # without a byte on the second socket after the end of the first one
 CLOSED = "the connection was closed by this process"
@@ -57,12 +60,14 @@ class ArrivedMessage(NamedTuple):
         buckets: small buckets that came with it, each with its frame.
         tensors: tensors that were sent before it, since the connection began.
         at_s: arrival on the monotonic clock.
+        nbytes: bytes of the message.
     """
 
     message: Message
     buckets: bytes
     tensors: int
     at_s: float
+    nbytes: int
 
 
 class Connection:
@@ -115,6 +120,7 @@ class Connection:
         self._send_lock = threading.Lock()  # keeps the order of messages and tensors
         self._tensors_sent = 0
         self._arrived: deque[ArrivedMessage] = deque()
+        self._arrived_bytes = 0
         self._tensors_arrived = 0
         self._buffers: list[memoryview] = []
         self._state_buffers: deque[memoryview] = deque()
@@ -237,6 +243,8 @@ class Connection:
 
     def is_full(self) -> bool:
         """Return whether no further message is read for now."""
+        if self._arrived_bytes >= MAX_WAITING_BYTES:
+            return True
         unsent = self._control.unsent if self.waits_for_reader else 0
         return max(len(self._arrived), self._inbox.qsize(), unsent) >= MAX_WAITING
 
@@ -244,14 +252,15 @@ class Connection:
         """Deliver a message, or keep it until its tensors have arrived and its buckets have memory."""
         if len(content) > MOST_OF_PEER_BYTES and not self.accepts_state and not messages.is_greeting(content):
             raise ValueError(f"{len(content)} bytes, expected at most {MOST_OF_PEER_BYTES}")
-        message: Message = messages.decode(content)
+        message: Message = messages.decode(content, of_peer=not self.accepts_state)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)
-        arrival = ArrivedMessage(message, bytes(buckets), tensors, time.monotonic())
+        arrival = ArrivedMessage(message, bytes(buckets), tensors, time.monotonic(), len(content))
         if isinstance(message, OVERTAKING):
             self._deliver(arrival)
         else:
             self._arrived.append(arrival)
+            self._arrived_bytes += arrival.nbytes
             self._deliver_complete()
 
     def on_tensor(self) -> None:
@@ -320,6 +329,7 @@ class Connection:
             if self._arrived[0].buckets and not self._buffers:
                 return
             arrived = self._arrived.popleft()
+            self._arrived_bytes -= arrived.nbytes
             try:
                 for number, content in split_small_buckets(arrived.buckets):
                     self._bucket(number, len(content))[:] = content

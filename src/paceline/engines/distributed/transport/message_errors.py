@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-import msgspec
 
-MAX_NAMED_BYTES = 1 << 16  # of a message whose wrong field is named
-
-
-def with_names(content: bytes | memoryview, text: str, kinds: Mapping[str, type[Any]]) -> str:
+def with_names(text: str, kind: Any) -> str:
     """Return the text of an error of msgspec with names in place of positions.
 
     Args:
-        content: bytes of the message.
         text: text of the error.
-        kinds: classes of messages, by name.
+        kind: class of the message.
     """
     expected, _, place = text.partition(" - at ")
-    kind: Any = kinds.get(_name_of(content)) if len(content) <= MAX_NAMED_BYTES else None
-    if kind is None:
-        return text
     names, first = [kind.__name__], 1  # the name of the message comes before its fields
     for position in map(int, re.findall(r"\[(\d+)\]", place)):
         known = getattr(kind, "__struct_fields__", getattr(kind, "_fields", None))
@@ -33,10 +24,14 @@ def with_names(content: bytes | memoryview, text: str, kinds: Mapping[str, type[
     return f"{'.'.join(names)}: {expected[:1].lower()}{expected[1:]}"
 
 
-def _name_of(content: bytes | memoryview) -> str:
-    """Return the name with which a message begins; empty without one."""
-    try:
-        fields = msgspec.msgpack.decode(content, type=list[msgspec.Raw])
-        return msgspec.msgpack.decode(fields[0], type=str) if fields else ""
-    except (msgspec.DecodeError, RecursionError):
+def name_of(content: bytes | memoryview) -> str:
+    """Return the name with which a message, an array, begins; empty without a name of at most 31 letters."""
+    found = _BEGINNING.match(content)
+    if found is None:
         return ""
+    length = found[1][0] - _NO_LETTERS
+    return bytes(content[found.end() :][:length]).decode(errors="replace")
+
+
+_NO_LETTERS = 0xA0  # first byte of a text without letters
+_BEGINNING = re.compile(rb"(?:[\x90-\x9f]|\xdc..|\xdd....)([\xa0-\xbf])", re.DOTALL)

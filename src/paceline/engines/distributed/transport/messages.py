@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from paceline.core.bounds import Port, Whole
-from paceline.engines.distributed.transport.message_errors import with_names
+from paceline.core.bounds import LONGEST_TEXT, Port, Whole
+from paceline.engines.distributed.transport import standby_messages, sum_messages, task_messages
+from paceline.engines.distributed.transport.message_errors import name_of, with_names
 from paceline.engines.distributed.transport.standby_messages import FollowedEvent, StandbyMessage
 from paceline.engines.distributed.transport.sum_messages import SumMessage
 from paceline.engines.distributed.transport.task_messages import MessageStruct, TaskMessage
 from paceline.errors import RunError, UsageError
 from paceline.utils.wording import printable
+
+LONGEST_SENT = 1 << 20  # characters of an error
 
 
 class StateMessage(MessageStruct, frozen=True, kw_only=True):
@@ -46,7 +50,7 @@ class Hello(MessageStruct, frozen=True):
 
     name: str
     worker: int
-    job_spec: msgspec.Raw
+    job_spec: bytes
     peer_id: int = 0
     has_own_gpu: bool = False
     process: str = ""
@@ -57,9 +61,9 @@ class Hello(MessageStruct, frozen=True):
         return cls(name, worker, encoded_spec(job_spec), **more)
 
 
-def encoded_spec(job_spec: Mapping[str, Any]) -> msgspec.Raw:
+def encoded_spec(job_spec: Mapping[str, Any]) -> bytes:
     """Return settings as they are sent."""
-    return msgspec.Raw(msgspec.msgpack.encode(job_spec))
+    return msgspec.msgpack.encode(job_spec)
 
 
 class Accepted(MessageStruct, frozen=True):
@@ -97,11 +101,11 @@ class Failed(MessageStruct, frozen=True):
     """The sender ends after an error.
 
     Attributes:
-        message: one line, which may be shortened; the sender logs the whole one with the traceback.
+        whole: text of the error, which is neither short nor printable.
         is_usage: whether the user has to change something.
     """
 
-    message: str
+    whole: Annotated[str, Meta(max_length=LONGEST_SENT)]
     is_usage: bool
 
     @classmethod
@@ -113,7 +117,12 @@ class Failed(MessageStruct, frozen=True):
         """
         is_usage = isinstance(error, UsageError)
         text = str(error) if is_usage else f"{type(error).__name__}: {error}"
-        return cls(printable(text, LONGEST_TEXT), is_usage)
+        return cls(text[:LONGEST_SENT], is_usage)
+
+    @property
+    def message(self) -> str:
+        """Text of the error, short and printable."""
+        return printable(self.whole, LONGEST_TEXT)
 
     @property
     def error(self) -> UsageError | RunError:
@@ -158,13 +167,6 @@ class Shutdown(MessageStruct, frozen=True):
 
 
 # --- parameter server -------------------------------------------------------------------------------------
-
-
-class EvaluationResult(MessageStruct, frozen=True):
-    """Metrics of a version."""
-
-    version: int
-    metrics: dict[str, float]
 
 
 class ShardListens(MessageStruct, frozen=True):
@@ -254,24 +256,6 @@ class DisconnectPeer(MessageStruct, frozen=True):
     peer_id: int
 
 
-class CompensateGradient(MessageStruct, frozen=True):
-    """The shard server compensates its part of a gradient for its staleness.
-
-    Attributes:
-        compensators: their text forms, in the order in which they act.
-        worker: number of the worker whose gradient is compensated.
-        version: version at which the gradient was computed.
-        staleness: updates since that version.
-        squared_norm: squared norm of the whole gradient.
-    """
-
-    compensators: list[str]
-    worker: int
-    version: int
-    staleness: int
-    squared_norm: float
-
-
 # --- standby: see also `standby_messages` -----------------------------------------------------------------
 
 
@@ -302,7 +286,6 @@ ControlMessage = (
     | Failed
     | End
     | Shutdown
-    | EvaluationResult
     | ShardListens
     | ShardAddresses
     | LeaderListens
@@ -316,15 +299,35 @@ ControlMessage = (
     | PeerAdmitted
     | PeerDisconnected
     | DisconnectPeer
-    | CompensateGradient
     | FollowUpdate
 )
 
 
 Message = ControlMessage | StandbyMessage | SumMessage | TaskMessage
 
-
-LONGEST_TEXT = 4000  # characters of an error, which its own process has written as a whole
+# What a server takes from a process that joins: none has a list whose length the server does not know.
+PeerMessage = (
+    Hello
+    | Leave
+    | Pause
+    | Resume
+    | Failed
+    | LeaderListens
+    | FindLeader
+    | standby_messages.StandbyListens
+    | standby_messages.StandbyForgotten
+    | standby_messages.UpdateReceived
+    | sum_messages.StoreKey
+    | sum_messages.GroupBroken
+    | sum_messages.Progress
+    | sum_messages.StepReport
+    | task_messages.GradientStarted
+    | task_messages.RemoteTaskDone
+    | task_messages.RemoteTaskCancelled
+    | task_messages.EvaluationResult
+    | task_messages.Heartbeat
+    | task_messages.HeartbeatAnswer
+)
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -340,12 +343,13 @@ def describe(tensor: Any) -> tuple[str, list[int]]:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=describe)
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_DECODER_OF_PEERS: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(PeerMessage)
 _TEXTS = {  # but for states, which are data
-    kind: [name for name, of in get_type_hints(kind).items() if of is str and name not in {"state", "key"}]
+    kind: [name for name, of in get_type_hints(kind).items() if of is str and name not in {"state", "key", "whole"}]
     for kind in get_args(Message)
 }
-_GREETING = msgspec.msgpack.encode(Hello.__name__)
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS_OF_PEERS = {kind.__name__: kind for kind in get_args(PeerMessage)}
 
 
 def encode(message: Message) -> tuple[bytes, list[Tensor]]:
@@ -357,23 +361,35 @@ def encode(message: Message) -> tuple[bytes, list[Tensor]]:
     return content, list(message.tensors.values()) if isinstance(message, StateMessage) else []
 
 
-def decode(content: bytes | memoryview) -> Message:
+def decode(content: bytes | memoryview, *, of_peer: bool = False) -> Message:
     """Return the message of such bytes; the tensors of a `StateMessage` are still (dtype, shape).
 
+    Args:
+        content: bytes of the message.
+        of_peer: whether a process has sent it to the server that it joins: then it takes at most four times its bytes.
+
     Raises:
-        ValueError: the bytes are no message.
+        ValueError: the bytes are no message, or none that such a process may send.
     """
+    decoder, kinds = (_DECODER_OF_PEERS, _KINDS_OF_PEERS) if of_peer else (_DECODER, _KINDS)
+    if (kind := kinds.get(name_of(content))) is None:
+        raise ValueError("no message that is known, or none that its sender may send")
     try:
-        return _with_printable_texts(_DECODER.decode(content))
+        return _with_printable_texts(decoder.decode(content))
     except msgspec.ValidationError as error:
-        raise ValueError(with_names(content, str(error), _KINDS)) from error
+        raise ValueError(with_names(str(error), kind)) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
+def is_greeting(content: bytes | memoryview) -> bool:
+    """Return whether the bytes of a message begin as those of a `Hello`."""
+    return name_of(content) == Hello.__name__
+
+
 def _with_printable_texts(message: Message) -> Message:
     """Return a message whose texts are short and have no control characters, as a terminal and the log need them."""
-    changes: dict[str, Any] = {"job_spec": message.job_spec.copy()} if isinstance(message, Hello) else {}
+    changes: dict[str, Any] = {}
     texts = _TEXTS[type(message)]
     for name, text in zip(message.__struct_fields__, msgspec.structs.astuple(message), strict=True):
         if name not in texts:
@@ -381,8 +397,3 @@ def _with_printable_texts(message: Message) -> Message:
         if len(text) > LONGEST_TEXT or not text.isprintable():
             changes[name] = printable(text, LONGEST_TEXT)
     return msgspec.structs.replace(message, **changes) if changes else message
-
-
-def is_greeting(content: bytes | memoryview) -> bool:
-    """Return whether the bytes of a message begin as those of a `Hello`."""
-    return bytes(content[1:7]) == _GREETING

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from math import nan
+from typing import Annotated
 
-from paceline.core.bounds import CountOrNone, Seconds, Single, Whole, check_norms
+from msgspec import Meta
+
+from paceline.core.bounds import CountOrNone, Seconds, Whole, check_norms
 from paceline.core.events import Outcome
-from paceline.engines.distributed.transport.task_messages import MessageStruct, wrong_count
+from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.transport.step_options import StepOptions
+from paceline.engines.distributed.transport.task_messages import MessageStruct
 
 
 class StoreKey(MessageStruct, frozen=True):
@@ -102,10 +107,10 @@ class StepReport(MessageStruct, frozen=True):
         compute_s: seconds for the gradient and for the operations on vectors.
         waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
         interruption: why the worker ends the run; empty if it does not.
-        outcome: outcome of a run that the worker ends.
-        learning_rates: learning rate of each parameter group, where the loop of a user sets them; else empty.
+        outcome: outcome of a run that the worker ends, as the value of an `Outcome`.
+        options: options of the parameter groups, as `StepOptions` encodes them.
         skipped: whether the loop of the worker skipped the step.
-        missing: indices of the model's parameters without a gradient.
+        missing: indices of the model's parameters without a gradient, as the content of `IndexBits`.
         saves: whether the worker, which is rank 0, saves the run after the next update that is settled.
     """
 
@@ -120,14 +125,15 @@ class StepReport(MessageStruct, frozen=True):
     compute_s: Seconds = 0.0
     waited_s: Seconds = 0.0
     interruption: str = ""
-    outcome: Outcome = Outcome.INTERRUPTED
-    learning_rates: tuple[Single, ...] = ()
+    outcome: Annotated[str, Meta(max_length=20)] = Outcome.INTERRUPTED
+    options: bytes = b""
     skipped: bool = False
-    missing: tuple[Whole, ...] = ()
+    missing: bytes = b""
     saves: bool = False
 
     def __post_init__(self) -> None:
         check_norms(self.squared_norm, self.variance)
+        Outcome(self.outcome)
         if self.draw and not self.samples:
             raise ValueError(f"draw {self.draw} of no samples")
 
@@ -140,7 +146,11 @@ class StepReport(MessageStruct, frozen=True):
         """
         if self.draw not in {0, draw}:
             return f"it reported draw {self.draw}, which it did not have"
-        return wrong_count("learning rates", self.learning_rates, groups)
+        try:
+            StepOptions.decode(self.options, groups)
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 class StepSummary(MessageStruct, frozen=True):
@@ -163,17 +173,19 @@ class StepSummary(MessageStruct, frozen=True):
     reforms: bool
     reports: dict[int, StepReport]
 
-    @property
-    def learning_rates(self) -> tuple[float, ...]:
-        """Learning rates of the first worker that reports some; empty if there is none."""
-        reported = (self.reports[worker].learning_rates for worker in sorted(self.reports))
-        return next(filter(None, reported), ())
+    def learning_rates(self, groups: int) -> tuple[float, ...]:
+        """Return the learning rates of the first worker that reports some; empty if there is none.
+
+        Args:
+            groups: number of parameter groups of the optimizer.
+        """
+        reported = (self.reports[worker].options for worker in sorted(self.reports))
+        return StepOptions.decode(next(filter(None, reported), b""), groups).learning_rates
 
     @property
-    def missing(self) -> set[int]:
+    def missing(self) -> IndexBits:
         """Indices of the parameters that have no gradient in any report."""
-        missing = [set(each.missing) for each in self.reports.values() if each.finite]
-        return set.intersection(*missing) if missing else set()
+        return IndexBits.in_all(each.missing for each in self.reports.values() if each.finite)
 
 
 class MetricsMeasured(MessageStruct, frozen=True):

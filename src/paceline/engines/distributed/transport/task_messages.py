@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from paceline.core.bounds import Option, Seconds, Single, Whole, check_norms
+from paceline.core.bounds import Seconds, Whole, check_norms
 from paceline.core.events import Apply, Minibatch
+from paceline.utils.wording import printable
 from paceline.worker.replica import GradientStats, TaskProgress
+
+MOST_METRICS = 10_000
+Metrics = Annotated[dict[Annotated[str, Meta(max_length=1000)], float], Meta(max_length=MOST_METRICS)]
 
 
 class MessageStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array on the wire, which begins with the name of the class."""
-
-
-def wrong_count(what: str, sent: Sequence[object], groups: int) -> str:
-    """Return that there is another number of options than of parameter groups, empty for none and for that number."""
-    return "" if len(sent) in {0, groups} else f"it sent {len(sent)} {what}, expected {groups}"
 
 
 class RemoteTask(MessageStruct, frozen=True):
@@ -77,32 +78,20 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         draw: number of the worker's task.
         busy_s: seconds from the arrival of the task to this message.
         stats: scalars of the gradient.
-        learning_rates: learning rate of each parameter group for its step; empty where the server sets them.
-        options: other options of each parameter group for its step, as the weight decay; empty likewise.
-        missing: indices of the model's parameters without a gradient.
+        options: options of the parameter groups for its step, as `StepOptions` encodes them.
+        missing: indices of the model's parameters without a gradient, as the content of `IndexBits`.
     """
 
     draw: Whole
     busy_s: Seconds
     stats: GradientStats
-    learning_rates: tuple[Single, ...] = ()
-    options: tuple[dict[str, Option], ...] = ()
-    missing: tuple[Whole, ...] = ()
+    options: bytes = b""
+    missing: bytes = b""
 
     def __post_init__(self) -> None:
         check_norms(self.stats.squared_norm, self.stats.variance)
         if not self.stats.samples and not self.stats.skipped:
             raise ValueError("a gradient of no samples, which its loop has not skipped")
-
-    def why_refused(self, groups: int) -> str:
-        """Return what is wrong with the options of the step, empty if nothing is.
-
-        Args:
-            groups: number of parameter groups of the optimizer.
-        """
-        return wrong_count("learning rates", self.learning_rates, groups) or wrong_count(
-            "options", self.options, groups
-        )
 
 
 class RemoteTaskCancelled(MessageStruct, frozen=True):
@@ -113,6 +102,35 @@ class RemoteTaskCancelled(MessageStruct, frozen=True):
     """
 
     draw: int
+
+
+class EvaluationResult(MessageStruct, frozen=True):
+    """Metrics of a version, which stay encoded until it is known that their sender evaluates it."""
+
+    version: Whole
+    metrics: bytes
+
+    @classmethod
+    def of(cls, version: int, metrics: Mapping[str, float]) -> EvaluationResult:
+        """Return the message with these metrics, by name."""
+        return cls(version, msgspec.msgpack.encode(metrics))
+
+    def decoded(self, evaluating: Collection[int]) -> dict[str, float]:
+        """Return the metrics by name.
+
+        Args:
+            evaluating: versions that the sender evaluates.
+
+        Raises:
+            ValueError: it does not evaluate this version, or sends no metrics.
+        """
+        if self.version not in evaluating:
+            raise ValueError(f"it sent the result of version {self.version}, which it does not evaluate")
+        try:
+            metrics = msgspec.msgpack.decode(self.metrics, type=Metrics)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"it sent wrong metrics of version {self.version}: {error}") from error
+        return {printable(name): value for name, value in metrics.items()}
 
 
 class AssignTask(MessageStruct, frozen=True):
@@ -144,6 +162,24 @@ class AcceptGradient(MessageStruct, frozen=True):
     worker: int
     samples: int
     step_scale: float
+
+
+class CompensateGradient(MessageStruct, frozen=True):
+    """The shard server compensates its part of a gradient for its staleness.
+
+    Attributes:
+        compensators: their text forms, in the order in which they act.
+        worker: number of the worker whose gradient is compensated.
+        version: version at which the gradient was computed.
+        staleness: updates since that version.
+        squared_norm: squared norm of the whole gradient.
+    """
+
+    compensators: list[str]
+    worker: int
+    version: int
+    staleness: int
+    squared_norm: float
 
 
 class ApplyUpdate(MessageStruct, frozen=True):
@@ -209,9 +245,11 @@ TaskMessage = (
     | GradientStarted
     | RemoteTaskDone
     | RemoteTaskCancelled
+    | EvaluationResult
     | AssignTask
     | AssignEvaluation
     | AcceptGradient
+    | CompensateGradient
     | ApplyUpdate
     | UpdateDone
     | ReleaseVersion

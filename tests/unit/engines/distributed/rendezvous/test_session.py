@@ -13,15 +13,8 @@ from paceline.engines.distributed.rendezvous import session as session_module
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import ClientSession, ServerLostError
 from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.messages import (
-    Accepted,
-    End,
-    EvaluationResult,
-    Failed,
-    Hello,
-    Leave,
-    Rejected,
-)
+from paceline.engines.distributed.transport.messages import Accepted, End, Failed, Hello, Leave, Rejected
+from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask
 
 HELLO = Hello.of("worker 0", 0, {"seed": 1})
 ADMITTED = Accepted(7)
@@ -100,9 +93,9 @@ def test_the_loss_of_the_server_is_reported_once_after_its_last_message():
     with server() as (its, join), closing(join()) as session:
         noted = Noted(session)
         connection = its.connections.get(timeout=WAIT_S)
-        connection.send(EvaluationResult(1, {"loss": 0.5}))
+        connection.send(RemoteEvaluateTask(1))
         connection.close()
-        assert noted.messages.get(timeout=WAIT_S) == EvaluationResult(1, {"loss": 0.5})
+        assert noted.messages.get(timeout=WAIT_S) == RemoteEvaluateTask(1)
         error = noted.errors.get(timeout=WAIT_S)
         assert isinstance(error, ServerLostError)
         assert str(error) == "rank 0 is gone: the other process has closed the connection"
@@ -130,7 +123,7 @@ def test_the_first_error_of_a_callback_is_the_last_thing_that_is_reported():
 
         session.listen(fail, errors.put)
         for version in (1, 2):
-            connection.send(EvaluationResult(version, {}))
+            connection.send(RemoteEvaluateTask(version))
         connection.close()
         assert str(errors.get(timeout=WAIT_S)) == "version 1"
     assert errors.empty()

@@ -53,11 +53,12 @@ def test_a_reason_that_names_a_file_whose_name_is_not_utf_8_is_sent():
     assert sent(End("failed", "cannot write caf\udce9")).reason == r"cannot write caf\udce9"
 
 
-def test_a_valid_greeting_with_a_deeply_nested_value_is_no_message():
-    begin, end = b"\x94\xa5Hello\xa1a\x00\x81\xa4deep", b"\xc0"
-    assert decode(begin + b"\x91" * 100 + end).name == "a"
+def test_a_message_with_a_deeply_nested_value_is_none():
+    whole, one_more = b"\x97", b"\x98"
+    fields = b"\xa5Hello\xa1a\x00\xc4\x00\x00\xc2\xa0"
+    assert decode(whole + fields).name == "a"
     with pytest.raises(ValueError, match="recursion"):
-        decode(begin + b"\x91" * 20_000 + end)
+        decode(one_more + fields + b"\x91" * 20_000 + b"\xc0")
 
 
 @pytest.mark.parametrize(
