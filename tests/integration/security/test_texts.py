@@ -11,6 +11,7 @@ from paceline.core.records import WorkerLost
 from paceline.engines.distributed.rendezvous.handshake import why_rejected
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import MOST_OF_PEER_BYTES
+from paceline.engines.distributed.transport.messages import LONGEST_SENT
 from paceline.engines.distributed.transport.sum_messages import StepReport
 from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
 from paceline.errors import RunError
@@ -29,11 +30,13 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 def test_an_honest_process_sends_its_whole_error_up_to_a_bound():
     assert messages.Failed.of(ValueError("x" * 200_000)).whole == "ValueError: " + "x" * 200_000
     longest = messages.Failed.of(ValueError("\U0001f600" * 1_200_000))
-    assert len(longest.whole) == messages.LONGEST_SENT
+    assert len(longest.whole) == LONGEST_SENT
     assert len(longest.message) == messages.LONGEST_TEXT
     content, _ = messages.encode(longest)
     assert len(content) <= MOST_OF_PEER_BYTES
     assert messages.decode(content, of_peer=True) == longest
+    content, _ = messages.encode(messages.Failed.of(ValueError("caf\udce9" * LONGEST_SENT)))
+    assert messages.decode(content).whole.startswith("ValueError: caf\\udce9")
 
 
 TEXTS = {"long": "x" * 200_000, "escape sequences": ESCAPE, "long escape sequences": ESCAPE * 1000}

@@ -117,6 +117,7 @@ class Failed(MessageStruct, frozen=True):
         """
         is_usage = isinstance(error, UsageError)
         text = str(error) if is_usage else f"{type(error).__name__}: {error}"
+        text = text[:LONGEST_SENT].encode(errors="backslashreplace").decode()  # it may name a file that is not UTF-8
         return cls(text[:LONGEST_SENT], is_usage)
 
     @property
