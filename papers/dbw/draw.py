@@ -88,12 +88,16 @@ def times(lines: Sequence[Line]) -> Any:
 
 def slowdown(lines: Sequence[Line]) -> Any:
     """Draw Fig. 9: k over the updates, one line per seed."""
-    drawing, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
-    for i, (name, runs) in enumerate(series_of(lines).items()):
-        for line in runs.values():
-            axes.plot(line["k"], color=f"C{i}", alpha=0.6, label=name if line is runs[min(runs)] else None)
-    axes.set(xlabel="update", ylabel="k")
-    axes.legend()
+    cases = sorted({line["asked"]["case"] for line in lines})
+    drawing, axes = plt.subplots(1, len(cases), figsize=(11, 2.8), layout="constrained", squeeze=False)
+    for axis, case in zip(axes[0], cases, strict=True):
+        by_series = series_of([line for line in lines if line["asked"]["case"] == case])
+        for i, name in enumerate(sorted(by_series)):
+            runs = by_series[name]
+            for line in runs.values():
+                axis.plot(line["k"], color=f"C{i}", alpha=0.6, label=name if line is runs[min(runs)] else None)
+        axis.set(title=f"slower {case}", xlabel="update", ylabel="k")
+        axis.legend()
     return drawing
 
 
