@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+import torch
 from hypothesis import settings
 
 # A busy machine is no failure, and what was not changed fails today if it failed yesterday: `make explore` tries new
@@ -64,6 +65,7 @@ def pytest_addoption(parser):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Exclude modules and tests, which live as long as this process, from garbage collection."""
+    configure_torch()
     gc.disable()
     result = yield
     gc.freeze()
@@ -73,8 +75,6 @@ def pytest_collection(session):
 
 def configure_torch():
     """Configure torch for many test processes with many short tests."""
-    import torch  # not by the process that only distributes the tests
-
     torch.set_num_threads(1)  # the test processes already share the cores; more threads only wait for one another
     # Pytest attaches its handlers to each logger that does not propagate, six times a test: torch has forty of them.
     for name in list(logging.root.manager.loggerDict):
@@ -83,7 +83,6 @@ def configure_torch():
 
 
 def pytest_collection_modifyitems(items):
-    configure_torch()
     marked = [item for item in items if item.get_closest_marker("processes") and not item.get_closest_marker("slow")]
     if len(marked) > MOST_WITH_PROCESSES:
         raise pytest.UsageError(f"{len(marked)} tests are marked processes, at most {MOST_WITH_PROCESSES} may be")
