@@ -65,7 +65,7 @@ SIMPLER = {"bsp", "backup", "pull", "k_batch_sync", "k_async", "asp", "ringmaste
         pytest.param(str(row[1]), marks=pytest.mark.slow if str(row[1]).split("(")[0] in SIMPLER else ())
         for row in TABLE
     ],
-    keep=5,
+    keep=3,
 )
 def test_every_protocol_runs_and_replays(protocol, tmp_path):
     ends = run(4, tiny_job(), protocol=protocol, stop="updates=30", out=tmp_path / "run")

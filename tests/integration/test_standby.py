@@ -262,10 +262,13 @@ def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, worker
             if update.version == standby_at:
                 job.processes["standby"].kill()
 
-    with ranks(4, tiny_job(), STANDBY, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
+    has_ended = threading.Event()
+    train = waiting_for(has_ended, tiny_job(), gradients=20)  # or the last worker would train for as long as it takes
+    with ranks(4, train, STANDBY, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
         job.start_all()
         with pytest.raises(pl.RunError, match="the standby and 2 of 3 workers cannot be reached: they may go on"):
             job.end(0)
+        has_ended.set()
 
 
 def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_are_lost(tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -28,11 +29,17 @@ def victim(tmp_path):
     assert (tmp_path / "home/file").read_text() == PRECIOUS
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    pl.train(tiny_job(), stop="updates=2", out=folder, **OPTIONS)
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(saved, tmp_path):
     """Return the folder of a run."""
-    pl.train(tiny_job(), stop="updates=2", out=tmp_path / "run", **OPTIONS)
-    return tmp_path / "run"
+    return shutil.copytree(saved, tmp_path / "run")
 
 
 def plant(link, target):

@@ -14,6 +14,7 @@ from paceline.engines.distributed.parameter_server.worker_process import WorkerP
 from paceline.recording.run_folder import CHECKPOINTS
 from paceline.server.finite import are_finite
 from rank_threads import ranks
+from selections import each_value_once
 from tiny_jobs import small_net, tiny_job
 
 POISONED = 3  # first such draw of worker 1
@@ -31,12 +32,15 @@ def poisoned(value):
     return patch.object(WorkerProcess, "_send_gradient", send_poisoned)
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize(
-    ("protocol", "torchrun"),
-    [("bsp", {}), ("asp", {}), ("k_async(k=2)", {}), ("asp", {"shards": 2}), ("bsp", {"wire": "bf16"})],
+    ("run", "value"),
+    each_value_once(
+        [("bsp", {}), ("asp", {}), ("k_async(k=2)", {}), ("asp", {"shards": 2}), ("bsp", {"wire": "bf16"})],
+        [nan, inf, -inf],
+    ),
 )
-def test_the_run_ends_names_the_worker_and_is_saved_before(protocol, torchrun, value, tmp_path, caplog):
+def test_the_run_ends_names_the_worker_and_is_saved_before(run, value, tmp_path, caplog):
+    protocol, torchrun = run
     settings = {"protocol": protocol, "stop": "updates=40", "out": tmp_path / "run", "checkpoint_every": "updates=1"}
     with ranks(4, tiny_job(), torchrun, **settings) as job, poisoned(value):
         job.start_workers()

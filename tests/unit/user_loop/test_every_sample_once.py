@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads, Killed
 from paceline.core.records import WorkerJoined, WorkerLost
+from selections import each_value_once
 
 SAMPLES, BATCH, EPOCHS, RANKS = 50, 4, 3, 4
 SEEDS = range(20)
@@ -99,10 +100,13 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("as_batches", [False, True])
-@pytest.mark.parametrize(("protocol", "kind"), [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops)])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_an_epoch_has_the_samples_of_its_sampler(name, protocol, kind, as_batches):
+@pytest.mark.parametrize(
+    ("name", "way", "as_batches"),
+    each_value_once(list(SAMPLERS), [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops)], [False, True]),
+)
+def test_an_epoch_has_the_samples_of_its_sampler(name, way, as_batches):
+    protocol, kind = way
+
     def loop(run, model, optimizer):
         used = []
         for _ in run.epochs(2):

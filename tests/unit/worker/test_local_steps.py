@@ -12,7 +12,7 @@ from local_steps_loop import local_steps_loop
 from paceline.core.records import GradientArrived, UpdateMade, WorkInterrupted
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
-from selections import parametrize_few
+from selections import each_value_once, parametrize_few
 from tiny_counting import BATCH, tallying_job
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, sgd, tiny_job
 
@@ -26,7 +26,7 @@ def trained(protocol, job, n=3, updates=30, cluster=None, **options):
 
 
 @parametrize_few("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"], keep=2)
-@pytest.mark.parametrize("model", [None, batch_norm_net])
+@parametrize_few("model", [batch_norm_net, None], keep=1)
 def test_one_local_step_of_sgd_is_the_protocol_without_it(protocol, model):
     job = tiny_job(optimizer=sgd(lr=0.1), **({"model": model} if model else {}))
     ours, theirs = trained(f"{protocol} + local_steps(H=1)", job), trained(protocol, job)
@@ -169,9 +169,14 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
     assert steps == {(0, 3), (1, 1)}
 
 
-@parametrize_few("steps", ["H=3", "H=7", "seconds=6", "H=40, seconds=30"], keep=2)
-@pytest.mark.parametrize("sharding", ["shared", "partitioned"])
-@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"], keep=2)
+@pytest.mark.parametrize(
+    ("protocol", "sharding", "steps"),
+    each_value_once(
+        ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"],
+        ["shared", "partitioned"],
+        ["H=3", "H=7", "seconds=6", "H=40, seconds=30"],
+    ),
+)
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH
     job = tallying_job(samples, sharding=sharding)

@@ -113,7 +113,7 @@ def test_the_table_fits_a_terminal(advice):
 def noisy_rate(request, tmp_path_factory):
     """Return a run whose learning rate followed the noise, and its folder, without measured steps of all updates."""
     folder = tmp_path_factory.mktemp("noise") / "run"
-    return record(folder, protocol=request.param, updates=120, measure_steps=False, lr_rule="noise"), folder
+    return record(folder, protocol=request.param, updates=60, measure_steps=False, lr_rule="noise"), folder
 
 
 def test_protocols_are_ranked_by_progress_per_second_if_the_rate_followed_the_noise(noisy_rate):

@@ -21,16 +21,17 @@ NETWORK = pl.Network(latency_s=1.0)
 RANDOM_TIMES = pl.ShiftedExponential(shift_s=0.3, mean_s=0.7)
 
 
-def record(out, network=NETWORK, protocol="bsp", **changes):
+def record(out, network=NETWORK, protocol="bsp", updates=40, **changes):
     cluster = pl.Cluster(4, RANDOM_TIMES, network=network)
     job = pl.jobs.digits(batch_size=8, lr=0.1)
-    return pl.train(job, protocol=protocol, cluster=cluster, stop="updates=150", out=out, measure_steps=True, **changes)
+    stop = pl.Stop(updates=updates)
+    return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, out=out, measure_steps=True, **changes)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local steps") / "run"
-    record(folder)
+    record(folder, updates=150)
     return folder
 
 
@@ -169,7 +170,7 @@ def test_without_transfers_only_waits_are_saved(tmp_path):
 
 
 def test_a_trace_has_no_bytes(folder, tmp_path):
-    pl.Trace.of(record(None)).to_csv(tmp_path / "trace.csv")
+    pl.Trace.of(record(None, updates=150)).to_csv(tmp_path / "trace.csv")
     [found] = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "bsp + local_steps(H=6)"]).local_steps
     [own] = pl.advise(folder, protocols=["bsp + local_steps(H=6)"]).local_steps
     assert found.times == own.times

@@ -183,7 +183,7 @@ def decided(result, *kinds):
     return [(r.kind, r.worker) for r in result.history.of(DecisionMade) if r.kind in kinds]
 
 
-@parametrize_few("protocol", ["bsp", "asp", "k_batch_async(k=3)", "ssp(lead=4)"], keep=2)
+@parametrize_few("protocol", ["asp", "bsp", "k_batch_async(k=3)", "ssp(lead=4)"], keep=1)
 def test_detection_reports_stragglers_under_any_protocol_and_changes_nothing(protocol):
     cluster = slow_while([(2, 8, 25)], factor=3)
     watched = run(f"{protocol} + stragglers", cluster, stop="gradients=160")
