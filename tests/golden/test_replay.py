@@ -88,7 +88,7 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=20 >> asp"
     keep=3,
 )
 def test_real(protocol, tmp_path):
-    real(protocol, out=tmp_path / "run")
+    real(protocol, stop="updates=25", out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
 
 
@@ -257,9 +257,16 @@ EDITS = {
 }
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    simulated(out=folder)
+    return folder
+
+
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_changed_log_is_detected(edit, tmp_path):
-    simulated(out=tmp_path / "run")
+def test_a_changed_log_is_detected(edit, recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "run")
     old, new, difference = EDITS[edit]
     log = Path(tmp_path / "run" / EVENTS)
     lines = log.read_text().splitlines(keepends=True)

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
+from selections import parametrize_each_once
 
 DATA = TensorDataset(torch.ones(32, 2))
 LOOPS = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads), ("all_reduce", AllReduceLoops)]
@@ -99,8 +100,7 @@ def test_a_job_may_assign_a_buffer(protocol, change):
     assert trained.model.sum.tolist() == [5.0, 5.0]
 
 
-@pytest.mark.parametrize(("protocol", "kind"), LOOPS)
-@pytest.mark.parametrize("change", [assign, assign_with_history])
+@parametrize_each_once(protocol__kind=LOOPS, change=[assign, assign_with_history])
 def test_an_attached_loop_may_assign_a_buffer(change, protocol, kind):
     ranks, answers = attached(change, protocol, kind)
     assert answers == [None, None]
@@ -114,8 +114,7 @@ def test_a_job_with_other_buffers_is_refused(change, words):
     assert words in str(refusal.value)
 
 
-@pytest.mark.parametrize(("protocol", "kind"), LOOPS)
-@pytest.mark.parametrize(("change", "words"), REFUSED)
+@parametrize_each_once(protocol__kind=LOOPS, change__words=REFUSED)
 def test_an_attached_loop_with_other_buffers_is_refused(change, words, protocol, kind):
     _, answers = attached(change, protocol, kind)
     assert any(isinstance(each, pl.UsageError) and words in str(each) for each in answers)

@@ -12,7 +12,7 @@ from paceline.recording.callbacks.tensorboard import TensorBoard
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, REPORT, RUN, TENSORBOARD, TIMELINE, WORKERS
 from paceline.report import write_report
 from paceline.utils.files import create_file, open_to_extend, replace_file, write_out
-from selections import parametrize_few
+from selections import parametrize_each_once, parametrize_few
 from tiny_jobs import tiny_job
 
 PRECIOUS = "precious"
@@ -138,8 +138,7 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path):
     assert (tmp_path / "file").read_text() == "after"
 
 
-@pytest.mark.parametrize("name", [WORKERS, f"{WORKERS}/0"])
-@pytest.mark.parametrize("again", ["resume", "overwrite"])
+@parametrize_each_once(name=[WORKERS, f"{WORKERS}/0"], again=["resume", "overwrite"])
 def test_a_worker_saves_no_state_through_a_planted_link(name, again, tmp_path, victim, caplog):
     options = {"protocol": "bsp + local_steps(H=2)", "cluster": pl.LocalCluster(2), "checkpoint_every": "updates=1"}
     pl.train(tiny_job(), stop="updates=3", out=tmp_path / "run", **options)

@@ -9,6 +9,7 @@ import paceline as pl
 import rank_threads
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
+from selections import parametrize_each_once
 
 SLOTS, BATCH = 8, 2
 MEAN = torch.tensor([3.0, -1.0])
@@ -77,8 +78,10 @@ def test_ranks_count_as_worker_0_does(protocol):
     check(ranks.serve().parameters, 5)
 
 
-@pytest.mark.parametrize("protocol", ["asp", "k_batch_async(k=3)", "k_sync(k=2)", "k_async(k=2)"])
-@pytest.mark.parametrize("cluster", [pl.Cluster(4), pl.LocalCluster(3)])
+@parametrize_each_once(
+    protocol=["asp", "k_batch_async(k=3)", "k_sync(k=2)", "k_async(k=2)"],
+    cluster=[pl.Cluster(4), pl.LocalCluster(3)],
+)
 def test_a_stale_position_stays_in_the_queue(protocol, cluster):
     model = pl.train(job(), protocol=protocol, cluster=cluster, stop="updates=30", progress=False).model
     assert model.position in range(0, SLOTS, BATCH)

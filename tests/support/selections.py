@@ -28,3 +28,27 @@ def parametrize_few(names, cases, keep, **options):
     usual = [each for each in sets if not any(mark.name == "slow" for mark in each.marks)]
     slow = [pytest.param(*each.values, marks=pytest.mark.slow, id=each.id) for each in sets if each not in usual[:keep]]
     return pytest.mark.parametrize(names, [*usual[:keep], *slow], **options)
+
+
+def parametrize_each_once(**columns):
+    """Return the mark `parametrize` with the combinations of some values, of which few run by default.
+
+    These are a smallest selection with every value; the others are slow. It is for values that a rule does not combine.
+
+    Args:
+        columns: values of an argument by its name; of several arguments by their names joined by `__`, as tuples.
+    """
+    names = [name.split("__") for name in columns]
+    combined = each_value_once(*map(list, columns.values()))
+    sets = [
+        pytest.param(
+            *(
+                each
+                for parts, value in zip(names, case.values, strict=True)
+                for each in ((value,) if len(parts) == 1 else value)
+            ),
+            marks=case.marks,
+        )
+        for case in combined
+    ]
+    return pytest.mark.parametrize([each for parts in names for each in parts], sets)

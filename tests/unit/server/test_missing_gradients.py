@@ -11,6 +11,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_parts
 from paceline.server.flat_buffers import FlatLayout
+from selections import parametrize_each_once
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*was None or zero in each of the first:paceline.errors.PacelineWarning"
@@ -78,14 +79,14 @@ def train(run, model, optimizer):
     return steps
 
 
-@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
-@pytest.mark.parametrize(("count", "protocol"), [(1, "bsp"), (2, "bsp"), (1, "bsp + local_steps(H=2)")])
+@parametrize_each_once(
+    make_optimizer=[sgd, adamw], count__protocol=[(1, "bsp"), (2, "bsp"), (1, "bsp + local_steps(H=2)")]
+)
 def test_an_attached_run_with_a_server_makes_the_steps_of_a_plain_loop(count, protocol, make_optimizer):
     check_attached(AttachedThreads(count, parts(make_optimizer), protocol), make_optimizer)
 
 
-@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
-@pytest.mark.parametrize("count", [1, 2])
+@parametrize_each_once(make_optimizer=[sgd, adamw], count=[1, 2])
 def test_an_attached_run_without_a_server_makes_the_steps_of_a_plain_loop(count, make_optimizer):
     check_attached(AllReduceLoops(count, parts(make_optimizer), "all_reduce"), make_optimizer)
 

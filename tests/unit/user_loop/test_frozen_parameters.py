@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_network, make_parts, numbered_data, step
+from selections import parametrize_each_once
 
 SERVED = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads)]
 
@@ -29,8 +30,7 @@ def trained(protocol, kind, by, **settings):
     return ranks, ranks.run(loop)[0]
 
 
-@pytest.mark.parametrize(("protocol", "kind"), [*SERVED, ("all_reduce", AllReduceLoops)])
-@pytest.mark.parametrize("by", [0.0, 0.01])
+@parametrize_each_once(protocol__kind=[*SERVED, ("all_reduce", AllReduceLoops)], by=[0.0, 0.01])
 def test_the_file_of_the_model_has_them(by, protocol, kind, tmp_path):
     ranks, seen = trained(protocol, kind, by, out=tmp_path / "run")
     assert len(seen) == 12

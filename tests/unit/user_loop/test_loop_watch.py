@@ -11,6 +11,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, make_network, make_parts, numbered_data, sgd, step
 from paceline.user_loop.loop_watch import LoopWatch
+from selections import parametrize_each_once
 
 EXACT = 1e-12
 
@@ -105,8 +106,10 @@ def replace_data(model, optimizer):
         parameter.data = parameter.data.clamp(-0.1, 0.1)
 
 
-@pytest.mark.parametrize("change", [clamp, load, write_data, replace_data])
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=2)", "bsp + local_steps(H=2)"])
+@parametrize_each_once(
+    change=[clamp, load, write_data, replace_data],
+    protocol=["all_reduce", "local_sgd(H=2)", "bsp + local_steps(H=2)"],
+)
 def test_where_each_rank_steps_it_keeps_what_its_loop_writes(protocol, change):
     kind = AttachedThreads if "bsp" in protocol else AllReduceLoops
     ranks = kind(1, make_parts(make_network(), numbered_data(), shuffle=False), protocol)

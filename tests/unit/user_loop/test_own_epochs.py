@@ -5,6 +5,7 @@ import pytest
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, make_parts, step
+from selections import parametrize_each_once
 
 EPOCHS, RANKS = 3, 2
 BATCHES = SAMPLES // BATCH
@@ -22,10 +23,9 @@ def by_next(run, model, optimizer):
     return steps
 
 
-@pytest.mark.parametrize("kind", [AttachedThreads, AllReduceLoops])
-@pytest.mark.parametrize(
-    ("loop", "expected"),
-    [(over_a_range, [BATCHES // RANKS] * EPOCHS), (by_next, EPOCHS * BATCHES // RANKS)],
+@parametrize_each_once(
+    kind=[AttachedThreads, AllReduceLoops],
+    loop__expected=[(over_a_range, [BATCHES // RANKS] * EPOCHS), (by_next, EPOCHS * BATCHES // RANKS)],
 )
 def test_each_iteration_over_the_loader_is_the_next_epoch(kind, loop, expected, network, data):
     protocol = "bsp" if kind is AttachedThreads else "all_reduce"

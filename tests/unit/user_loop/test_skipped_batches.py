@@ -7,6 +7,7 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, check_equal_models, loss_of, make_network, make_parts, numbered_data
+from selections import parametrize_each_once
 
 BAD = 3  # step of rank 0 that is skipped
 MINIBATCHES = SAMPLES // 4
@@ -67,8 +68,7 @@ def test_a_skipped_batch_is_not_used(way, tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=2)"])
+@parametrize_each_once(way=WAYS, protocol=["all_reduce", "local_sgd(H=2)"])
 def test_without_a_server_the_other_ranks_go_on(way, protocol):
     ranks = AllReduceLoops(2, make_parts(make_network(), numbered_data()), protocol)
     assert sum(ranks.run(skipping(way))) == MINIBATCHES

@@ -10,6 +10,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, loss_of, make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step, train
 from paceline.core.records import WorkerJoined, WorkerLost
+from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
 LIMIT_S = 10.0
@@ -34,10 +35,9 @@ def test_a_compiled_model_makes_the_same_updates():
 PROTOCOLS = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads), ("all_reduce", AllReduceLoops)]
 
 
-@pytest.mark.parametrize(("protocol", "kind"), PROTOCOLS)
-@pytest.mark.parametrize(
-    ("parameters_of", "errors", "warnings"),
-    [
+@parametrize_each_once(
+    protocol__kind=PROTOCOLS,
+    parameters_of__errors__warnings=[
         (lambda model: model.last.parameters(), 2, 0),
         (lambda model: torch.nn.Linear(1, 1).parameters(), 0, 2),
         (lambda model: [torch.zeros(1, requires_grad=True)], 0, 0),  # an input that the loop changes
@@ -87,7 +87,7 @@ def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     assert history.totals.samples_used == 3 * SAMPLES
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)", "asp"])
+@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "asp"], keep=2)
 def test_the_others_go_on_during_a_pause_and_the_rank_takes_part_again(protocol):
     went_on, is_back = threading.Event(), threading.Event()
 
@@ -127,7 +127,7 @@ def test_a_pause_between_a_batch_and_its_step_is_refused():
         assert "pause after the step" in str(error)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"])
+@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"], keep=2)
 def test_all_ranks_may_pause_at_the_same_time(protocol):
     all_pause = threading.Barrier(2, timeout=LIMIT_S)
 

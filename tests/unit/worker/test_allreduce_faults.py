@@ -82,7 +82,7 @@ def test_a_worker_with_non_finite_gradients_is_named_and_not_awaited():
     assert [record.k for record in run.history.of(pl.UpdateMade)] == [4, 4, *[3] * 9]
 
 
-@pytest.mark.parametrize("protocol", ALGORITHMS)
+@parametrize_few("protocol", ALGORITHMS, keep=3)
 def test_an_iteration_without_finite_gradients_is_repeated(protocol):
     faults = [pl.Fault(worker, 3, "not_finite") for worker in range(4)]
     run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(4, faults=faults), stop="updates=6")

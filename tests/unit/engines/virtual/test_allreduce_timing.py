@@ -43,7 +43,7 @@ def plain_end_times(compute_s, sum_s, allreduce):
 
 @parametrize_few("protocol", ALGORITHMS, keep=3)
 def test_iterations_of_heterogeneous_workers_end_at_the_computed_times(protocol):
-    n, updates, sum_s = 5, 40, 0.7
+    n, updates, sum_s = 5, 20, 0.7
     cluster = pl.Cluster(n, pl.Exponential(1.0), speed=[1, 2, 1, 1, 0.3], network=pl.Network(latency_s=sum_s / 8))
     trips = cluster.round_trips(seed=0)
     compute_s = [[trips.times(worker, t, 0.0).compute_s for worker in range(n)] for t in range(1, updates + 1)]

@@ -161,7 +161,7 @@ def test_auto_stands_for_its_choice(folder):
 
 
 def test_the_rank_of_a_protocol_falls_as_its_noise_floor_comes_near_the_loss(tmp_path):
-    record(tmp_path / "run", protocol="bsp", optimizer=partial(torch.optim.SGD, lr=0.4), batch_size=1)
+    record(tmp_path / "run", protocol="bsp", updates=60, optimizer=partial(torch.optim.SGD, lr=0.4), batch_size=1)
     protocols = ["bsp", "k_sync(k=4)", "k_sync(k=2)", "asp"]
     found = {each.protocol: each.updates for each in pl.advise(tmp_path / "run", protocols=protocols).ranking}
     assert found["bsp"] < found["k_sync(k=4)"] < found["k_sync(k=2)"] < found["asp"]

@@ -13,6 +13,7 @@ from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, Wor
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, _best_exclusion
 from paceline.policies.estimators.stragglers import KNOWN, StragglerDetector, ThroughputStats
 from selections import parametrize_few
+from timed_runs import timed_run
 from tiny_jobs import tiny_job
 
 
@@ -175,8 +176,8 @@ def slow_while(spans, n=4, factor=5, **more):
     return pl.Cluster(n, timing=pl.Uniform(0.95, 1.05), slowdowns=slowdowns, **more)
 
 
-def run(protocol, cluster, stop="gradients=400", **options):
-    return pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, worker_timeout_s=1e6, **options)
+def run(protocol, cluster, stop="gradients=400"):
+    return timed_run(protocol, cluster, stop, worker_timeout_s=1e6)
 
 
 def decided(result, *kinds):
@@ -190,6 +191,17 @@ def test_detection_reports_stragglers_under_any_protocol_and_changes_nothing(pro
     assert decided(watched, "straggler", "recovered") == [("straggler", 2), ("recovered", 2)]
     assert decided(watched, "set_aside", "take_back") == []
     assert watched.time_s == run(protocol, cluster, stop="gradients=160").time_s
+
+
+def test_a_run_without_gradients_has_the_decisions_and_times_of_a_training():
+    """The tests below need no gradients."""
+    protocol, cluster, stop = "bsp + elastic@50% >> asp", slow_while([(2, 8, 25)]), "gradients=160"
+    trained = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, worker_timeout_s=1e6)
+    ours, theirs = (
+        [(r.now_s, r.kind, r.worker, r.reason) for r in each.history.of(DecisionMade)]
+        for each in (run(protocol, cluster, stop), trained)
+    )
+    assert ours == theirs
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import paceline as pl
 from paceline.core.records import VersionEvaluated
 from paceline.recording.callbacks import tracker as tracker_module
 from paceline.recording.callbacks.tracker import Tracker
+from selections import parametrize_each_once
 from tiny_jobs import dataset, tiny_job
 
 
@@ -73,8 +74,7 @@ def test_a_resumed_run_sends_what_is_new_with_all_counts(tmp_path, monkeypatch):
     assert updates[-1].values["gradients/interrupted"] == history.columns()["interrupted"][-1] > 0
 
 
-@pytest.mark.parametrize("method", ["begin", "log", "finish"])
-@pytest.mark.parametrize("kind", [ConnectionError, SystemExit, CancelledError])
+@parametrize_each_once(method=["begin", "log", "finish"], kind=[ConnectionError, SystemExit, CancelledError])
 def test_a_tracker_that_fails_is_logged_once_and_left_out(kind, method, caplog):
     kept = Kept()
 

@@ -1,0 +1,23 @@
+"""Simulated runs without gradients, with the records of a run: for tests of what needs only the times."""
+
+from types import SimpleNamespace
+
+import paceline as pl
+from paceline.catalogue.parser import parse_plan
+from paceline.engines.virtual.timing import TimingEngine
+from paceline.recording.callback import Memory
+from paceline.recording.recorder import Recorder
+from paceline.run.config import RunConfig
+from paceline.run.session import make_coordinator
+from tiny_jobs import tiny_job
+
+
+def timed_run(protocol, cluster, stop, worker_timeout_s=None, seed=0):
+    """Return the history and the end of a run as `pl.train` makes it, whose gradients are not computed."""
+    config = RunConfig(tiny_job(), parse_plan(protocol), cluster, pl.Stop.parse(stop), seed, None, worker_timeout_s)
+    memory = Memory()
+    recorder = Recorder(cluster.n, config.job.batch_size, "", lambda: 0.1, [memory])
+    with TimingEngine(cluster, seed) as engine:
+        end = engine.run(make_coordinator(config.checked_plan, config.stop, config.rules), recorder.observe)
+    history = pl.History(lambda: memory.records, recorder.totals)
+    return SimpleNamespace(history=history, time_s=recorder.reached_s, stopped_by=end.outcome, reason=end.reason)
