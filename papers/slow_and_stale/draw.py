@@ -90,7 +90,7 @@ def bounds(lines: Sequence[Line]) -> Any:
 
 
 def trained(panels: Mapping[str, Mapping[str, Runs]], figure: Figure) -> Any:
-    """Draw Fig. 8 to 12: the loss of the probe, one line per seed."""
+    """Draw Fig. 8 to 14: the loss of the probe, one line per seed."""
     drawing, axes = plt.subplots(
         1, len(panels), figsize=(max(6, 4.2 * len(panels)), 3.6), layout="constrained", squeeze=False
     )

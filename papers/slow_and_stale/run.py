@@ -1,4 +1,4 @@
-"""Reproduce Fig. 5 to 12 of "Slow and Stale Gradients"; runs saved in results/ are not repeated.
+"""Reproduce Fig. 5 to 14 of "Slow and Stale Gradients"; runs saved in results/ are not repeated.
 
 python -m papers.slow_and_stale.run --folder data --processes 2           # all figures
 python -m papers.slow_and_stale.run --folder data --figure 8 --only bsp   # some series of one figure
@@ -16,7 +16,7 @@ from papers.slow_and_stale.training import runs
 from papers.store import Store
 from papers.tasks import Task
 
-ALL = ("5", "6", "7", "8", "9", "10", "11", "12")
+ALL = ("5", "6", "7", "8", "9", "10", "11", "12", "13", "14")
 
 
 def tasks(figure: str, seeds: int | None, only: str) -> list[Task]:

@@ -1,4 +1,4 @@
-"""Experiments of the paper as data: inputs of Fig. 5 to 7, and training runs of Fig. 8 to 12."""
+"""Experiments of the paper as data: inputs of Fig. 5 to 7, and training runs of Fig. 8 to 14."""
 
 from __future__ import annotations
 
@@ -107,16 +107,19 @@ class Series:
         protocol: text of the protocol, as on the command line.
         lr: learning rate; None for that of the case.
         seconds: virtual seconds of the run; None for those of the case.
+        batch_size: the paper's m, samples per minibatch; None for that of the case.
     """
 
     protocol: str
     lr: float | None = None
     seconds: float | None = None
+    batch_size: int | None = None
 
     @property
     def name(self) -> str:
         """Label that distinguishes the series from the others of its case."""
-        return self.protocol if self.lr is None else f"{self.protocol}, lr={self.lr:g}"
+        others = {"lr": self.lr, "m": self.batch_size}
+        return ", ".join([self.protocol, *(f"{name}={value:g}" for name, value in others.items() if value)])
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Case:
         regulariser: the paper's lamda.
         seconds: virtual seconds of each run.
         evaluations: evaluations of the probe in that time; longer runs have more.
+        sample_s: seconds that each sample of a minibatch adds to a round trip, if the series differ in m.
     """
 
     data: Literal["mnist", "cifar10"]
@@ -141,6 +145,15 @@ class Case:
     seconds: float
     evaluations: int
     seeds: int = 3
+    sample_s: float = 0.0
+
+    def of(self, series: Series) -> Case:
+        """Return the case with the minibatches of a series, and with their time."""
+        m = series.batch_size
+        if m is None:
+            return self
+        law = pl.ShiftedExponential(shift_s=m * self.sample_s, mean_s=1.0)
+        return replace(self, batch_size=m, cluster=replace(self.cluster, timing=law))
 
 
 @dataclass(frozen=True)
@@ -198,6 +211,14 @@ K_SYNC = replace(
     seconds=2500,
     evaluations=50,
 )
+# m + exp(mu) s, the time law in m; neither the unit of m nor mu is given.
+MINIBATCHES = replace(
+    K_SYNC,
+    cluster=pl.Cluster(4),
+    series=[Series("bsp", batch_size=4**i) for i in range(6)],
+    seconds=2000,
+    sample_s=1 / 64,
+)
 
 FIGURES: Mapping[str, Figure] = {
     "8": Figure("error against time of six protocols, MNIST", {"exp(1)": MNIST}),
@@ -218,4 +239,6 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "11": Figure("error against iterations of K-sync, MNIST", {"1 + exp(1)": K_SYNC}, against="updates"),
     "12": Figure("error against time of K-sync, MNIST", {"1 + exp(1)": K_SYNC}),
+    "13": Figure("error against iterations by m, MNIST", {"m / 64 + exp(1)": MINIBATCHES}, against="updates"),
+    "14": Figure("error against time by m, MNIST", {"m / 64 + exp(1)": MINIBATCHES}),
 }

@@ -23,6 +23,8 @@ AT: Mapping[str, Sequence[float]] = {
     "10": (100, 200, 400, 800, 1400),
     "11": (100, 200, 400, 600),
     "12": (100, 200, 400, 800, 1600, 2400),
+    "13": (100, 200),
+    "14": (200, 400, 800, 1600, 1900),
 }
 LAST = 0.2  # last share of a run, whose mean estimates its limit
 

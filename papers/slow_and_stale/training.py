@@ -1,4 +1,4 @@
-"""The training runs of Fig. 8 to 12."""
+"""The training runs of Fig. 8 to 14."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Run:
 
     def asked(self) -> Line:
         """Return the fields as plain JSON; equal runs have equal fields."""
-        case = self.case
+        case = self.case.of(self.series)
         return {
             "data": case.data,
             "pixels": case.pixels,
@@ -44,13 +44,13 @@ class Run:
 
     def carry_out(self, where: Where) -> Line:
         """Train, and return the result line."""
-        asked = self.asked()
+        asked, case = self.asked(), self.case.of(self.series)
         stop = pl.Stop(seconds=asked["seconds"])
         result = unbroken(
             pl.train(
-                make_job(self.case, asked["lr"], where.folder),
+                make_job(case, asked["lr"], where.folder),
                 protocol=self.series.protocol,
-                cluster=replace(self.case.cluster, device=where.device),
+                cluster=replace(case.cluster, device=where.device),
                 stop=replace(stop, updates=where.updates) if where.updates else stop,
                 evaluate_every=pl.Duration("seconds", asked["evaluate_every_s"]),
                 seed=self.seed,
