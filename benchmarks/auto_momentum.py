@@ -2,7 +2,8 @@
 
 The smoothed loss is the mean of 50 accepted losses in a row. Eight workers, of which two are five times slower, train a
 network of two hidden layers on two spirals, with SGD at rate 0.3 and momentum 0.9, or the network of the DBW paper on
-MNIST, without momentum and with 0.9. All times are virtual.
+MNIST, without momentum and with 0.9. All times are virtual. The spirals without momentum at rate 2, where `bsp` itself
+jumps, are no part of the bar.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BAR = 1.2
 CLUSTER = pl.Cluster(8, pl.Gamma(16, 1.0), speed=[0.2] * 2 + [1.0] * 6)
 
 
-def spirals(momentum: float = 0.9) -> pl.Job:
+def spirals(lr: float = 0.3, momentum: float = 0.9) -> pl.Job:
     """Return a job with two classes of 1,000 points on spirals of one turn."""
     generator = torch.Generator().manual_seed(0)
     label = torch.arange(2000) % 2
@@ -38,7 +39,7 @@ def spirals(momentum: float = 0.9) -> pl.Job:
     return pl.Job(
         model=lambda: nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)),
         loss=nn.functional.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.3, momentum=momentum),
+        optimizer=partial(torch.optim.SGD, lr=lr, momentum=momentum),
         data=TensorDataset(points + 0.1 * torch.randn(2000, 2, generator=generator), label),
         batch_size=32,
         name="spirals",
@@ -52,20 +53,32 @@ def largest_smoothed_loss(run: pl.Result) -> float:
 
 
 def measured(job: pl.Job, gradients: int, seeds: int) -> dict[str, Any]:
-    """Return the ratios of the largest smoothed losses of some seeds, and of the times of all gradients."""
-    losses, times = [], []
+    """Return the largest smoothed losses of some seeds, their ratios, and those of the times of all gradients."""
+    largest: dict[str, list[float]] = {"auto": [], "bsp": []}
+    times = []
     for seed in range(seeds):
-        ours, bsp = (
-            pl.train(job, protocol=name, cluster=CLUSTER, stop=f"gradients={gradients}", seed=seed, progress=False)
-            for name in ("auto", "bsp")
-        )
-        losses.append(largest_smoothed_loss(ours) / largest_smoothed_loss(bsp))
-        times.append(ours.time_s / bsp.time_s)
-    return {"loss": spread(losses), "bar": BAR, "is_reached": max(losses) <= BAR, "seconds": spread(times)}
+        runs = {
+            name: pl.train(
+                job, protocol=name, cluster=CLUSTER, stop=f"gradients={gradients}", seed=seed, progress=False
+            )
+            for name in largest
+        }
+        for name, run in runs.items():
+            largest[name].append(largest_smoothed_loss(run))
+        times.append(runs["auto"].time_s / runs["bsp"].time_s)
+    ratios = [ours / theirs for ours, theirs in zip(*largest.values(), strict=True)]
+    return {
+        "loss": spread(ratios),
+        "bar": BAR,
+        "is_reached": max(ratios) <= BAR,
+        "seconds": spread(times),
+        "largest": {name: spread(losses) for name, losses in largest.items()},
+    }
 
 
 PARTS: Mapping[str, tuple[Callable[[Path], pl.Job], int]] = {
     "spirals": (lambda folder: spirals(), 800),
+    "spirals_without_momentum": (lambda folder: spirals(lr=2.0, momentum=0.0), 800),
     "mnist": (lambda folder: pl.jobs.mnist(lr=0.2, batch_size=64, folder=folder), 400),
     "mnist_with_momentum": (lambda folder: pl.jobs.mnist(lr=0.02, momentum=0.9, batch_size=64, folder=folder), 400),
 }
