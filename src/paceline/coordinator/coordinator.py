@@ -267,7 +267,7 @@ class Coordinator:
         self._dispatcher.is_due |= self.is_limited  # there may be more epochs now
         if self._monitor.seconds is not None and self._monitor.seconds != self._timer_set_s:
             run.set_timer(self._monitor.seconds)
-        cut_short, run.cut_short = run.cut_short, ""
+        cut_short, run.cut_short = run.cut_short, None
         if cut_short == "update":
             self._updates.check_stop()
         elif cut_short == "timer":

@@ -33,7 +33,7 @@ class RunState(Stateful):
         self.update_size = 0
         self.awaits_step = False
         self.stopped = False
-        self.cut_short: Literal["", "update", "timer"] | Evaluated = ""
+        self.cut_short: Literal["update", "timer"] | Evaluated | None = None
         self.commands: list[Command] = []
 
     def decide(
@@ -51,7 +51,7 @@ class RunState(Stateful):
         """Ask for a timer event."""
         self.commands.append(SetTimer(at_s))
 
-    def end(self, end: EndRun, cut_short: Literal["", "update", "timer"] | Evaluated = "") -> None:
+    def end(self, end: EndRun, cut_short: Literal["update", "timer"] | Evaluated | None = None) -> None:
         """End the run.
 
         Args:

@@ -203,9 +203,13 @@ def believed(source: object, kind: type[PacelineError] = UsageError) -> Iterator
     except PacelineError:
         raise
     except (*_OF_CONTENT, RuntimeError) as error:
-        text = in_one_line(str(error), SHOWN)
-        what = f"{type(error).__name__}{f': {text}' if text else ''}"
-        raise kind(f"{source} holds what no run writes ({what}); it was damaged or changed") from error
+        raise kind(f"{source} holds what no run writes ({in_short(error)}); it was damaged or changed") from error
+
+
+def in_short(error: Exception) -> str:
+    """Return the class and the beginning of the message of an error, whose text may be that of a file."""
+    text = printable(in_one_line(str(error), SHOWN))
+    return f"{type(error).__name__}{f': {text}' if text else ''}"
 
 
 _OF_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError)

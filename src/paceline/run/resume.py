@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Restarted
 from paceline.engines.base import Engine
 from paceline.engines.virtual.timing import TimingEngine
-from paceline.errors import PacelineWarning, RunError, UsageError
+from paceline.errors import PacelineError, PacelineWarning, RunError, UsageError
 from paceline.recording.event_log import Prefix, is_cut_short, read_records
 from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
-from paceline.recording.validation import believed, configuration
+from paceline.recording.validation import believed, configuration, in_short
 from paceline.run.session import Session
 from paceline.utils.dict_diff import changes as changes_between
 from paceline.utils.files import ContentError
+from paceline.utils.user_code import is_raised_here, place_of
 from paceline.utils.wording import counted
 
 
@@ -54,8 +56,26 @@ class Resumption:
             if self._state:
                 self._before = configuration(self._state["configuration"], f"the checkpoint in {path}")
             self.changes = self._compare(allow_change)
-        if self.kept is not None:
-            self._note_stop(self.kept.size_bytes)
+            if self.kept is not None:
+                self._note_stop(self.kept.size_bytes)
+
+    @contextmanager
+    def doubted(self) -> Iterator[None]:
+        """Convert an unknown error in the resumed run: a state that was changed may cause one long after it was loaded.
+
+        Raises:
+            RunError: there was such an error, and not in the user's code.
+        """
+        try:
+            yield
+        except Exception as error:
+            is_known = isinstance(error, PacelineError | OSError) or (place_of(error) and not is_raised_here(error))
+            if is_known or self._state is None:
+                raise
+            raise RunError(
+                f"the run resumed from {self._path} failed ({in_short(error)}): its checkpoint was damaged or changed, "
+                "or this is an error of paceline; resume from an older checkpoint"
+            ) from error
 
     def history(self) -> History:
         """Return the records up to the checkpoint."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -309,9 +309,10 @@ def _run_session(
             for callback in callbacks:
                 callback.on_resume(resumption.history())
         checkpointer = Checkpointer(session, engine, recorder, folder, policy) if folder else None
-        with engine:
-            end = _carry_out(session.coordinator, engine, recorder, checkpointer, first)
-        recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
+        with resumption.doubted() if resumption else nullcontext():
+            with engine:
+                end = _carry_out(session.coordinator, engine, recorder, checkpointer, first)
+            recorder.end(end, session.coordinator.version, {} if end.outcome.is_failure else session.evaluate())
         if isinstance(cluster, Torchrun) and not (end.outcome.is_crash or end.outcome is Outcome.INTERRUPTED):
             tell_launcher(cluster, ENDED)
     finally:  # save the model also after a failure

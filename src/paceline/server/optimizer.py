@@ -263,19 +263,41 @@ def _shape_of(value: object) -> object:
     return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
-def check_state_shapes(optimizer: torch.optim.Optimizer) -> None:
-    """Check the loaded state of one of torch's optimizers: its tensors have the shapes of their parameters.
-
-    Adafactor stores rows and columns, and optimizers of other libraries may store other shapes: they are not checked.
+def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a state into an optimizer, with options and tensors that it can step with.
 
     Raises:
-        ValueError: a tensor that is not a scalar has another shape.
+        ValueError: an option or a tensor is of another kind or shape than here.
+    """
+    own = [dict(group) for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(dict(state))
+    except Exception as error:
+        raise ValueError(f"the optimizer does not load its state: {error}") from error
+    for group, before in zip(optimizer.param_groups, own, strict=True):
+        for name, value in before.items():
+            given = group.setdefault(name, value)  # an earlier version of torch may not have had it
+            if name != "params" and _shape_of(given) != _shape_of(value):
+                raise ValueError(f"{name} of the optimizer is {str(given)[:40]!r}, expected a value like {value!r}")
+    _check_state(optimizer)
+
+
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Check the loaded state of one of torch's optimizers: it has tensors with the shapes of their parameters.
+
+    Adafactor stores rows and columns, and optimizers of other libraries may store other values: they are not checked.
+
+    Raises:
+        ValueError: a value is no tensor, or has another shape and is no scalar.
     """
     if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ in _OTHER_SHAPES:
         return
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+            if not isinstance(value, torch.Tensor):
+                if value is not None and name != "step":
+                    raise ValueError(f"{name} of the optimizer is {str(value)[:40]!r}, expected a tensor")
+            elif value.ndim and value.shape != parameter.shape:
                 raise ValueError(
                     f"{name} of the optimizer is {list(value.shape)}, expected {list(parameter.shape)} as the parameter"
                 )

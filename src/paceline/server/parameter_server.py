@@ -17,7 +17,7 @@ from paceline.server.accumulator import GradientAccumulator, MeanGradient
 from paceline.server.compiled_arithmetic import stale_arithmetic
 from paceline.server.finite import count_not_finite
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked, is_a_mean
-from paceline.server.optimizer import check_state_shapes, make_optimizer, scaled_part, stepping
+from paceline.server.optimizer import load_checked, make_optimizer, scaled_part, stepping
 from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
 from paceline.server.workload_scheduler import WorkloadScheduler
 from paceline.server.zero_gradients import ZeroGradientMonitor
@@ -269,8 +269,7 @@ class ParameterServer:
             raise ValueError("the tensors of the model have other names")
         self._peers.load(state)
         self._copy_into_model(state["model"])
-        self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
-        check_state_shapes(self.optimizer)
+        load_checked(self.optimizer, self._optimizer_state(state["optimizer"]))
         self.scheduler.load_state_dict(state)
         own = slice(self._layout.parameters.start, self._layout.parameters.stop)
         for name, memory in state["memories"].items():

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from paceline.utils.wording import printable
+
+LONGEST = 400  # characters of a value, or of its name
 Description = Mapping[str, Any]
 
 
@@ -39,8 +42,9 @@ def changes(before: Description, now: Description) -> list[str]:
         >>> changes({"seed": 0, "model": {"w": "float32[2]"}}, {"seed": 1, "model": {"w": "float32[3]"}})
         ['seed 0, now 1', 'model w float32[2], now float32[3]']
     """
-    return [f"{name} {_rendered(old)}, now {_rendered(new)}" for name, old, new in differences(before, now)]
+    found = differences(before, now)
+    return [f"{_rendered(name)} {_rendered(old)}, now {_rendered(new)}" for name, old, new in found]
 
 
 def _rendered(value: Any) -> str:
-    return "not set" if value is None else str(value)
+    return "not set" if value is None else printable(str(value), LONGEST)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import copy
+from numbers import Real
 from typing import Any, ClassVar
 
 
@@ -35,9 +36,15 @@ class Stateful:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state; a part is skipped if it is None here or in the state."""
+        """Restore such a state; a part is skipped if it is None here or in the state.
+
+        Raises:
+            TypeError: an entry is of another kind than its attribute.
+        """
         for name in self._saved:
-            setattr(self, self._attribute(name), copy(state[name]))
+            attribute = self._attribute(name)
+            check_kind(name, state[name], getattr(self, attribute))
+            setattr(self, attribute, copy(state[name]))
         for name in self._parts:
             part = getattr(self, self._attribute(name))
             if part is not None and state[name] is not None:
@@ -45,3 +52,25 @@ class Stateful:
 
     def _attribute(self, name: str) -> str:
         return name if hasattr(self, name) else f"_{name}"
+
+
+def check_kind(name: str, value: object, before: object) -> None:
+    """Check that a value of a state is of the kind that it replaces: None, where that is None, is of any kind.
+
+    Raises:
+        TypeError: it is of another kind, as text in place of a number.
+
+    >>> check_kind("count", 3, 0.0)
+    >>> check_kind("count", "3", 0.0)
+    Traceback (most recent call last):
+    TypeError: count is '3', expected a value like 0.0
+    """
+    if value is not None and before is not None and _kind_of(value) is not _kind_of(before):
+        raise TypeError(f"{name} is {str(value)[:40]!r}, expected a value like {str(before)[:40]}")
+
+
+def _kind_of(value: object) -> type:
+    for kind in (bool, str, Real, dict, set, list, tuple):
+        if isinstance(value, kind):
+            return kind
+    return type(value)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from traceback import TracebackException
+from traceback import TracebackException, walk_tb
 from typing import Any
 
 from paceline.errors import PacelineError, UsageError
@@ -48,6 +48,12 @@ def place_of(error: BaseException) -> str:
     """Return the place where an exception of user code arose; empty without a note."""
     ours = [note for note in getattr(error, "__notes__", []) if note.startswith(HEAD)]
     return ours[-1].removeprefix(HEAD) if ours else ""
+
+
+def is_raised_here(error: BaseException) -> bool:
+    """Return whether code of paceline itself has raised an exception, below what it was called by."""
+    frames = list(walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("paceline.")
 
 
 def report_of(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from paceline.core.events import Accept, Apply, Minibatch
 from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers, is_a_mean
+from paceline.server.optimizer import load_checked
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.squared_norms import squared_norm_of
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
@@ -189,7 +190,7 @@ class LocalStepsReplica(Replica):
         return deepcopy({"optimizer": server.optimizer.state_dict(), "scheduler": server.scheduler.state_dict()})
 
     def _load_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.optimizer.load_state_dict(deepcopy(state["optimizer"]))
+        load_checked(self._optimizer.optimizer, deepcopy(state["optimizer"]))
         self._optimizer.scheduler.load_state_dict(state["scheduler"])
 
 

@@ -10,14 +10,12 @@ from paceline.clusters.launch_env import TO_JOIN
 from paceline.engines.distributed.transport import messages
 from paceline.utils.dict_diff import changes
 from paceline.utils.rank_logger import RankLogger
-from paceline.utils.wording import printable
 
 LOG = RankLogger(__name__)
 WORLD_SIZE = "WORLD_SIZE"  # key of a job_spec
 SAMPLES = "first and last sample"  # key of a job_spec, whose difference is a warning
 SAME_FOR_ALL = "give every rank the same command and code"
 MAX_DIFFERENCES = 10  # in a message
-MAX_DIFFERENCE_LENGTH = 1000  # characters
 MAX_SPEC_RATIO, MAX_SPEC_BYTES = 2, 1 << 14  # settings that are larger are not decoded
 
 
@@ -50,7 +48,7 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
             found = [f"settings of {len(theirs)} bytes, those of rank 0 have {len(ours)}"]
         else:
             decoded = msgspec.msgpack.decode(theirs, type=dict[str, Any])
-            found = [each[:MAX_DIFFERENCE_LENGTH] for each in _changes(job_spec, decoded)]
+            found = _changes(job_spec, decoded)
     except RecursionError:
         found = ["too deeply nested settings"]
     except msgspec.DecodeError as error:
@@ -59,8 +57,7 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
         more = f" and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
         is_other_size = decoded is not None and job_spec.get(WORLD_SIZE) != decoded.get(WORLD_SIZE)
         advice = TO_JOIN if is_other_size else SAME_FOR_ALL
-        differences = printable("; ".join(found[:MAX_DIFFERENCES]))
-        return f"{hello.name} differs from rank 0: {differences}{more}: {advice}"
+        return f"{hello.name} differs from rank 0: {'; '.join(found[:MAX_DIFFERENCES])}{more}: {advice}"
     if hello.worker not in range(workers):
         return f"{hello.name}: there is no worker {hello.worker}, only 0 to {workers - 1}; {TO_JOIN}"
     return ""
