@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.server.blocks import block_like, in_blocks
-from paceline.server.finite import are_finite, check_sum
+from paceline.server.finite import are_finite
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean
+from paceline.server.mean_loops import move_mean, update_mean
 
 
 class _Queued(NamedTuple):
@@ -70,12 +71,9 @@ class GradientAccumulator:
             return
         weights = self._flush_buffers()
         new = [queued.gradient for queued in self._queue]
-        checks = []
-        for mean, *gradients in zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True):
-            for block, *blocks in in_blocks(mean, *gradients):
-                _update_mean(block, blocks, weights)
-                checks.append(check_sum(block))
-        if self._not_finite is None and not isfinite(torch.stack(checks).sum()):
+        vectors = zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True)
+        checks = [move_mean(mean, gradients, weights) for mean, *gradients in vectors]
+        if self._not_finite is None and not all(map(isfinite, checks)):
             self._not_finite = first_not_finite(new, self._count - len(new))
         self._queue.clear()
 
@@ -117,7 +115,7 @@ class GradientAccumulator:
             zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True)
         ):
             if is_a_mean(mean):
-                _update_mean(mean, changes, shares)
+                update_mean(mean, changes, shares)
             elif taken is not None:
                 mean.copy_(taken.flat_buffers[i])
         return weights
@@ -196,7 +194,7 @@ class MeanGradient:
         if len(self._vectors) > 1:
             for vectors in zip(*(each.flat_parameters for each in (self._storage, *self._vectors)), strict=True):
                 for mean, *blocks in in_blocks(*vectors):
-                    _update_mean(mean, blocks, self._weights)
+                    update_mean(mean, blocks, self._weights)
             self._vectors, self._weights = [self._storage], [1.0]
         return self._storage
 
@@ -232,7 +230,7 @@ class RunningMean(NamedTuple):
         scratch = block_like(self.vectors[0])
         for blocks in in_blocks(*self.vectors):
             mean = scratch[: len(blocks[0])]
-            _update_mean(mean, blocks, self.weights)
+            update_mean(mean, blocks, self.weights)
             yield mean.mul_(self.factor) if self.factor != 1.0 else mean
 
     def of_vectors(self, most: int) -> RunningMean:
@@ -241,22 +239,10 @@ class RunningMean(NamedTuple):
         if first <= 1:
             return self
         mean = torch.empty_like(self.vectors[0])
-        _update_mean(mean, self.vectors[:first], self.weights[:first])
+        update_mean(mean, self.vectors[:first], self.weights[:first])
         return RunningMean([mean, *self.vectors[first:]], [1.0, *self.weights[first:]], self.factor)
 
 
 def first_not_finite(gradients: Sequence[FlatBuffers], first: int) -> int | None:
     """Return the position of the first gradient that is not finite; `first` is that of the first one."""
     return next((i for i, each in enumerate(gradients, first) if not are_finite(each.flat_parameters)), None)
-
-
-def _update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Move a running mean, so that no division is left for the update; the first gradient has weight 1."""
-    if weights[0] == 1.0 and len(new) > 1:
-        torch.lerp(new[0], new[1], weights[1], out=mean)
-        new, weights = new[2:], weights[2:]
-    elif weights[0] == 1.0:
-        mean.copy_(new[0])
-        new, weights = new[1:], weights[1:]
-    for each, weight in zip(new, weights, strict=True):
-        mean.lerp_(each, weight)

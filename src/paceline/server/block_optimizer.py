@@ -14,6 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 from paceline.server.accumulator import MeanGradient
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.kernels import loops_of, step
+from paceline.server.mean_loops import loops_of_mean
 from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
 
 
@@ -40,8 +41,11 @@ class BlockOptimizer:
         self._written = set(range(len(parameters)))  # parameters with a gradient in the last step
         self._ranges = _ranges_of(optimizer, parameters, layout, self._written)
         self._has_stepped = False
-        for each in self._ranges if type(optimizer) in _KINDS else ():  # before training, whose times are measured
-            loops_of(_KINDS[type(optimizer)], each.parameters[0], each.elements.stop - each.elements.start)
+        for each in self._ranges:  # load all loops before training, whose times are measured
+            length = each.elements.stop - each.elements.start
+            loops_of_mean(each.parameters[0], length)
+            if type(optimizer) in _KINDS:
+                loops_of(_KINDS[type(optimizer)], each.parameters[0], length)
 
     def step(self, mean: MeanGradient, state: FlatBuffers, new: FlatBuffers, factor: float) -> float | None:
         """Step the parameters with the mean gradient, unless the optimizer has to do that itself.

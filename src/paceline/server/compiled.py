@@ -1,6 +1,6 @@
 """Loops that numba compiles: steps of an optimizer in one pass over memory, with the bits of torch's operations.
 
-This module needs numba; `paceline.server.kernels` decides whether it is used.
+This module needs numba; `paceline.server.compiled_loops` decides whether it is used.
 """
 
 from __future__ import annotations
@@ -55,6 +55,40 @@ def _mean(vectors, weights, factor, j):  # type: ignore[no-untyped-def]
     if last > 2:
         mean = _lerp(mean, vectors[min(3, last)][j], weights[3])
     return mean * factor
+
+
+def _loop_of_mean(begins: bool) -> Any:
+    """Return one of two loops: a mean that begins does not read its memory."""
+
+    def move_mean(mean, vectors, weights):  # type: ignore[no-untyped-def]
+        """Move a running mean.
+
+        Args:
+            mean: [n], changed in place.
+            vectors: 1 to 4 vectors [n].
+            weights: [4], weight of each vector in the mean up to it; the first is 1 for a mean that begins.
+
+        Returns:
+            0 if all elements of the mean are finite, else nan.
+        """
+        check = mean.dtype.type(0)
+        last = len(vectors) - 1
+        for j in range(len(mean)):
+            m = vectors[0][j] if begins else _lerp(mean[j], vectors[0][j], weights[0])
+            if last > 0:
+                m = _lerp(m, vectors[min(1, last)][j], weights[1])
+            if last > 1:
+                m = _lerp(m, vectors[min(2, last)][j], weights[2])
+            if last > 2:
+                m = _lerp(m, vectors[min(3, last)][j], weights[3])
+            mean[j] = m
+            check = add_in_lanes(check, m - m)
+        return check
+
+    return compiled(move_mean)
+
+
+begin_mean, move_mean = _loop_of_mean(begins=True), _loop_of_mean(begins=False)
 
 
 def _loop_of_sgd(in_place: bool) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs, BlockArithmetic, Corrected, StaleArithmetic
-from paceline.server.kernels import LEAST, TRIED, loops_for
+from paceline.server.compiled_loops import LEAST, TRIED, loops_for
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

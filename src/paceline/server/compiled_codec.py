@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.core.wire import BLOCK, Code, IntegerCode
 from paceline.server.codecs import Chunk, Codec, IntegerCodec, make_codec
-from paceline.server.kernels import LEAST, TRIED, in_threads, loops_for
+from paceline.server.compiled_loops import LEAST, TRIED, in_threads, loops_for
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from functools import cache, partial
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
+from paceline.server.compiled_loops import LEAST, TRIED, in_threads, loops_for
 from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
-LEAST = 2**18  # elements; fewer are stepped before the loops are loaded
-TRIED = 5_003  # elements of the vectors on which the loops are compared with torch
-
-Part = TypeVar("Part")
-Result = TypeVar("Result")
 
 
 def step(rule: Rule, vectors: StepVectors) -> float:
@@ -53,17 +48,6 @@ def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
     return exact_loops(kind, parameter.dtype) if has_loops else None
 
 
-def in_threads(act: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
-    """Return the results of a function that runs compiled loops for each part, in as many threads as torch uses."""
-    threads = torch.get_num_threads()
-    return list(_pool(threads).map(act, parts) if threads > 1 else map(act, parts))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads)
-
-
 @cache
 def exact_loops(kind: type[Rule], dtype: torch.dtype) -> Any | None:
     """Return the compiled loops if they have the bits of torch; None if they do not, or if numba is not installed.
@@ -82,18 +66,6 @@ def exact_loops(kind: type[Rule], dtype: torch.dtype) -> Any | None:
         if not all(map(torch.equal, _changed(by_torch), _changed(by_loops))):
             LOG.warning("the compiled loops of numba differ from torch for %s in %r: torch is used", dtype, rule)
             return None
-    return compiled
-
-
-@cache
-def loops_for(dtype: torch.dtype) -> Any | None:
-    """Return the compiled loops; None if numba is not installed, or has no such dtype."""
-    if dtype not in (torch.float32, torch.float64):
-        return None
-    try:
-        from paceline.server import compiled
-    except ImportError:
-        return None
     return compiled
 
 

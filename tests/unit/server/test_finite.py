@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.core.events import Accept, Apply
-from paceline.server import kernels
+from paceline.server import kernels, mean_loops
 from paceline.server.finite import are_finite, check_sum
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -29,9 +29,11 @@ OPTIMIZERS = {
 def arithmetic(request, monkeypatch):
     if request.param == "torch":
         monkeypatch.setattr(kernels, "exact_loops", lambda kind, dtype: None)
+        monkeypatch.setattr(mean_loops, "exact_loops", lambda dtype: None)
     else:
         pytest.importorskip("numba")
-        monkeypatch.setattr(kernels, "LEAST", 1)
+        for choice in (kernels, mean_loops):
+            monkeypatch.setattr(choice, "LEAST", 1)
 
 
 def net():
