@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-import torch
+import torch._dynamo  # which else the first optimizer of each process imports in more than a second
 from hypothesis import settings
 
 # A busy machine is no failure, and what was not changed fails today if it failed yesterday: `make explore` tries new
@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test needs its files to survive a power failure: the disk would be most of the time of short runs.
 os.fsync = os.fstat
 
-# Each rank that makes an optimizer imports this in 1.5 s, unless the process that forks it has done so.
+# Each rank that makes an optimizer imports this, unless the process that forks it has done so.
 set_forkserver_preload = multiprocessing.forkserver.set_forkserver_preload
 multiprocessing.forkserver.set_forkserver_preload = lambda modules: set_forkserver_preload([*modules, "torch._dynamo"])
 

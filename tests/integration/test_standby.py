@@ -13,6 +13,7 @@ from end_when import FOREVER
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
 from paceline.engines.distributed.parameter_server.standby import StandbyEngine
+from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
 from paceline.engines.distributed.parameter_server.succeeding_engine import SucceedingEngine
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
@@ -218,22 +219,20 @@ def test_a_resumed_run_has_a_standby_too(tmp_path):
 
 
 def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
-    class Disconnect(pl.Callback):
-        def __init__(self):
-            self.joined = threading.Event()
+    has_joined = threading.Event()
 
+    class Disconnect(pl.Callback):
         def on_record(self, record):
             super().on_record(record)
             if isinstance(record, WorkerJoined):
-                self.joined.set()
+                has_joined.set()
 
         def on_update(self, update):
             if update.version == 5:
                 job.processes[2].disconnect()
-            if update.version == 400:
-                assert self.joined.wait(LIMIT_S)
 
-    with ranks(4, tiny_job(), STANDBY, protocol="asp", stop="updates=500", callbacks=[Disconnect()]) as job:
+    train = waiting_for(has_joined, tiny_job(), gradients=30)
+    with ranks(4, train, STANDBY, protocol="asp", stop="updates=60", callbacks=[Disconnect()]) as job:
         job.start_all()
         end = job.end(0)
     assert [record.worker for record in end.of(WorkerLost)] == [1]
@@ -253,7 +252,10 @@ def test_the_run_goes_on_without_a_standby(caplog):
 
 
 @pytest.mark.parametrize(("standby_at", "workers_at"), [(5, 10), (5, 5)])
-def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, workers_at):
+def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, workers_at, monkeypatch):
+    # The workers are killed before they have answered that they will not join the standby.
+    monkeypatch.setattr(StandbyStream, "forget", lambda stream, process: None)
+
     class KillMost(pl.Callback):
         def on_update(self, update):
             if update.version == workers_at:
