@@ -13,6 +13,8 @@ import pytest
 import torch._dynamo  # which else the first optimizer of each process imports in more than a second
 from hypothesis import settings
 
+from machine_speed import scaled
+
 # A busy machine is no failure, and what was not changed fails today if it failed yesterday: `make explore` tries new
 # examples.
 settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=30)
@@ -51,6 +53,9 @@ def recorded_command(popen, command, *arguments, **options):
 multiprocessing.process.BaseProcess.start = recorded_process
 subprocess.Popen.__init__ = recorded_command
 
+TIMEOUT_S = 120  # of a test without a marker `timeout`, if the command line has none
+os.environ.setdefault("PYTEST_TIMEOUT", str(scaled(TIMEOUT_S)))
+
 MOST_WITH_PROCESSES = 20
 LONGEST_S = 15.0  # of a test with real processes, by the clock
 LONG = "long"  # property of a test that took longer than it may
@@ -83,6 +88,10 @@ def configure_torch():
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        if timeout is not None:
+            item.add_marker(pytest.mark.timeout(scaled(*timeout.args)), append=False)
     marked = [item for item in items if item.get_closest_marker("processes") and not item.get_closest_marker("slow")]
     if len(marked) > MOST_WITH_PROCESSES:
         raise pytest.UsageError(f"{len(marked)} tests are marked processes, at most {MOST_WITH_PROCESSES} may be")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from connected_sides import KINDS, Listening, filled, transport_sides
+from machine_speed import scaled
 from paceline.engines.distributed.transport.connection import MAX_WAITING
 from paceline.engines.distributed.transport.messages import Leave
 from paceline.engines.distributed.transport.task_messages import CancelTask, GradientStarted, RemoteTask
@@ -66,7 +67,7 @@ def paused(*sides):
     """Stop the threads of both sides meanwhile."""
     going_on = threading.Event()
     for side in sides:
-        side._loop.call(lambda: going_on.wait(20.0))
+        side._loop.call(lambda: going_on.wait(scaled(20.0)))
     try:
         yield
     finally:
@@ -106,5 +107,5 @@ def test_no_thread_and_no_file_is_left(security):
     before = what_is_open()
     with transport_sides(security) as (server, worker):
         worker.send(TASK)
-        assert server.recv(20.0) == TASK
+        assert server.recv(scaled(20.0)) == TASK
     assert what_is_open() == before

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from connected_sides import KINDS
+from machine_speed import scaled
 from paceline.engines.distributed.transport import connection as connection_module
 from paceline.engines.distributed.transport.connection import CLOSED, Connection, ConnectionLost
 from paceline.engines.distributed.transport.messages import End, Leave, RequestShardState, ShardState
@@ -22,7 +23,7 @@ from paceline.engines.distributed.transport.task_messages import (
 )
 from paceline.worker.replica import GradientStats
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 WORK = RemoteTask(1, 7, True, 0.5)
 FINISHED = RemoteTaskDone(1, 0.1, GradientStats(0.5, 1, 1.0, 0.0, True, 0.1))
 LARGE = 3_000_000  # elements; more than sockets buffer

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from machine_speed import scaled
 from paths import ROOT, environment
 
 
@@ -21,7 +22,9 @@ def test_three_engines_with_the_same_arrivals_produce_the_same_run():
         "k_sync(k=3)",
         "asp",
     ]
-    done = subprocess.run(script, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(
+        script, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=scaled(110)
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
     assert list(results) == ["local", "distributed", "distributed, wire=bf16"]

@@ -11,6 +11,7 @@ from torch import nn
 import paceline as pl
 import restarted_ranks
 from end_when import EndWhen
+from machine_speed import scaled
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import CHECKPOINTS, SavedRun
 from paceline.worker.data_loader import MinibatchLoader
@@ -99,7 +100,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
     torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow}
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
-        job.processes[2].join(60)
+        job.processes[2].join(scaled(60))
         begun_s = time.monotonic()
         for rank, said in ((0, ""), (1, "rank 0: ")):
             with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*min_w"):
@@ -115,7 +116,7 @@ def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     is_back = EndWhen(_has_come_back_and_done_its_share)
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="seconds=40", callbacks=[is_back]) as job:
         job.start_all()
-        job.processes[2].join(60)
+        job.processes[2].join(scaled(60))
         job.start(2, torchrun={"faults": []})
         ends = [job.end(rank) for rank in range(3)]
     [lost], [joined] = of(ends[0].records, WorkerLost), of(ends[0].records, WorkerJoined)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from faulty_loop import EPOCHS, SAMPLES
+from machine_speed import scaled
 from paceline.core.records import WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
 from paths import environment
@@ -17,7 +18,7 @@ from ranks import TOKEN, free_port
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[1] / "support/faulty_loop.py"
-LIMIT_S = 100
+LIMIT_S = scaled(100)
 KILL, TERMINATE = "SIGKILL", "SIGTERM"
 
 

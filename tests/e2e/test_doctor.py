@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.namespaces import hosts, why_there_are_none
 from hosts import need_hosts
+from machine_speed import scaled
 from paths import environment
 
 DOCTOR = [sys.executable, "-m", "paceline", "doctor", "--format", "json"]
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 def found(command, cwd, **variables):
     """Return the checks by subject, and the last line on standard error."""
     done = subprocess.run(
-        command, cwd=cwd, env=environment(**variables), capture_output=True, text=True, check=False, timeout=100
+        command, cwd=cwd, env=environment(**variables), capture_output=True, text=True, check=False, timeout=scaled(100)
     )
     checks = {check["subject"]: check for check in json.loads(done.stdout)}
     problems = [subject for subject, check in checks.items() if check["status"] == "problem"]

@@ -13,6 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from hosts import need_hosts
+from machine_speed import scaled
 from paths import ROOT
 from shown_code import BLOCK, commands_of, run_command
 
@@ -23,7 +24,12 @@ pytestmark = pytest.mark.docs
 @pytest.mark.parametrize("name", [pytest.param("own_model.py", marks=pytest.mark.slow), "own_controller.py"])
 def test_examples_run(name):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=100, check=False, env=os.environ
+        [sys.executable, EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=scaled(100),
+        check=False,
+        env=os.environ,
     )
     assert done.returncode == 0, done.stderr
     assert "reached the target" in done.stdout
@@ -35,7 +41,9 @@ def test_the_job_of_a_tutorial_trains_from_the_command_line(tmp_path):
     (tmp_path / "sides.py").write_text("\n".join(code[:2]))
     [command] = re.findall(r"^paceline train sides:job .*$", page, re.MULTILINE)
     words = [sys.executable, "-m", *shlex.split(command)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False, env=os.environ)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(100), check=False, env=os.environ
+    )
     assert done.returncode == 0, done.stderr
     assert "reached the target 0.2" in done.stdout
 
@@ -65,7 +73,7 @@ def test_the_script_of_a_tutorial_runs_and_loses_a_worker(tmp_path, monkeypatch)
 
 def test_the_notebook_trains(tmp_path):
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=scaled(100), resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert said.count("reached the target 0.3") == 3
     assert (tmp_path / "runs/notebook/model.safetensors").exists()
@@ -105,7 +113,7 @@ def test_the_two_simulated_sites_end_with_their_table(capsys):
 def test_the_two_sites_of_real_processes_end_with_their_table():
     need_hosts()
     command = [sys.executable, EXAMPLES / "two_sites.py", "--real", "--seconds", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(250), check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     rows = rows_of_two_sites(done.stdout)
     assert megabytes(rows["bsp"]) > 2 * megabytes(rows["k_sync(k=3) + local_steps"]) > 0

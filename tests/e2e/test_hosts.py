@@ -11,6 +11,7 @@ import paceline as pl
 from benchmarks.namespaces import hosts
 from end_when import FOREVER, EndWhen
 from hosts import Cut, Parting, need_hosts, ranks_on_hosts
+from machine_speed import scaled
 from paceline.coordinator.updates import LATE_RETURN
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
 from tiny_jobs import tiny_job
@@ -61,7 +62,9 @@ def seconds_of_messages(made, server):
     echo = made.run(made.names[server], [sys.executable, "-c", ECHO, made.address(server)])
     try:
         assert echo.stdout.readline() == "listening\n"
-        said, _ = made.run(made.names[0], [sys.executable, "-c", ASK, made.address(server)]).communicate(timeout=30)
+        said, _ = made.run(made.names[0], [sys.executable, "-c", ASK, made.address(server)]).communicate(
+            timeout=scaled(30)
+        )
     finally:
         echo.kill()
         echo.communicate()
@@ -235,7 +238,7 @@ def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
         torchrun = {"slowness": slow, "heartbeat_timeout_s": 2.0}
         with ranks_on_hosts(made, [0, 0, 1], tiny_job(), torchrun, [cut], **settings) as job:
             job.start_all()
-            deadline_s = time.monotonic() + 30.0
+            deadline_s = time.monotonic() + scaled(30.0)
             while not made.is_cut(1):
                 assert time.monotonic() < deadline_s, "the link was not cut"
                 time.sleep(0.05)

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 import launched_loop
+from machine_speed import scaled
 from paceline.clusters.job_token import make_token
 from paceline.core.records import RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
@@ -15,7 +16,7 @@ from paths import environment
 from ranks import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-LIMIT_S = 200
+LIMIT_S = scaled(200)
 
 
 def run(folder, script, *hosts, **variables):
@@ -84,5 +85,5 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path):
     ranks = [psutil.Process(int(launcher.stdout.readline().split()[-1])) for _ in range(2)]
     launcher.kill()
     launcher.communicate()
-    _, alive = psutil.wait_procs(ranks, timeout=10)
+    _, alive = psutil.wait_procs(ranks, timeout=scaled(10))
     assert [rank.status() for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []

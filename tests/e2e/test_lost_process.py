@@ -11,11 +11,12 @@ from contextlib import closing, contextmanager
 import pytest
 import torch
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.task_messages import UpdateDone
 from paceline.engines.distributed.transport.tls import TLSSecurity, derive_identity
 from paceline.engines.distributed.transport.transport import Transport
 
-LIMIT_S = 60
+LIMIT_S = scaled(60)
 HEARTBEAT_TIMEOUT_S = 2.0
 NBYTES = 1 << 28  # takes longer than the test
 PEER = """

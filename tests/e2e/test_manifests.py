@@ -17,6 +17,7 @@ from launched_commands import (
     outputs,
     statuses,
 )
+from machine_speed import scaled
 from paceline.clusters.job_token import make_token
 from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
@@ -90,7 +91,7 @@ class Pods:
     def answer(self, probe):
         """Return the status of a probe's request."""
         port = self._ports[METRICS_PORT]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", timeout=scaled(10)) as answer:
             return answer.status
 
     def _pod(self, job, stop, variables):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import paceline as pl
 from benchmarks.namespaces import hosts
 from hosts import Cut, need_hosts, ranks_on_hosts
+from machine_speed import scaled
 from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
 from ranks import flat, lost, ranks, run, used_by
 from tiny_counting import BATCH, counting_job, times_applied
@@ -90,7 +91,7 @@ def test_a_process_that_dies_takes_its_group_with_it_and_the_group_comes_back(ki
         with pytest.raises(pl.RunError, match=r"a process of its host is gone|the first process of worker 1 is gone"):
             job.end(5 - killed)
         assert time.monotonic() - begun_s < 10.0
-        job.processes[1].join(60)
+        job.processes[1].join(scaled(60))
         job.start(2)
         job.start(3)
         end = job.end(0)

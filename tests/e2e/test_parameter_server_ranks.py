@@ -9,6 +9,7 @@ import pytest
 
 import paceline as pl
 from end_when import FOREVER, EndWhen
+from machine_speed import scaled
 from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost
 from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.allreduce.membership import MembershipServer
@@ -28,9 +29,9 @@ def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share(
     killed_s = []
 
     def come_back():
-        job.processes[2].join(60)  # worker 1
+        job.processes[2].join(scaled(60))  # worker 1
         killed_s.append(time.time())
-        job.processes[1].join(60)
+        job.processes[1].join(scaled(60))
         job.start(2)
 
     with (
@@ -193,5 +194,7 @@ def test_two_runs_of_one_script_follow_each_other():
 
 
 def train_once_before():
-    once = pl.train(tiny_job(), cluster=pl.Torchrun(start_timeout_s=30.0), protocol="asp", stop="updates=3", seed=1)
+    once = pl.train(
+        tiny_job(), cluster=pl.Torchrun(start_timeout_s=scaled(30.0)), protocol="asp", stop="updates=3", seed=1
+    )
     assert once.reason == "3 updates made"

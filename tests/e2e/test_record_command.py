@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from machine_speed import scaled
 from paceline.ddp_recording.layout import HOSTS
 from paceline.ddp_recording.recording import DDPRecording
 from paceline.ddp_recording.waiting import find_stragglers
@@ -46,7 +47,7 @@ def command(folder, *words, **variables):
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=scaled(110),
     )
 
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.clusters.launch_env import SIDECAR
 from paceline.core.records import RunEnded, RunResumed, UpdateMade, VersionEvaluated
 from paceline.recording.run_folder import SavedRun
@@ -15,7 +16,7 @@ from paths import environment
 from ranks import free_port
 from this_process import wait_until
 
-LIMIT_S = 120
+LIMIT_S = scaled(120)
 OPTIONS = "train digits --protocol bsp --cluster torchrun(standby=1) --evaluate-every updates=50"
 SIGTERM_AT_THE_TAKEOVER = """
 import os, signal, sys

@@ -12,6 +12,7 @@ import pytest
 
 import paceline as pl
 from event_lines import read_events
+from machine_speed import scaled
 from paceline.recording.run_folder import EVENTS
 from paths import environment
 from ranks import free_port
@@ -191,7 +192,7 @@ def test_only_rank_0_needs_the_folder_of_a_run_that_is_resumed(tmp_path):
                 "torchrun",
             ]
             started.append(subprocess.Popen([*command, *arguments], cwd=folder, env=variables))
-        assert [process.wait(60) for process in started] == [0, 0]
+        assert [process.wait(scaled(60)) for process in started] == [0, 0]
 
     run("--stop", "updates=20", "--out", "run")
     run("--stop", "updates=30", "--resume", "run")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from machine_speed import scaled
 from paceline.cli import main
 from paceline.experiments.runner.progress import ProgressBars
 from paths import environment
@@ -96,7 +97,7 @@ def test_a_script_without_a_main_guard_compares_once(tmp_path):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -16,13 +16,14 @@ import safetensors.torch
 import torch
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.checkpoint.store import STATE, SUMS, TENSORS
 from paceline.cli import main
 from paceline.recording.run_folder import CHECKPOINTS, ERROR, EVENTS, RUN, SavedRun
 from selections import parametrize_few
 from tiny_jobs import tiny_job
 
-LIMIT_S = 1.5  # of processor time: a second, and some for a slow machine
+LIMIT_S = scaled(1.5)  # of processor time: a second, and some for a slow machine
 OPTIONS = {"protocol": "k_sync(k=2)", "cluster": pl.Cluster(3), "stop": "updates=30"}
 RECORDED = "time_s,accuracy,setting\n" + "".join(f"{9 + i},0.9,{share}\n" for i in range(9) for share in (0, 0.5, 1))
 

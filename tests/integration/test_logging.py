@@ -11,6 +11,7 @@ import pytest
 
 import paceline
 import paceline as pl
+from machine_speed import scaled
 from paceline.cli import main
 from paceline.cli.log_handler import is_quiet, logging_to_terminal, progress_console, set_verbosity
 from paceline.core.records import WorkerJoined, WorkerLost
@@ -204,7 +205,7 @@ def job():
     more = {"protocol": "asp", "stop": "updates=1000000", "evaluate_every": "updates=1", "callbacks": [evaluated]}
     with ranks(2, tiny_job(eval_data=dataset(20)), **more) as job:
         job.start_all()
-        assert evaluated.event.wait(20)
+        assert evaluated.event.wait(scaled(20))
         yield job
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.cli import main
 from paceline.processes.child_process import Launcher
 from paceline.processes.shared_pickle import LARGE_BYTES, SharedPickle
@@ -149,7 +150,7 @@ def test_a_script_trains_from_a_file_and_from_standard_input(script, is_file):
             stdin=subprocess.DEVNULL if is_file else file,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=scaled(100),
             check=False,
         )
     assert done.returncode == 0, done.stderr

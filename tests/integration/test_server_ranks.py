@@ -10,6 +10,7 @@ import paceline as pl
 from catalogue_table import TABLE
 from end_when import FOREVER, EndWhen
 from halves import halves_job
+from machine_speed import scaled
 from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost, WorkInterrupted
 from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.parameter_server import engine as engine_module
@@ -210,7 +211,9 @@ def test_a_silent_worker_is_declared_lost_and_another_one_takes_its_place():
     settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 0.3}
     with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, **settings, callbacks=[Hung(is_back)]) as job:
         job.start_workers()
-        threading.Thread(target=lambda: (has_hung.wait(10), job.start(1, torchrun={"faults": []})), daemon=True).start()
+        threading.Thread(
+            target=lambda: (has_hung.wait(scaled(10)), job.start(1, torchrun={"faults": []})), daemon=True
+        ).start()
         end = job.serve()
         assert job.faults("hang") == 1
     assert (0, "replaced by another process") in lost(end)

@@ -17,6 +17,7 @@ from torch import nn
 
 import paceline as pl
 from event_lines import read_events
+from machine_speed import scaled
 from paceline.engines.signals import holding_sigterm, is_sigterm_held
 from paceline.recording.run_folder import EVENTS
 from ranks import context, free_port, run
@@ -46,7 +47,7 @@ def train_in(folder, connection):
     )
 
 
-LIMIT_S = 60
+LIMIT_S = scaled(60)
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def recorded_job():
 
 def left_of(made, expected):
     """Return the models still in memory, after 5 s at most: another thread may delay a collection."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + scaled(5)
     while True:
         gc.collect()
         left = [model() for model in made if model() is not None]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import paceline as pl
+from machine_speed import scaled
 from ranks import TOKEN, flat, free_port
 
 
@@ -29,7 +30,7 @@ def alone(monkeypatch):
 @pytest.mark.processes
 def test_the_worker_and_the_evaluator_beside_rank_0_get_the_job(alone):
     settings = {"protocol": "bsp", "stop": "updates=5", "seed": 1}
-    real = pl.train(pl.jobs.digits(), cluster=pl.Torchrun(start_timeout_s=60), **settings)
+    real = pl.train(pl.jobs.digits(), cluster=pl.Torchrun(start_timeout_s=scaled(60)), **settings)
     simulated = pl.train(pl.jobs.digits(), cluster=pl.Cluster(1), **settings)
     assert real.history.totals.updates == 5
     assert real.metrics == pytest.approx(simulated.metrics)
@@ -73,7 +74,7 @@ def rank(number):
     variables |= {"MASTER_PORT": PORT, "PACELINE_TOKEN": TOKEN}
     os.environ.update({name: str(value) for name, value in variables.items()})
     job = pl.Job(model=model, loss=F.mse_loss, optimizer=optimizer, data=DATA, eval_data=DATA, batch_size=4)
-    result = pl.train(job, protocol="bsp", cluster=pl.Torchrun(start_timeout_s=60), stop="updates=5", seed=1)
+    result = pl.train(job, protocol="bsp", cluster=pl.Torchrun(start_timeout_s=scaled(60)), stop="updates=5", seed=1)
     if number == 0:
         print(result.reason, *result.metrics)
 
@@ -93,5 +94,5 @@ def test_ranks_that_multiprocessing_has_spawned_have_an_evaluator(tmp_path):
     """The command of such a rank is that of multiprocessing, and its job is defined in the script."""
     (tmp_path / "train.py").write_text(SPAWNED_RANKS)
     command = [sys.executable, "train.py", str(free_port()), TOKEN]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(100), check=False)
     assert ended.stdout == "5 updates made loss\n", ended.stderr

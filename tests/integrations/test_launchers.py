@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launched_commands import environment_with
+from machine_speed import scaled
 from paceline.core.records import RunResumed
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT
@@ -19,7 +20,7 @@ SKYPILOT = ROOT / ".venv-skypilot/bin/python"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 SUBMITTED = EXAMPLES / "submitit_train.py"
 NODES = 4
-LIMIT_S = 200
+LIMIT_S = scaled(200)
 SBATCH = """#!/bin/bash
 echo "Submitted batch job $$"
 cp "$1" script.sh

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT
@@ -16,8 +17,8 @@ pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
 pytest.importorskip("ray", reason="ray is not installed")
 SCRIPT = Path(__file__).with_name("ray_script.py")
 EXAMPLES = ROOT / "examples/ray"
-LIMIT_S = 240
-FIRST_GRADIENT_S = 15.0
+LIMIT_S = scaled(240)
+FIRST_GRADIENT_S = scaled(15.0)
 
 
 def test_bsp_makes_the_parameters_of_the_simulated_run_and_evaluates(answer, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
 from paths import ROOT
@@ -17,8 +18,8 @@ from paths import ROOT
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
 pytest.importorskip("ray", reason="ray is not installed")
 SCRIPT = Path(__file__).with_name("ray_cluster_script.py")
-LIMIT_S = 240
-FIRST_GRADIENT_S = 15.0
+LIMIT_S = scaled(240)
+FIRST_GRADIENT_S = scaled(15.0)
 
 
 def simulated(protocol, workers):

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 
+from machine_speed import scaled
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
@@ -21,7 +22,7 @@ from paceline.user_loop.sample_digest import sample_digest
 from paceline.user_loop.server_process import ServerHost
 from rank_threads import LIMIT_S, TOKEN
 
-START_TIMEOUT_S = 5.0
+START_TIMEOUT_S = scaled(5.0)
 
 
 class Server(ServerHost):

@@ -4,8 +4,9 @@ import threading
 import time
 
 from loop_parts import step
+from machine_speed import scaled
 
-LIMIT_S = 10.0
+LIMIT_S = scaled(10.0)
 
 
 def wait_until(condition):

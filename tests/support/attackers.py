@@ -15,13 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.tls import TLSSecurity, derive_identity
 from paceline.engines.distributed.transport.transport import Transport
 from ranks import TOKEN
 
 VERSION = "1"
-LIMIT_S = 10.0
+LIMIT_S = scaled(10.0)
 
 
 def security(*, encrypt, token=TOKEN, run_id=""):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
@@ -13,7 +14,7 @@ from paceline.engines.distributed.transport.tls import TLSSecurity, derive_ident
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.recording.metrics.network_counters import NetworkCounters
 
-SOON_S = 20.0
+SOON_S = scaled(20.0)
 SECURITIES = {
     "plain": lambda: TokenSecurity("tests"),
     "tls": lambda: TLSSecurity(derive_identity("tests")),

@@ -18,9 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import paceline as pl
+from machine_speed import scaled
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
-LIMIT_S = 60
+LIMIT_S = scaled(60)
 
 
 class Counts(nn.Module):

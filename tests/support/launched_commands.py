@@ -8,10 +8,11 @@ from pathlib import Path
 
 import psutil
 
+from machine_speed import scaled
 from paceline.recording.run_folder import SavedRun
 from paths import environment
 
-LIMIT_S = 120
+LIMIT_S = scaled(120)
 
 
 def environment_with(*folders, **variables):

@@ -5,11 +5,14 @@ import socket
 import threading
 import weakref
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, disconnect_pair
 from paceline.engines.distributed.transport.security import AuthenticationFailed, TokenSecurity
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
+
+HEARTBEAT_TIMEOUT_S = scaled(5.0)
 
 
 class MemoryNetwork:
@@ -49,7 +52,7 @@ class MemoryTransport(Transport):
 
     poll_s = 0.002
 
-    def __init__(self, network, on_use=lambda: None, heartbeat_timeout_s=5.0):
+    def __init__(self, network, on_use=lambda: None, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S):
         super().__init__(lambda: TokenSecurity("tests"), "tests", heartbeat_timeout_s)
         self.network = network
         self.token = ""

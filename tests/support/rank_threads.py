@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 
 import paceline as pl
+from machine_speed import scaled
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import SERVER, SIDECAR, LaunchEnv
@@ -22,7 +23,7 @@ from paceline.run.session import Session
 from paceline.run.train import run_session, serve_run, stand_by
 from ranks import launchers, portable
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 TOKEN = "a secret of the tests that is hard to guess"
 
 
@@ -149,7 +150,7 @@ class Job:
         self._world_size = world_size
         self._nodes = nodes
         self._job = job
-        self._torchrun = {"start_timeout_s": 10.0, **(torchrun or {})}
+        self._torchrun = {"start_timeout_s": scaled(10.0), **(torchrun or {})}
         self._settings = {"seed": 1, **settings}
         self._network = MemoryNetwork()
         self._starting = threading.Lock()

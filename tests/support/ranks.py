@@ -16,11 +16,12 @@ from unittest.mock import patch
 import torch
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.core.records import DecisionMade, GradientArrived, WorkerLost
 from paceline.engines.distributed import HostProcess
 
 PRELOAD = ["paceline.engines.local.worker_process", "paceline.run.train"]
-LIMIT_S = 60
+LIMIT_S = scaled(60)
 TOKEN = "a secret of the tests that is hard to guess"
 
 
@@ -50,7 +51,7 @@ class Job:
         self._world_size = world_size
         self._nodes = nodes
         self._job = job
-        self._torchrun = {"start_timeout_s": 30.0, **(torchrun or {})}
+        self._torchrun = {"start_timeout_s": scaled(30.0), **(torchrun or {})}
         self._settings = {"seed": 1, **settings}
         self._port = free_port()
         self._context = context()

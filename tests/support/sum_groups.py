@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from memory_transport import MemoryNetwork, MemoryTransport
+from memory_transport import HEARTBEAT_TIMEOUT_S, MemoryNetwork, MemoryTransport
 from paceline.engines.distributed.transport.group_store import GroupStore
 
 HOST = "127.0.0.1"
@@ -20,5 +20,5 @@ def stores(size, generation=1, is_relayed=lambda key: True):
     return made
 
 
-def transport(heartbeat_timeout_s=5.0):
+def transport(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S):
     return MemoryTransport(MemoryNetwork(), heartbeat_timeout_s=heartbeat_timeout_s)

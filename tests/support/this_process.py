@@ -9,6 +9,8 @@ import time
 import psutil
 import torch
 
+from machine_speed import scaled
+
 
 def what_is_open():
     """Return threads, listening ports and the number of open files of this process."""
@@ -19,7 +21,7 @@ def what_is_open():
 
 
 def wait_until(is_so):
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + scaled(60)
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

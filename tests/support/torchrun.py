@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from machine_speed import scaled
 from paths import environment
 
 
@@ -11,5 +12,5 @@ def torchrun(folder, *arguments):
     here = [] if "--nnodes" in arguments else ["--standalone"]
     command = [sys.executable, "-m", "torch.distributed.run", *here, "--monitor-interval", "0.1", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=250
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=scaled(250)
     )

@@ -11,9 +11,10 @@ from multiprocessing import Pipe
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 
+from machine_speed import scaled
 from paceline.engines.local.worker_process import ChildProcess
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 KILLED = -9
 
 

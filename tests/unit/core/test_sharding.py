@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
+from machine_speed import scaled
 from odd_parts import OPTIMIZERS, Odd
 from paceline.catalogue.modifiers import dc_asgd, staleness_lr, staleness_weight
 from paceline.core.events import Accept, Apply, Step
@@ -84,9 +85,9 @@ class Neighbour(ShardPeers):
 
     def summed(self, shares):
         self.shares[self.number] = shares
-        self.barrier.wait(2)
+        self.barrier.wait(scaled(2))
         totals = [sum(each) for each in zip(*self.shares, strict=True)]
-        self.barrier.wait(2)
+        self.barrier.wait(scaled(2))
         return totals
 
 

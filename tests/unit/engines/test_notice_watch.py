@@ -7,11 +7,12 @@ from logging.handlers import QueueHandler
 
 import pytest
 
+from machine_speed import scaled
 from metadata_server import MetadataServer
 from paceline.engines import notice_watch
 from paceline.engines.notice_watch import MOST_BYTES, NoticeWatch
 
-LIMIT_S = 10
+LIMIT_S = scaled(10)
 CLOUDS = {
     "aws": "AWS will terminate this machine at 2017-09-18T08:22:00+00:00",
     "gcp": "Google Cloud preempts this machine",

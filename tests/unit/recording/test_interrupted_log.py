@@ -5,10 +5,11 @@ import threading
 
 import pytest
 
+from machine_speed import scaled
 from paceline.core.records import TimerRang
 from paceline.recording.event_log import EventLog
 
-LIMIT_S = 10.0
+LIMIT_S = scaled(10.0)
 BEFORE = [TimerRang(1.0, float(number)) for number in range(3)]
 
 

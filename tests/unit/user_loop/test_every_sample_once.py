@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads, Killed
+from machine_speed import scaled
 from paceline.core.records import WorkerJoined, WorkerLost
 from selections import each_value_once
 
@@ -57,7 +58,7 @@ class Faults:
         if rank in self.fired:
             self.rejoined.set()
         elif step == FREE_STEPS:
-            assert self.rejoined.wait(10.0)
+            assert self.rejoined.wait(scaled(10.0))
 
 
 def train(ranks, faults):

@@ -9,10 +9,11 @@ from torch import nn
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, loss_of, make_network, make_parts, numbered_data, sgd
+from machine_speed import scaled
 from paceline.user_loop.interruptible_batch import InterruptibleBatch
 from paceline.worker.replica import Interrupted
 
-LIMIT_S = 10.0
+LIMIT_S = scaled(10.0)
 EPOCHS = 2
 
 

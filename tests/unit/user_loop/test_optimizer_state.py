@@ -10,6 +10,7 @@ import torch
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import adamw, loss_of, make_parts, sgd, step
+from machine_speed import scaled
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer_rules import AdamRule
 from paceline.server.parameter_server import ParameterServer
@@ -129,7 +130,7 @@ def test_a_reader_waits_for_the_end_of_a_step_on_blocks(monkeypatch):
     for _ in range(2):  # the first step is that of torch
         server.enqueue(layout.allocate(), 8)
         server.apply(update_of(1))
-    reader.join(10)
+    reader.join(scaled(10))
     assert {float(value) for name, value in read[0].items() if name.startswith("step ")} == {2.0}
 
 

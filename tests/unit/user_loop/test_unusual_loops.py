@@ -9,11 +9,12 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, loss_of, make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step, train
+from machine_speed import scaled
 from paceline.core.records import WorkerJoined, WorkerLost
 from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
-LIMIT_S = 10.0
+LIMIT_S = scaled(10.0)
 
 
 @pytest.mark.slow

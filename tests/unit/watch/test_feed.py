@@ -3,6 +3,7 @@ from threading import Thread
 import orjson
 import pytest
 
+from machine_speed import scaled
 from paceline.watch import feed as module
 from paceline.watch.feed import Feed
 from paceline.watch.watcher import Watcher
@@ -97,7 +98,7 @@ def test_the_last_version_is_sent_before_the_end(watcher, clock):
     feed.publish(watcher, is_last=True)
     feed.close()
     assert [list(message) for message in received] == [["state"]]
-    feed.wait_for_viewers(timeout_s=10)
+    feed.wait_for_viewers(timeout_s=scaled(10))
     assert feed._viewers == 0
 
 

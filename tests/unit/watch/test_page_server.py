@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from machine_speed import scaled
 from paceline.errors import UsageError
 from paceline.watch import refusals as refusals_module
 from paceline.watch.address import Address
@@ -33,7 +34,7 @@ def local():
 
 
 def get(server, path="/", method="GET", **headers):
-    connection = HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=scaled(10))
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     body = response.read()
@@ -136,7 +137,7 @@ def test_idle_strangers_do_not_keep_viewers_out(monkeypatch):
     with served() as server:
         address = "127.0.0.1", urlsplit(server.url).port
         strangers = [socket.create_connection(address, 10) for _ in range(8)]
-        viewer = HTTPConnection(*address, timeout=10)
+        viewer = HTTPConnection(*address, timeout=scaled(10))
         viewer.request("GET", "/events")
         assert viewer.getresponse().status == 200
         strangers += [socket.create_connection(address, 10) for _ in range(8)]
@@ -152,7 +153,7 @@ def test_too_many_connections_are_closed(monkeypatch, caplog):
     monkeypatch.setattr("paceline.watch.server.MOST_CONNECTIONS", 1)
     monkeypatch.setattr("paceline.watch.server.REPLACE_S", 0.01)
     with served() as server:
-        waiting = HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=10)
+        waiting = HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=scaled(10))
         waiting.request("GET", "/events")
         waiting.getresponse()
         with pytest.raises(ConnectionError):

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 from rich.console import Console
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.core.records import RunEnded, RunStarted, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.recording.callbacks.progress_line import ProgressLine, fitted
 from paceline.recording.callbacks.progress_share import ProgressShare
@@ -174,7 +175,7 @@ def test_in_a_notebook_one_output_is_updated():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SCRIPT.replace("OPTION", ""))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-        NotebookClient(notebook, timeout=100).execute()
+        NotebookClient(notebook, timeout=scaled(100)).execute()
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data", "stream"]
     assert "reached the target 1.9" in outputs[0].data["text/plain"]

@@ -7,6 +7,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from machine_speed import scaled
 from paceline.recording.metrics.http_server import MAX_CONNECTIONS, MetricsServer, Page
 from this_process import wait_until
 
@@ -28,7 +29,7 @@ def server(request):
 def get(server, path):
     request = urllib.request.Request(server.url + path, headers={"Accept": "text/plain"})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=scaled(20)) as answer:
             return answer.status, answer.read()
     except HTTPError as error:
         with error:

@@ -12,6 +12,7 @@ from torch import nn
 
 import paceline as pl
 from group_members import Wire, peer, server_with
+from machine_speed import scaled
 from paceline.core.records import WorkerLost
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, MissingPeers
 from paceline.engines.distributed.transport import process_group as process_group_module
@@ -42,7 +43,7 @@ def test_a_process_that_finds_the_sockets_of_gloo_but_does_not_have_the_key_cann
     stranger = connecting.group(theirs, 1, 2, HOST)
     received = torch.zeros(2, 32, dtype=torch.uint8)
     stranger.alltoall_base(received, torch.zeros_like(received), [], [])
-    thread.join(10)
+    thread.join(scaled(10))
     assert [str(error) for error in raised] == ["a process in the group does not have its key"]
 
 
@@ -60,7 +61,7 @@ def test_a_group_can_be_aborted_while_others_are_awaited(connecting):
     thread, raised = in_thread(lambda: group.connect(connecting, HOST))
     theirs.get("ready/0")
     group.abort()
-    thread.join(1.0)
+    thread.join(scaled(1.0))
     assert [str(error) for error in raised] == ["the group was aborted"]
 
 
@@ -90,7 +91,7 @@ def test_a_local_abort_ends_the_wait_for_a_sum_though_gloo_waits_on(two_groups):
     waiting, raised = in_thread(lambda: ours.wait(begun))
     assert not ours.wait(begun, timeout_s=0.1)
     ours.abort_locally()
-    waiting.join(1.0)
+    waiting.join(scaled(1.0))
     assert [str(error) for error in raised] == ["the group was aborted"]
     assert not any(each.work.is_completed() for each in begun)
     begun_s = time.monotonic()
@@ -106,7 +107,7 @@ def test_a_broken_group_is_noticed_by_rank_0_only(two_groups):
     begun = ours.begin_sum(some_vectors())
     waiting, raised = in_thread(lambda: server.wait(begun, 60.0))
     server.on_message(member, GroupBroken(0, "the link is cut", False))
-    waiting.join(5.0)
+    waiting.join(scaled(5.0))
     assert [type(error) for error in raised] == [MembershipChanged]
     assert theirs.wait(theirs.begin_sum(some_vectors()), 5.0)  # the others would only repeat it
 
@@ -129,7 +130,7 @@ def test_the_wait_for_a_sum_ends_when_a_connection_has_ended_though_gloo_does_no
     assert not ours.wait(begun, timeout_s=0.3)  # they are still connected
     theirs.abort()
     with pytest.raises(ConnectionLost, match="onnection"):
-        ours.wait(begun, timeout_s=5.0)
+        ours.wait(begun, timeout_s=scaled(5.0))
     ours.complete()
     assert not ours.wait(begun, timeout_s=0.3)  # who leaves now is through
 

@@ -8,6 +8,7 @@ import pytest
 
 import paceline as pl
 from group_members import Wire, peer, server_with
+from machine_speed import scaled
 from paceline.engines.distributed.allreduce import membership as membership_module
 from paceline.engines.distributed.allreduce import progress_monitor as monitor_module
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged
@@ -66,7 +67,7 @@ def test_members_that_do_not_reach_each_other_end_the_run_though_rank_0_reaches_
     assert sent(wire, CheckLinks)[0] == CheckLinks(1, 1)
     for member in list(server._members.values()):
         server.on_message(member, GroupBroken(1, "no route", True))
-    thread.join(5.0)
+    thread.join(scaled(5.0))
     assert [type(error) for error in raised] == [MembershipChanged]
     monkeypatch.setattr(membership_module, "GRACE_S", 0.05)
     with pytest.raises(pl.RunError, match=r"worker 1 \(here\) and worker 2 \(there\) do not reach each other"):
@@ -78,7 +79,7 @@ def test_links_are_checked_again_as_long_as_nothing_is_found(stalled):
     wait_until(lambda: len(sent(wire, CheckLinks)) >= 3)
     assert [check.number for check in sent(wire, CheckLinks)][:3] == [1, 2, 3]
     server.fail(pl.RunError("enough"))
-    thread.join(5.0)
+    thread.join(scaled(5.0))
     assert [str(error) for error in raised] == ["enough"]
 
 
@@ -120,7 +121,7 @@ def test_rank_0_relays_keys_of_members_of_this_group_only():
         assert not server._store.check([key])
         assert key not in [message.key for wire in wires for message in sent(wire, StoreKey)]
     server.fail(pl.RunError("enough"))
-    thread.join(5.0)
+    thread.join(scaled(5.0))
     assert [str(error) for error in raised] == ["enough"]
 
 

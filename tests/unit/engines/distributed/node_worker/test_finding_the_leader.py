@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from machine_speed import scaled
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.engines.distributed.node_worker.leader import leader_port
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor
@@ -12,7 +13,7 @@ from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.messages import End, LeaderListens
 
-ANSWER_S = 5.0
+ANSWER_S = scaled(5.0)
 
 
 @pytest.fixture

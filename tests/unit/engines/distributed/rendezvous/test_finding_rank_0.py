@@ -12,6 +12,7 @@ import pytest
 from torch import distributed as dist
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.engines.distributed.rendezvous import rendezvous
 from paceline.engines.distributed.rendezvous.acceptor import PeerJoined, QueueHandler
@@ -24,7 +25,7 @@ from paceline.engines.distributed.transport.transport import Transport
 TOKEN = "l3Q1x0b9vYk7Zr5TnW2mDfGhJpSaUeCi8oXq6wRtBzN"  # as make_token makes them
 OTHER_TOKEN = TOKEN[::-1]
 HELLO = Hello.of("worker 0", 0, {})
-WAIT_S = 20.0
+WAIT_S = scaled(20.0)
 
 
 def free_port():

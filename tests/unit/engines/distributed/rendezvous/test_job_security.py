@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.clusters.job_token import make_token
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.engines.distributed.rendezvous.job_security import JobSecurity
@@ -66,7 +67,7 @@ def test_ranks_on_one_host_without_a_token_connect_by_that_of_rank_0():
     with listening(rank_0) as (address, accepted):
         for other in (rank_1, sidecar):
             connect(address, other)
-            accepted.get(timeout=5.0).close()
+            accepted.get(timeout=scaled(5.0)).close()
         with pytest.raises(AuthenticationFailed):
             connect(address, JobSecurity(cluster(1, token=make_token())))
         with pytest.raises(AuthenticationFailed):
@@ -85,7 +86,7 @@ def test_a_rank_that_has_read_an_old_token_is_rejected_and_connects_with_the_new
         with pytest.raises(AuthenticationFailed):
             connect(address, lambda: old)
         connect(address, rank_1)
-        accepted.get(timeout=5.0).close()
+        accepted.get(timeout=scaled(5.0)).close()
 
 
 def test_rank_0_keeps_its_token_for_all_its_connections_and_removes_no_other_one():
@@ -116,7 +117,7 @@ def test_two_runs_of_one_user_at_the_same_time_do_not_meet(other):
         with pytest.raises(AuthenticationFailed):
             connect(address, JobSecurity(cluster(1, **other)))
         connect(address, JobSecurity(cluster(1)))
-        accepted.get(timeout=5.0).close()
+        accepted.get(timeout=scaled(5.0)).close()
 
 
 def test_one_token_with_two_run_ids_makes_two_jobs():
@@ -131,7 +132,7 @@ def test_a_given_token_needs_no_file(encrypt, description):
     assert [each().description for each in securities] == [description] * 2
     with listening(securities[0]) as (address, accepted):
         connect(address, securities[1])
-        accepted.get(timeout=5.0).close()
+        accepted.get(timeout=scaled(5.0)).close()
     assert not token_path(cluster(0).ranks).parent.exists()
 
 
@@ -187,7 +188,7 @@ def test_certificates_of_an_organisation_serve_instead_of_the_token(organisation
     )
     with listening(rank_0) as (address, accepted):
         connect(address, rank_1)
-        accepted.get(timeout=5.0).close()
+        accepted.get(timeout=scaled(5.0)).close()
         for other in (stranger, JobSecurity(cluster(1, TOKEN))):
             with pytest.raises(ConnectionLost):
                 connect(address, other)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import paceline as pl
+from machine_speed import scaled
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.engines.distributed.rendezvous import session as session_module
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
@@ -19,7 +20,7 @@ from paceline.engines.distributed.transport.task_messages import RemoteEvaluateT
 HELLO = Hello.of("worker 0", 0, {"seed": 1})
 ADMITTED = Accepted(7)
 END = End("updates", "5 updates made", 1.0)
-WAIT_S = 10.0
+WAIT_S = scaled(10.0)
 
 
 class Server:

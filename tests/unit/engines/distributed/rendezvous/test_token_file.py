@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.clusters.job_token import MIN_BITS, estimate_bits
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.engines.distributed.rendezvous import token_file
@@ -132,7 +133,7 @@ def test_a_run_that_starts_waits_for_the_lock():
         starting.start()
         starting.join(0.1)
         assert starting.is_alive()
-    starting.join(10.0)
+    starting.join(scaled(10.0))
     assert not starting.is_alive()
 
 

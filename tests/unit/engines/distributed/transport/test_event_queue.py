@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.event_queue import EventQueue
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 
 
 @pytest.fixture

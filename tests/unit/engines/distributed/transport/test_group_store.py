@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.group_store import GroupStore
@@ -13,7 +14,7 @@ from paceline.engines.distributed.transport.sum_messages import StoreKey
 from sum_groups import HOST, stores, transport
 from this_process import in_thread, wait_until
 
-SOON = timedelta(seconds=5)
+SOON = timedelta(seconds=scaled(5))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport import listener as listener_module
 from paceline.engines.distributed.transport.listener import Listener
 from paceline.engines.distributed.transport.security import PREAMBLE_BYTES, Preamble, TokenSecurity, run_blocking
@@ -14,7 +15,7 @@ from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.recording.metrics.network_counters import NetworkCounters, RejectionCause
 from this_process import wait_until
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 SECURITY = TokenSecurity("tests")
 ONE, OTHER = b"1" * 16, b"2" * 16
 NONE = dict.fromkeys(RejectionCause, 0)

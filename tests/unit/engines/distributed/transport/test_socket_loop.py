@@ -8,9 +8,10 @@ from selectors import EVENT_READ
 
 import pytest
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 
 
 @pytest.fixture

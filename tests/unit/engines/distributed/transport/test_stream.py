@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from machine_speed import scaled
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import (
     FIRST_BYTES,
@@ -19,7 +20,7 @@ from paceline.engines.distributed.transport.stream import (
 from paceline.recording.metrics.network_counters import NetworkCounters
 from this_process import wait_until
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 PIECE = 1 << 12
 
 

@@ -9,11 +9,12 @@ from contextlib import closing
 import pytest
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.transport import Transport
 
-LIMIT_S = 20
+LIMIT_S = scaled(20)
 
 
 def transport(heartbeat_timeout_s=60.0):
