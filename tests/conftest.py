@@ -135,9 +135,13 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     markers = {marker.name for marker in item.iter_markers()}
-    began_s, before_s = time.monotonic(), processor_s()
+    began_s, before_s, threads = time.monotonic(), processor_s(), torch.get_num_threads()
     result = yield
     taken_s, passed_s = processor_s() - before_s, time.monotonic() - began_s
+    left = torch.get_num_threads()
+    if left != threads:
+        torch.set_num_threads(threads)  # with more, the tests after it would take ten times as long
+        pytest.fail(f"it left torch with {left} threads instead of {threads}")
     if started and not markers & WITH_PROCESSES:
         pytest.fail(f"it started {', '.join(started)}: use threads of tests/support/, or mark it processes")
     limit_s = float(item.config.getini("processor_limit_s"))

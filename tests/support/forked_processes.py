@@ -156,9 +156,9 @@ def run_tests(session, number, connection):
 
 
 def separate(config, number):
-    """Give a new process its own files for output and temporary folders, and no terminal."""
+    """Give a new process its own files for output and temporary folders, and nothing for the terminal."""
     config.workerinput = {"workerid": str(number)}  # plugins that write files leave it to the process without this
-    config.pluginmanager.unregister(name="terminalreporter")
+    config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115  # as long as this process
     capture = config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()

@@ -31,7 +31,7 @@ class WallClockEngine(Engine):
         try:
             self._start()
         except BaseException as error:
-            super().__exit__(type(error), error, error.__traceback__)
+            WallClockEngine.__exit__(self, type(error), error, error.__traceback__)  # not that of a subclass, whose parts may be missing
             raise
         self._begun_s = time.monotonic() - self.now
         return self
