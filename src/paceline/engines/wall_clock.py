@@ -31,7 +31,8 @@ class WallClockEngine(Engine):
         try:
             self._start()
         except BaseException as error:
-            WallClockEngine.__exit__(self, type(error), error, error.__traceback__)  # not that of a subclass, whose parts may be missing
+            # Not that of a subclass, whose parts may be missing.
+            WallClockEngine.__exit__(self, type(error), error, error.__traceback__)
             raise
         self._begun_s = time.monotonic() - self.now
         return self
