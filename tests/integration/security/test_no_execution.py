@@ -13,7 +13,7 @@ FOLDER = Path(distributed.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "importlib", "runpy", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__", "load", "loads", "import_module"}
-ALLOWED_CALLS = {"loads": {"json"}, "load": set()}
+ALLOWED_CALLS = {"loads": {"json"}, "load": set(), "compile": {"re"}}
 
 
 def violations(tree):
@@ -42,7 +42,15 @@ def test_no_module_of_the_engines_unpickles_or_executes():
 
 @pytest.mark.parametrize(
     "source",
-    ["import pickle", "from pickle import loads", "x.loads(b)", "torch.load(f)", "eval(x)", "getattr(torch, name)"],
+    [
+        "import pickle",
+        "from pickle import loads",
+        "x.loads(b)",
+        "torch.load(f)",
+        "eval(x)",
+        "compile(x)",
+        "getattr(torch, name)",
+    ],
 )
 def test_the_check_finds_what_executes(source):
     assert list(violations(ast.parse(source)))
@@ -52,7 +60,7 @@ def test_only_structs_of_the_union_are_decoded():
     """msgspec makes instances of these types and of plain values, and of nothing else."""
     kinds = messages.Message.__args__
     assert all(issubclass(each, messages.MessageStruct) for each in kinds)
-    with pytest.raises(ValueError, match="Invalid"):
+    with pytest.raises(ValueError, match="no message that is known"):
         messages.decode(messages.msgspec.msgpack.encode(["StateMessage", {}]))
 
 
