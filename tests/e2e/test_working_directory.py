@@ -28,30 +28,37 @@ for _ in run.epochs(1):
         optimizer.step()
 print("ANSWER", run.stopped_by)
 """
-RANK = ["--standalone", "--nproc-per-node", "1"]
+SCRIPT = "scripts/train.py"
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "1"]
+CLUSTER = ["--cluster", "torchrun", "--protocol", "bsp", "--stop", "updates=2", "--out", "run"]
+MODULE = ["paceline", "run", "--nproc-per-node", "1", "-m", "paceline", "train", "digits", *CLUSTER]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "launcher", "stopped_by"), [(TRAIN, "python", "updates"), (ATTACH, "torchrun", "epochs")]
+    ("script", "command", "answer"),
+    [
+        (TRAIN, ["python", SCRIPT], "ANSWER updates"),
+        (ATTACH, [*TORCHRUN, SCRIPT], "ANSWER epochs"),
+        ("", MODULE, "updates          2"),
+    ],
 )
-@pytest.mark.parametrize("hidden", ["random", "queue", "signal"])
-def test_files_with_names_of_modules_hide_none_of_them(script, launcher, stopped_by, hidden, tmp_path):
-    (tmp_path / f"{hidden}.py").write_text("raise ImportError")
-    scripts, temporary = tmp_path / "scripts", tmp_path / ("long" * 20)
-    for folder in (scripts, temporary):
+def test_files_with_names_of_modules_hide_none_of_them(script, command, answer, tmp_path):
+    for name in sys.stdlib_module_names:
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    temporary = tmp_path / ("long" * 20)
+    for folder in (tmp_path / "scripts", temporary):
         folder.mkdir()
-    (scripts / "train.py").write_text(script)
-    options = RANK if launcher == "torchrun" else []
+    (tmp_path / SCRIPT).write_text(script)
     ended = subprocess.run(
-        [Path(sys.executable).with_name(launcher), *options, "scripts/train.py"],
+        [Path(sys.executable).with_name(command[0]), *command[1:]],
         cwd=tmp_path,
         env={**environment(), "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert f"ANSWER {stopped_by}" in ended.stdout, ended.stderr
+    assert answer in ended.stdout, ended.stderr
 
 
 @pytest.mark.slow

@@ -78,7 +78,9 @@ def _words(command: list[str], *, module: bool, no_python: bool) -> list[str]:
     if module:
         if not _is_module(name):
             raise UsageError(f"there is no module {name!r}: give a module, or omit --module for the path of a script")
-        return [sys.executable, "-u", "-m", *command]
+        # paceline is not in the working directory, so that a file there, as queue.py, may hide no module of Python.
+        safe = ["-P"] if name == "paceline" else []
+        return [sys.executable, "-u", *safe, "-m", *command]
     if not (Path(name).is_file() or (Path(name) / "__main__.py").is_file()):
         raise UsageError(f"there is no file {name!r}: give a script, as {EXAMPLE}")
     return [sys.executable, "-u", *command]
