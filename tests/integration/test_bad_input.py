@@ -324,6 +324,12 @@ def forgets(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+def with_float8():
+    model = nn.Linear(2, 3)
+    model.register_buffer("scale", torch.ones(1).to(torch.float8_e4m3fn))
+    return model
+
+
 MISUSES = [
     ({"data": torch.utils.data.DataLoader(dataset(), batch_size=None)}, "data is a DataLoader with batch_size=None"),
     (
@@ -333,6 +339,7 @@ MISUSES = [
     ({"model": lambda: nn.LazyLinear(3)}, "weight of the model has no shape yet, because its layer is lazy"),
     ({"model": lambda: nn.Linear(2, 3, device="meta")}, "weight of the model is on the meta device"),
     ({"model": lambda: nn.Sequential(nn.Linear(2, 3), nn.SyncBatchNorm(3))}, "has a SyncBatchNorm (1), which would"),
+    ({"model": with_float8}, "scale of the model is of torch.float8_e4m3fn, whose numbers torch cannot add"),
     ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric"),
     ({"loss": None, "step": forgets, "microbatches": 2}, "do not call zero_grad() in it"),
 ]

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from paceline.errors import PacelineWarning, UsageError
 from paceline.jobs.dataloader import LoaderParts, loader_parts
 from paceline.jobs.metrics import Average
+from paceline.jobs.model_checks import why_not_trained
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.policies.learning_rate import LinearSchedule, LRScaling
 from paceline.utils.argument_types import checked_types
@@ -27,33 +28,6 @@ from paceline.utils.wording import counted
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that require a gradient, tied ones once."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def why_without_values(model: nn.Module) -> str:
-    """Return why a model cannot be trained because a tensor has no values yet, empty if all have."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if nn.parameter.is_lazy(tensor):
-            return (
-                f"{name} of the model has no shape yet, because its layer is lazy: call the model on a batch before, "
-                "or give the sizes of every layer"
-            )
-        if tensor.is_meta:
-            return (
-                f"{name} of the model is on the meta device, so it has no values: call model.to_empty(device='cpu'), "
-                "and initialize it, before"
-            )
-    return ""
-
-
-def why_not_synchronized(model: nn.Module) -> str:
-    """Return why a model cannot be trained because of a SyncBatchNorm, empty if it has none."""
-    for name, module in model.named_modules():
-        if any(base.__name__ == "SyncBatchNorm" for base in type(module).__mro__):  # of torch, or of another library
-            return (
-                f"the model has a {type(module).__name__} ({name or 'the model itself'}), which would normalize by the "
-                "minibatch of one rank: build it with BatchNorm, or with a norm of single samples, as nn.GroupNorm"
-            )
-    return ""
 
 
 Batch = Any
@@ -337,12 +311,10 @@ class Job(Representation):
             raise self._error(reason)
 
     def _check_model(self, model: nn.Module) -> None:
-        if reason := why_without_values(model):
+        if reason := why_not_trained(model):
             raise self._error(reason)
         if not trainable(model):
             raise self._error("the model has no parameters to train; expected at least one that requires a gradient")
-        if reason := why_not_synchronized(model):
-            raise self._error(reason)
         for path, module in model.named_modules():
             if getattr(module, "sparse", False) is True:
                 raise self._error(

@@ -219,6 +219,18 @@ def is_a_mean(flat: Tensor) -> bool:
     return flat.is_floating_point() or flat.is_complex()
 
 
+def write_difference(first: Tensor, second: Tensor, out: Tensor) -> None:
+    """Write first - second, whose memory stays; an element that is infinite in both, as of an attention mask, gives 0.
+
+    >>> write_difference(torch.tensor([3.0, -torch.inf]), torch.tensor([1.0, -torch.inf]), out := torch.empty(2))
+    >>> out
+    tensor([2., 0.])
+    """
+    torch.sub(first, second, out=out)
+    if not out.sum().isfinite():
+        out.masked_fill_(out.isnan() & second.isinf(), 0)
+
+
 def bind(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
     """Make tensors of a model share the memory of these views, without a copy."""
     for tensor, view in zip(tensors, views, strict=True):

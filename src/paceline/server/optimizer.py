@@ -243,7 +243,7 @@ def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], cha
             return f"{refused}: expected a value like {group[name]}"
     known = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
     own = {name: group[name] for name in known}
-    parameter = nn.Parameter(torch.zeros(1, device=group["params"][0].device))
+    parameter = nn.Parameter(torch.zeros(1, 1, device=group["params"][0].device))  # Muon takes matrices only
     parameter.grad = torch.zeros_like(parameter)
     try:
         kind([parameter], **{**own, **{name: changed[name] for name in known & changed.keys()}})

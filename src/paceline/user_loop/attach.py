@@ -20,7 +20,7 @@ from paceline.clusters.parser import is_torchrun, parse_cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
-from paceline.jobs.job import why_not_synchronized, why_without_values
+from paceline.jobs.model_checks import why_not_trained
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.callback import Callback
@@ -152,7 +152,7 @@ def attach(
     if attached and not attached[-1].over:
         raise UsageError("this process has an attached run already: call its finish() before attach")
     steps_here = plan.allreduce is not None or plan.local_steps is not None
-    reason = why_without_values(model) or why_not_synchronized(model) or why_not_apart(model, with_frozen=steps_here)
+    reason = why_not_trained(model) or why_not_apart(model, with_frozen=steps_here)
     if reason:
         raise UsageError(reason)
     for ended in attached:

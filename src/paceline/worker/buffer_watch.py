@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.server.flat_buffers import FlatBuffers, is_a_mean, write_difference
 
 Kind = tuple[torch.dtype, torch.Size]
+REMEDY = "make a forward pass when the model is made, or give the buffer its final shape and first values there"
 
 
 class BufferWatch:
@@ -36,6 +38,27 @@ class BufferWatch:
             self._read()
         return self._buffers
 
+    def write_changes(self, changes: FlatBuffers, version: FlatBuffers) -> None:
+        """Write the changes of the buffers since a version; of whole numbers and booleans, the new values.
+
+        Raises:
+            UsageError: as of `current`, or an element was infinite, as that of an observer which has seen nothing.
+        """
+        buffers = self.current()
+        for change, buffer in zip(changes.buffers, buffers, strict=True):
+            change.copy_(buffer.detach())
+        means = [pair for pair in zip(changes.flat_buffers, version.flat_buffers, strict=True) if is_a_mean(pair[0])]
+        for end, start in means:
+            write_difference(end, start, out=end)
+        if all(change.sum().isfinite() for change, _ in means):
+            return
+        for name, buffer, start in zip(self._kinds, buffers, version.buffers, strict=True):
+            if is_a_mean(start) and bool((start.isinf() & buffer.isfinite()).any()):
+                raise UsageError(
+                    f"buffer {name} of the model was infinite and is finite now, a change that workers cannot average: "
+                    f"{REMEDY}"
+                )
+
     def _read(self) -> None:
         buffers = dict(self._model.named_buffers())
         now = {name: (buffer.dtype, buffer.shape) for name, buffer in buffers.items()}
@@ -43,8 +66,7 @@ class BufferWatch:
             name = min(name for name, _ in now.items() ^ self._kinds.items())
             raise UsageError(
                 f"buffer {name} of the model is {_described(now.get(name))}, but was "
-                f"{_described(self._kinds.get(name))} when the run began: give it its final shape before, for example "
-                "by a forward pass when the model is made"
+                f"{_described(self._kinds.get(name))} when the run began: {REMEDY}"
             )
         self._buffers = [buffers[name] for name in self._kinds]
         self._shapes = [each.shape for each in self._buffers]

@@ -13,7 +13,7 @@ import torch
 from paceline.core.events import Accept, Apply, Minibatch
 from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers, is_a_mean
+from paceline.server.flat_buffers import FlatBuffers, is_a_mean, write_difference
 from paceline.server.optimizer import load_checked
 from paceline.server.parameter_server import ParameterServer
 from paceline.server.squared_norms import squared_norm_of
@@ -166,10 +166,11 @@ class LocalStepsReplica(Replica):
         change.copy_(version)
         change.written = set(range(len(change.parameters)))
         for start, end in zip(change.flat_parameters, local.flat_parameters, strict=True):
-            start.sub_(end)
+            write_difference(start, end, out=start)
         for start, end in zip(change.flat_buffers, local.flat_buffers, strict=True):
             if is_a_mean(start):
-                torch.sub(end, start, out=start)
+                write_difference(start, end, out=start)
+                start.neg_()
             else:
                 start.copy_(end)
         gradient.copy_(change)

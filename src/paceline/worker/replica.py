@@ -20,7 +20,7 @@ from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, is_a_mean
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
 from paceline.server.squared_norms import squared_norm, sum_of_norms
 from paceline.server.zero_gradients import shortened
 from paceline.utils.rng import derived_seed
@@ -218,11 +218,7 @@ class Replica:
             with at_place(f"job {self._job.name} failed for {place}"), self._unchanged(f"worker {worker}", since):
                 part = self._forward_backward(batch, own, notifies=own is gradient)
                 self._check_trained()
-            for change, buffer, before in zip(own.buffers, self._buffers.current(), base.buffers, strict=True):
-                change.copy_(buffer.detach())
-                if is_a_mean(change):
-                    change.sub_(before)
-                    change.masked_fill_(buffer.detach() == before, 0)  # -inf - -inf, as of an attention mask, is nan
+            self._buffers.write_changes(own, base)
             if self._group is not None:
                 part = self._group.all_reduce(own, part)
             norm = _squared_norm(own, part.squared_norms)

@@ -121,6 +121,7 @@ def parallel():
         ({"model": parallel(), "optimizer": OwnOptimizer([nn.Parameter(torch.ones(1))])}, "attach(ddp.module, ...)"),
         ({"model": nn.Sequential(nn.Linear(2, 2), FullyShardedDataParallel())}, "has a FullyShardedDataParallel (1)"),
         ({"model": nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))}, "the model has a SyncBatchNorm (1)"),
+        ({"model": nn.Linear(2, 1).to(torch.float8_e5m2)}, "weight of the model is of torch.float8_e5m2, whose"),
         ({"loader": DataLoader(Numbers(), batch_size=2)}, "give a map-style data set"),
         (
             {"loader": DataLoader(DATA, batch_size=2, sampler=DistributedSampler(DATA, 2, 0))},

@@ -8,8 +8,10 @@ import torch
 
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data, step
+from paceline.server.optimizer import set_options
 
 EXACT = 1e-12
+HAS_MUON = hasattr(torch.optim, "Muon")
 
 
 def sgd(model):
@@ -72,3 +74,11 @@ def test_the_server_steps_with_the_options_of_the_loop(make_optimizer, change):
         optimizer.step()
     for ours, theirs in zip(ranks.parts[0][0].parameters(), alone.parameters(), strict=True):
         assert (ours - theirs).abs().max() < EXACT
+
+
+@pytest.mark.skipif(not HAS_MUON, reason="this version of torch has no Muon")
+def test_options_of_an_optimizer_for_matrices_are_taken():
+    optimizer = torch.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))])
+    assert set_options(optimizer, [{"momentum": 0.8}]) == ""
+    assert optimizer.param_groups[0]["momentum"] == 0.8
+    assert "Muon does not take {'momentum': -1.0}" in set_options(optimizer, [{"momentum": -1.0}])

@@ -11,7 +11,7 @@ import torch
 from paceline.core.events import Apply, Compensation, Step
 from paceline.policies.compensation.stale_arithmetic import BLOCK
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean
+from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean, write_difference
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.own_steps import OwnSteps
@@ -220,7 +220,7 @@ class UpdateAveraging(AllReduceAlgorithm):
             if step.dtype == torch.bool:
                 torch.logical_xor(weights, average, out=step)
             else:
-                torch.sub(weights, average, out=step)
+                write_difference(weights, average, out=step)
 
     def _restore_counts(self) -> None:
         """Undo changes of integer buffers since the last sum: the next sum contains them."""
