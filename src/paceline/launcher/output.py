@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from paceline.clusters.launch_settings import LaunchSettings
+from paceline.utils.files import open_to_append
 
 CHUNK_BYTES, MOST_CHUNKS = 65536, 16  # that are read at a time: a rank may print faster than they are shown
 LONGEST_LINE_BYTES = 65536  # of a line whose end has not come, before it is written as it is
@@ -104,7 +105,14 @@ class RankOutput:
         ranks = settings.ranks
         self._first = ranks[0]
         self._is_labelled = folder is None and settings.world_size > 1
-        self._files = {rank: (folder / f"rank-{rank}.log").open("ab", buffering=0) for rank in ranks} if folder else {}
+        self._files: dict[int, IO[bytes]] = {}
+        try:
+            if folder is not None:
+                for rank in ranks:
+                    self._files[rank] = open_to_append(folder / f"rank-{rank}.log")
+        except OSError:
+            self.close()
+            raise
         self._on_closed = on_closed
         self._is_closed = False
 

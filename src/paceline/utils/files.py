@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from stat import S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from paceline.errors import RunError
 
@@ -299,8 +299,21 @@ def open_to_extend(path: Path) -> BinaryIO:
     Raises:
         OSError: the file cannot be opened, is a symbolic link, or is not a regular file.
     """
+    return os.fdopen(_open_regular_to_write(path, os.O_RDWR), "r+b")
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """Return a regular file, which is made if there is none, open for writing at its end without a buffer.
+
+    Raises:
+        OSError: the file cannot be opened, is a symbolic link, or is not a regular file.
+    """
+    return os.fdopen(_open_regular_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
+
+
+def _open_regular_to_write(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, A_LINK, str(path)) from error
@@ -310,7 +323,7 @@ def open_to_extend(path: Path) -> BinaryIO:
     except OSError:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "r+b")
+    return descriptor
 
 
 def refuse_link(folder: Path) -> None:

@@ -120,6 +120,17 @@ def test_each_rank_has_a_file_and_the_terminal_shows_the_first(tmp_path, capfd):
     assert (shown.out, shown.err) == ("out 0\n", "err 0\n")
 
 
+@pytest.mark.parametrize("make", [lambda log, home: log.symlink_to(home), lambda log, home: os.mkfifo(log)])
+def test_an_output_file_that_is_a_link_or_a_pipe_is_refused(make, tmp_path):
+    home = tmp_path / "home"
+    home.write_text("precious")
+    (tmp_path / "logs").mkdir()
+    make(tmp_path / "logs" / "rank-1.log", home)
+    with pytest.raises(OSError, match=r"link|pipe|No such device"):
+        run("echo stolen", log_dir=tmp_path / "logs")
+    assert home.read_text() == "precious"
+
+
 def test_what_a_rank_prints_before_its_end_comes_before_the_message_about_it(capfd, caplog):
     assert run("printf 'without a line end'; exit 2") == 2
     assert "[rank 0] without a line end\n" in capfd.readouterr().out
