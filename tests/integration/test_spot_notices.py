@@ -15,6 +15,7 @@ from paceline.engines import notice_watch
 from paceline.engines.distributed.parameter_server.worker_process import WorkerProcess
 from rank_threads import LIMIT_S, ranks
 from ranks import lost, used_by
+from selections import parametrize_few
 from tiny_counting import BATCH, counting_job, tallying_job, times_applied
 from tiny_jobs import tiny_job
 
@@ -79,7 +80,7 @@ def model_of(job, end):
     return model
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_batch_async(k=3)"])
+@parametrize_few("protocol", ["bsp", "asp", "k_batch_async(k=3)"], keep=2)
 def test_a_worker_with_a_notice_hands_in_its_gradient_and_no_sample_is_lost(protocol, monkeypatch, tmp_path):
     place, epochs, train = tmp_path / "preempt", 3, counting_job(24 * BATCH)
     noticed = Noticed(monkeypatch, place.touch, minibatch=4)

@@ -88,13 +88,14 @@ def test_scalars_are_not_written_through_a_link(run, victim, caplog):
     assert "it is a symbolic link, and paceline does not write through links" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["table.txt", "table.json"])
-def test_a_comparison_replaces_links(name, tmp_path, victim):
+def test_a_comparison_replaces_links(tmp_path, victim):
     options = {"protocols": "bsp, asp", "cluster": pl.Cluster(2), "stop": "updates=2", "seeds": 1, "processes": 1}
     pl.compare(tiny_job(), out=tmp_path / "all", **options)
-    plant(tmp_path / "all" / name, victim / "file")
+    for name in ("table.txt", "table.json"):
+        plant(tmp_path / "all" / name, victim / "file")
     pl.compare(tiny_job(), out=tmp_path / "all", **options)
-    assert not (tmp_path / "all" / name).is_symlink()
+    for name in ("table.txt", "table.json"):
+        assert not (tmp_path / "all" / name).is_symlink()
 
 
 def test_figures_replace_links(run, tmp_path, victim, monkeypatch):

@@ -15,7 +15,7 @@ def in_blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
     Operations on each element alone give the same bits for blocks of any size.
     """
-    if vectors[0].is_cuda:
+    if vectors[0].is_cuda or len(vectors[0]) <= block_length():
         yield vectors
     else:
         yield from zip(*(vector.split(block_length()) for vector in vectors), strict=True)

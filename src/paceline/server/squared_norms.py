@@ -32,7 +32,8 @@ def squared_norm(tensor: Tensor) -> Tensor:
     if real.device.type != "cpu":
         norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
         return norm.square()
-    return _summed(real.reshape(-1).split(PIECE))
+    flat = real.reshape(-1)
+    return _summed(flat.split(PIECE) if len(flat) > PIECE else [flat])
 
 
 def copy_with_squared_norm(source: Tensor, target: Tensor) -> Tensor:

@@ -234,7 +234,7 @@ def test_normalization_layers_have_no_weight_decay(factory):
         assert len(group.get("param_names", group["params"])) == len(group["params"])
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "all_reduce", "dc_s3gd"])
+@parametrize_few("protocol", ["bsp", "all_reduce", "dc_s3gd"], keep=2)
 def test_a_factory_over_the_model_trains_like_one_over_its_parameters(protocol):
     expected = trained(tiny_job(optimizer=of_parameters), protocol)
     assert torch.equal(trained(tiny_job(optimizer=of_named_parameters), protocol), expected)

@@ -11,7 +11,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_parts
 from paceline.server.flat_buffers import FlatLayout
-from selections import parametrize_each_once
+from selections import parametrize_each_once, parametrize_few
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*was None or zero in each of the first:paceline.errors.PacelineWarning"
@@ -102,7 +102,7 @@ def check_attached(ranks, make_optimizer):
         assert max((one - other).abs().max() for one, other in zip(model.parameters(), expected, strict=True)) < EXACT
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "all_reduce", "local_sgd(H=2)"])
+@parametrize_few("protocol", ["asp", "all_reduce", "bsp", "local_sgd(H=2)"], keep=2)
 def test_every_cluster_leaves_a_parameter_without_a_gradient_as_it_is(protocol):
     job = pl.Job(model=network, optimizer=adamw, data=data(), batch_size=BATCH, step=loss_of, name="branches")
     model = pl.train(job, protocol=protocol, cluster=pl.Cluster(2), stop="updates=9").model

@@ -46,7 +46,7 @@ def test_all_reduce_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_
     check_equal_models(ranks)
 
 
-@parametrize_few("protocol", ALGORITHMS, keep=3)
+@parametrize_few("protocol", ALGORITHMS, keep=2)
 def test_every_protocol_trains_as_a_job_does(protocol, network, data):
     def loop(run, model, optimizer):
         for _ in run.epochs(2):

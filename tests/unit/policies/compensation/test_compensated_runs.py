@@ -88,7 +88,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["asp", "k_async(k=3)"])
+@parametrize_few("protocol", ["k_async(k=3)", "asp"], keep=1)
 @parametrize_few(("rule", "optimizer"), each_value_once(list(RULES), list(OPTIMIZERS)), keep=3)
 def test_a_run_equals_a_plain_loop_of_stale_sgd(rule, protocol, optimizer):
     make, scales_gradient = OPTIMIZERS[optimizer]

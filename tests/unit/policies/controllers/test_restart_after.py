@@ -7,6 +7,7 @@ from paceline.core.records import DecisionMade, GradientArrived, WorkInterrupted
 from paceline.policies.controllers.base import Observation, Work
 from paceline.policies.learning_rate import LRScaling
 from selections import parametrize_few
+from timed_runs import timed_run
 from tiny_counting import BATCH, tallying_job
 from tiny_jobs import tiny_job
 
@@ -14,7 +15,7 @@ from tiny_jobs import tiny_job
 def test_a_draw_that_takes_longer_is_begun_anew_at_the_newest_version():
     """Draws take 1 s, or 50 s with probability 0.3: a trial of 1.5 s takes 1 + 0.3 / 0.7 x 1.5 s in the mean."""
     cluster = pl.Cluster(1, pl.Empirical((1.0,) * 7 + (50.0,) * 3))
-    result = pl.train(tiny_job(), protocol="asp + restart_after(seconds=1.5)", cluster=cluster, stop="updates=200")
+    result = timed_run("asp + restart_after(seconds=1.5)", cluster, "updates=200")
     arrived = result.history.of(GradientArrived)
     assert {round(each.event_s - each.started_s, 9) for each in arrived} == {1.0}
     restarts = result.history.of(WorkInterrupted)

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.report.page.packing import RESOLUTION, packed, packed_updates, packed_work, quantum_s
 from paceline.report.run_data import read_run
+from selections import parametrize_few
 from written_runs import train_run
 
 
@@ -27,7 +28,7 @@ def test_integers_survive_packing():
         assert column.tolist() == columns[name].tolist()
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "k_batch_sync(k=3)"])
+@parametrize_few("protocol", ["asp", "k_batch_sync(k=3)", "bsp"], keep=2)
 def test_the_page_has_every_task_and_every_update(tmp_path, protocol):
     run = read_run(train_run(tmp_path / "run", protocol), "")
     work = packed_work(run)
