@@ -239,7 +239,7 @@ def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], cha
         return printable(f"{kind.__name__} has no option {', '.join(sorted(unknown))}", LONGEST_REASON)
     refused = f"{kind.__name__} does not take {printable(str(dict(changed)), LONGEST_REASON // 2)}"
     for name, value in changed.items():
-        if _shape_of(value) != _shape_of(group[name]):
+        if not _are_alike(value, group[name]):
             return f"{refused}: expected a value like {group[name]}"
     known = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
     own = {name: group[name] for name in known}
@@ -256,11 +256,14 @@ def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], cha
     return ""
 
 
-def _shape_of(value: object) -> object:
-    """Return what two values of an option have in common."""
-    if isinstance(value, tuple | list):
-        return [_shape_of(each) for each in value]
-    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
+def _are_alike(one: object, other: object) -> bool:
+    """Return whether two values of an option are of one kind; None, as of `foreach`, leaves the value to torch."""
+    if one is None or other is None:
+        return True
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(_are_alike, one, other))
+    kinds = [float if type(each) is int else type(each) for each in (one, other)]
+    return kinds[0] is kinds[1]
 
 
 def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -277,7 +280,7 @@ def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
     for group, before in zip(optimizer.param_groups, own, strict=True):
         for name, value in before.items():
             given = group.setdefault(name, value)  # an earlier version of torch may not have had it
-            if name != "params" and _shape_of(given) != _shape_of(value):
+            if name != "params" and not _are_alike(given, value):
                 raise ValueError(f"{name} of the optimizer is {str(given)[:40]!r}, expected a value like {value!r}")
     _check_state(optimizer)
 
