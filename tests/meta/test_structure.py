@@ -67,6 +67,7 @@ def name_of(path):
     return path.relative_to(SOURCE).with_suffix("").as_posix()
 
 
+@cache
 def floor_of(name):
     """Return the floor of the longest folder or module that the name begins with."""
     floors = {member: floor for floor, members in enumerate(FLOORS) for member in members.split()}
@@ -112,7 +113,7 @@ def imports(path):
             module = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{module}.{alias.name}" for alias in node.names]
             found += names if all(map(module_at, names)) else [module, *names]
-        waiting += ast.iter_child_nodes(node)
+        waiting += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
     return found
 
 
