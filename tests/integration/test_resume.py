@@ -115,7 +115,7 @@ class Crash(pl.Callback):
 
 def train(setting, out=None, **options):
     protocol, job, more = SETTINGS[setting]
-    usual = {"cluster": STRAGGLING, "seed": 4, "checkpoint_every": "updates=5", "stop": f"updates={UPDATES}"}
+    usual = {"cluster": STRAGGLING, "seed": 4, "checkpoint_every": "updates=8", "stop": f"updates={UPDATES}"}
     return pl.train(tiny_job(**job), protocol=protocol, out=out, **{**usual, **more, **options})
 
 

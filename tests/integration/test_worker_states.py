@@ -17,7 +17,7 @@ from selections import each_value_once, parametrize_few
 from tiny_jobs import SAMPLES, dataset, largest_relative_difference, parameters_of, tiny_job
 
 EXACT = 1e-9  # a resumed run has the samples of a minibatch in another order
-STOP, WHOLE_STOP = "updates=12", "updates=24"
+STOP, WHOLE_STOP = "updates=8", "updates=16"
 adam = partial(torch.optim.Adam, lr=0.02)
 
 
@@ -75,7 +75,7 @@ def test_a_resumed_run_continues_with_the_state_of_every_rank(case, stops, tmp_p
     if stops == "at its end":
         start(stop=STOP, out=tmp_path / "run")
     else:
-        failing = {"checkpoint_every": "updates=12", "callbacks": [Failing(18)]}
+        failing = {"checkpoint_every": "updates=8", "callbacks": [Failing(12)]}
         settings = {"protocol": protocol, "stop": WHOLE_STOP, "out": tmp_path / "run", **failing}
         with ranks(3, job, {"wire": wire}, **settings) as started:
             started.start_workers()
@@ -154,9 +154,9 @@ def test_a_state_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     states.mkdir(parents=True)
     (states / "1").write_text("in the way")
     settings = {"protocol": WITH_A_SERVER[0], "cluster": pl.LocalCluster(2), "seed": 1, "stop": STOP}
-    assert pl.train(whole_batches(2), out=tmp_path / "run", overwrite=True, **settings).reason == "12 updates made"
+    assert pl.train(whole_batches(2), out=tmp_path / "run", overwrite=True, **settings).reason == "8 updates made"
     assert logged(caplog, "worker 1: cannot write the checkpoint")
-    assert [*(states / "0").glob("*-gradient-12")]
+    assert [*(states / "0").glob("*-gradient-8")]
 
 
 @parametrize_few("protocol", LOSING, keep=1)
@@ -175,7 +175,7 @@ def test_a_rank_keeps_its_optimizer_where_its_steps_are_lost_with_the_sums(proto
         assert not torch.equal(newest["whole"], newest["half"])
     remove_states(tmp_path / "run")
     start(stop="updates=30", resume=tmp_path / "run")
-    assert len(logged(caplog, "no saved state of update 24: it begins with that of rank 0")) == 3
+    assert len(logged(caplog, "no saved state of update 16: it begins with that of rank 0")) == 3
 
 
 def test_a_worker_of_an_asynchronous_run_saves_the_state_of_its_accepted_work(tmp_path):

@@ -14,7 +14,7 @@ from attached_turns import in_turns
 from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, derived_sgd, loss_of, make_parts, sgd, step, values
 from paceline.core.records import GradientArrived, WorkInterrupted
 from paceline.user_loop.loop_data import LoopJob
-from selections import parametrize_few
+from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
 EPOCHS = 2
@@ -37,16 +37,14 @@ def loop(run, model, optimizer):
     return sum(step(model, optimizer, [batch]) or 1 for _ in run.epochs(EPOCHS) for batch in run.loader)
 
 
-@pytest.mark.parametrize(("make_optimizer", "clip_norm"), [(sgd, 0.01), (adamw, None), (derived_sgd, None)])
-@parametrize_few(
-    "protocol",
-    [
+@parametrize_each_once(
+    make_optimizer__clip_norm=[(sgd, 0.01), (adamw, None), (derived_sgd, None)],
+    protocol=[
         "bsp + local_steps(H=2, outer='nesterov(lr=0.7, momentum=0.5)')",
         "k_sync(k=2) + local_steps(H=3)",
         "asp + local_steps(H=5, outer='delayed_nesterov(lr=0.4, momentum=0.5, every=2)')",
         "k_batch_async(k=2) + staleness_weight + local_steps(seconds=0.005)",
     ],
-    keep=2,
 )
 def test_every_protocol_trains_as_a_job_does(protocol, make_optimizer, clip_norm, network, data, events):
     ranks = AttachedThreads(3, make_parts(network, data, make_optimizer), protocol, clip_norm=clip_norm)

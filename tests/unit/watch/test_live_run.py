@@ -1,5 +1,7 @@
 """The bounded data of a run have the numbers of its report, however the records arrive."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,11 +31,9 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
+    """Return a function that returns the run of a protocol."""
     folder = tmp_path_factory.mktemp("runs")
-    return {
-        protocol: train_run(folder / str(number), protocol, updates=80, **options)
-        for number, (protocol, options) in enumerate(RUNS.items())
-    }
+    return cache(lambda protocol: train_run(folder / protocol, protocol, updates=60, **RUNS[protocol]))
 
 
 def followed(saved, batches=(7,)):
@@ -53,7 +53,7 @@ def kept_tasks(request, monkeypatch):
 
 @parametrize_few("protocol", RUNS, keep=2)
 def test_the_sums_are_those_of_the_report(saved, protocol, kept_tasks):
-    run, live = read_run(saved[protocol], ""), followed(saved[protocol], (3, 50, 1))
+    run, live = read_run(saved(protocol), ""), followed(saved(protocol), (3, 50, 1))
     view = LiveView(live)
     assert view.worker_seconds == pytest.approx(worker_stats.worker_seconds(run))
     assert view.activities == pytest.approx(worker_stats.activities(run))
@@ -68,7 +68,7 @@ def test_the_sums_are_those_of_the_report(saved, protocol, kept_tasks):
 
 @parametrize_few("protocol", RUNS, keep=3)
 def test_the_curves_are_those_of_the_report(saved, protocol):
-    run, live = read_run(saved[protocol], ""), followed(saved[protocol])
+    run, live = read_run(saved(protocol), ""), followed(saved(protocol))
     [group] = groups([run])
     progress, accuracy = live.progress.columns(), live.metrics["accuracy"].columns()
     for axis in ("time", "updates", "workload"):
@@ -80,7 +80,7 @@ def test_the_curves_are_those_of_the_report(saved, protocol):
 
 
 def test_the_switches_are_those_of_the_report(saved):
-    run = saved["k_sync(k=2)@50% >> asp"]
+    run = saved("k_sync(k=2)@50% >> asp")
     live = followed(run, (1,))
     assert [switch._asdict() for switch in live.switches] == switches(read_run(run, "")) != []
     assert live.first_protocol.endswith("the run begins")
@@ -182,7 +182,7 @@ def test_reasons_survive_when_others_are_forgotten(monkeypatch):
 
 
 def test_the_grid_of_compute_times_keeps_all_sums(saved):
-    run, live = read_run(saved["asp"], ""), followed(saved["asp"])
+    run, live = read_run(saved("asp"), ""), followed(saved("asp"))
     heat = live.heat_map()
     assert heat.mean_s.shape[0] == run.workers
     assert heat.end_s >= run.end_s

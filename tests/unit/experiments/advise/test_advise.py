@@ -19,6 +19,7 @@ from paceline.policies.controllers.auto_candidates import default_candidates
 
 pytestmark = pytest.mark.usefixtures("few_trips")
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+UPDATES = 60
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
 
 
@@ -27,7 +28,7 @@ def job(**changes):
     return replace(digits, eval_data=digits.data, **changes)
 
 
-def record(out, protocol="k_sync(k=4)", updates=100, measure_steps=True, **changes):
+def record(out, protocol="k_sync(k=4)", updates=UPDATES, measure_steps=True, **changes):
     stop = pl.Stop(updates=updates)
     return pl.train(job(**changes), protocol=protocol, cluster=CLUSTER, stop=stop, out=out, measure_steps=measure_steps)
 
@@ -47,7 +48,7 @@ def advice(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocols", [["bsp", "asp"], PROTOCOLS], ids=["two", "all"])
 def test_the_ranking_equals_that_of_training(protocols, folder, advice):
-    reached = pl.train(job(), protocol="k_sync(k=4)", cluster=CLUSTER, stop=pl.Stop(updates=100)).metrics["loss"]
+    reached = pl.train(job(), protocol="k_sync(k=4)", cluster=CLUSTER, stop=pl.Stop(updates=UPDATES)).metrics["loss"]
     stop = pl.Stop(eval_loss=reached, updates=1000)
 
     def time_to(protocol):
@@ -61,7 +62,7 @@ def test_the_ranking_equals_that_of_training(protocols, folder, advice):
 
 def test_the_recorded_protocol_needs_the_recorded_updates(advice):
     [own] = [each for each in advice.ranking if each.protocol == "k_sync(k=4)"]
-    assert own.updates == pytest.approx(100)
+    assert own.updates == pytest.approx(UPDATES)
     assert own.low_s <= own.seconds * 1.1
     assert own.high_s >= own.seconds * 0.9
 
@@ -236,7 +237,7 @@ def test_unpredictable_protocols_are_refused(folder, options, message):
 def test_adam_and_momentum_use_their_effective_step(tmp_path):
     record(tmp_path / "run", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.8))
     [own] = pl.advise(tmp_path / "run", protocols=["k_sync(k=4)"]).ranking
-    assert own.updates == pytest.approx(100)
+    assert own.updates == pytest.approx(UPDATES)
 
 
 @pytest.mark.slow
