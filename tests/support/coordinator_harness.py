@@ -108,11 +108,11 @@ def _read(script):
 def _event(text, now):
     at, what = re.fullmatch(r"(?:at (\S+) )?(.*)", text).groups()
     now = float(at) if at else now + 1
-    if found := re.fullmatch(r"w(\d+)\.(\d+) arrives(?: loss=(\S+))?( not finite| skipped)?", what):
-        worker, draw, loss, broken = found.groups()
-        return now, Arrival(
-            now, int(worker), int(draw), loss=float(loss or nan), finite=not broken, skipped=broken == " skipped"
-        )
+    if found := re.fullmatch(r"w(\d+)\.(\d+) arrives(?: loss=(\S+))?( not finite| skipped| in a notice)?", what):
+        worker, draw, loss, how = found.groups()
+        about = {"finite": how not in {" not finite", " skipped"}, "skipped": how == " skipped"}
+        about["unsent_s"] = 0.5 if how == " in a notice" else nan
+        return now, Arrival(now, int(worker), int(draw), loss=float(loss or nan), **about)
     if found := re.fullmatch(r"w(\d+) (joins|is lost)", what):
         return now, Joined(now, int(found[1])) if found[2] == "joins" else Lost(now, int(found[1]), "unplugged")
     if found := re.fullmatch(r"v(\d+) evaluated accuracy=(\S+)", what):

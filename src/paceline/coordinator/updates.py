@@ -73,13 +73,16 @@ class UpdateRunner:
         run, phases = self._run, self._phases
         staleness = run.version - worker.version
         if self._adapts_timeout:
-            self._membership.observe(event.worker, event.now - worker.started_s)
+            self._membership.observe(event.worker, event.complete_s - worker.started_s)
         self._dispatcher.deliver(event.worker, worker)
         accepted = False
         if not event.finite:
             self._reject(event, worker, staleness)
         elif staleness > phases.protocol.max_staleness:
             run.commands.append(events.Drop(event.worker, event.draw, staleness, STALE))
+            self._dispatcher.return_minibatch(worker)
+        elif event.is_notice:  # the protocol has changed since then
+            run.commands.append(events.Drop(event.worker, event.draw, staleness, events.NOTICE))
             self._dispatcher.return_minibatch(worker)
         else:
             accepted = True
@@ -90,7 +93,7 @@ class UpdateRunner:
                 "arrival",
                 arrival=event,
                 busy_s=_busy_s(event, worker),
-                trip_s=event.now - worker.started_s,
+                trip_s=event.complete_s - worker.started_s,
                 staleness=staleness,
                 accepted=accepted,
             )
@@ -282,4 +285,5 @@ class UpdateRunner:
 
 def _busy_s(event: events.Arrival, worker: WorkerState) -> float:
     """Return the seconds that the worker has measured, or else those of the round trip."""
-    return event.pull_s + event.compute_s + event.push_s or event.now - worker.started_s
+    measured_s = event.pull_s + event.compute_s + event.push_s
+    return measured_s + (event.complete_s - event.now) if measured_s else event.complete_s - worker.started_s

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from paceline.core.decision import Decision as Decision
 from paceline.core.gradient import NOT_FINITE as NOT_FINITE
+from paceline.core.gradient import NOTICE as NOTICE
 from paceline.core.gradient import OLD_DRAW as OLD_DRAW
 from paceline.core.gradient import SKIPPED as SKIPPED
 from paceline.core.gradient import Accept as Accept

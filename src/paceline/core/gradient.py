@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
 SKIPPED = "its loop skipped the step"
+NOTICE = "its worker sent a notice in its place, because an update had made it too stale"
 
 
 class Compensation(NamedTuple):
@@ -25,7 +26,7 @@ class Compensation(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Arrival of a gradient.
+    """Arrival of a gradient, or of a notice that one is complete, which a real worker sends if it cannot be used.
 
     Attributes:
         now: time of the event, in seconds since the run began.
@@ -48,6 +49,8 @@ class Arrival(NamedTuple):
             with a server. Only rank 0 measures it and the next field; both are for the log only.
         left_over_s: seconds in which real ranks without a server neither computed nor waited.
         minibatches: number of minibatches, each with a local step, >= 1.
+        unsent_s: seconds that sending the gradient would have taken, if only a notice has arrived, estimated from the
+            latest gradient of its worker; nan if the gradient itself has arrived.
     """
 
     now: float
@@ -67,6 +70,17 @@ class Arrival(NamedTuple):
     left_over_s: float = 0.0
     skipped: bool = False
     minibatches: int = 1
+    unsent_s: float = nan
+
+    @property
+    def is_notice(self) -> bool:
+        """Whether the gradient itself was not sent."""
+        return not isnan(self.unsent_s)
+
+    @property
+    def complete_s(self) -> float:
+        """Time at which the gradient has arrived, or would have arrived in place of its notice."""
+        return self.now if isnan(self.unsent_s) else self.now + self.unsent_s
 
 
 class Accept(NamedTuple):
@@ -136,6 +150,7 @@ class GradientArrived:
     sum_s: float = nan
     left_over_s: float = 0.0
     minibatches: int = 1
+    unsent_s: float = nan
 
     @classmethod
     def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:

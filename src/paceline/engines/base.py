@@ -185,5 +185,6 @@ def compensated(
 
 
 def will_be_compensated(arrival: events.Arrival, coordinator: Coordinator) -> bool:
-    """Return whether there are compensators, and the gradient is finite and will be accepted."""
-    return bool(coordinator.compensators) and arrival.finite and coordinator.would_accept(arrival.worker, arrival.draw)
+    """Return whether there are compensators, and the gradient is there, finite, and will be accepted."""
+    is_whole = arrival.finite and not arrival.is_notice
+    return bool(coordinator.compensators) and is_whole and coordinator.would_accept(arrival.worker, arrival.draw)

@@ -192,12 +192,19 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
             self._add_timers(self._timers[0], now)
 
     def _on_gradient(
-        self, worker: int, draw: int, stats: GradientStats, missing: Container[int], *, pull_s: float, push_s: float
+        self, worker: int, draw: int, stats: GradientStats, missing: Container[int], **seconds: float
     ) -> None:
-        """Report a gradient, given the parameters that have none, and give its worker the waiting task."""
+        """Report a gradient, or its notice, and give its worker the waiting task.
+
+        Args:
+            worker: number of the worker.
+            draw: number of its task.
+            stats: scalars of the gradient.
+            missing: parameters that have none.
+            seconds: fields of `Arrival` that the engine has measured.
+        """
         self._gradients[worker].receive(missing)
-        arrival = Arrival(self._elapsed_s(), worker, draw, pull_s=pull_s, push_s=push_s, **stats._asdict())
-        self._events.append(arrival)
+        self._events.append(Arrival(self._elapsed_s(), worker, draw, **seconds, **stats._asdict()))
         state = self._workers[worker]
         assert state.working is not None
         if state.waiting is None:  # else the gradient crossed its interrupt, and will not be used

@@ -16,7 +16,7 @@ from rank_threads import ranks
 from ranks import lost
 from tiny_jobs import dataset, tiny_job
 
-BUSY_S, STATS, OPTIONS = 2, 3, 4  # positions in a `RemoteTaskDone`
+BUSY_S, STATS, OPTIONS, IS_NOTICE = 2, 3, 4, 6  # positions in a `RemoteTaskDone`
 LOSS, SAMPLES, SQUARED_NORM, VARIANCE, COMPUTE_S, MINIBATCHES = 0, 1, 2, 3, 5, 7  # in its statistics
 
 
@@ -68,6 +68,7 @@ OF_GRADIENTS = {
         option("dampening", "x"),
         "SGD does not take {'dampening': 'x'}: expected a value like 0",
     ),
+    "a notice": (field(IS_NOTICE, True), "it did not send the gradient of task 3, which is needed"),
     "an unknown option": (option("params", ""), "SGD has no option params"),
 }
 

@@ -30,9 +30,10 @@ def aside_then(*answers):
     return Scripted(open=((Exclude(2, "straggler"),), *answers))
 
 
-def test_a_probe_is_not_awaited_and_its_gradient_is_not_used():
+@pytest.mark.parametrize(("how", "busy_s"), [("", 3.0), (" in a notice", 3.5)])
+def test_a_probe_is_not_awaited_and_its_gradient_is_not_used(how, busy_s):
     controller = aside_then((Probe(2),), (Probe(2),), (Probe(2),))
-    script = """
+    script = f"""
         begin        | protocol: bsp: the run begins; set_aside: worker 2: straggler
                      | compute w0.1 on v0; compute w1.1 on v0
         w0.1 arrives | accept w0.1
@@ -41,7 +42,7 @@ def test_a_probe_is_not_awaited_and_its_gradient_is_not_used():
         w0.2 arrives | accept w0.2
         w1.2 arrives | accept w1.2; apply v2 = w0.2 + w1.2 (every live worker has contributed)
                      | compute w0.3 on v2; compute w1.3 on v2
-        w2.1 arrives | drop w2.1 stale 1 (only a probe of its worker)
+        w2.1 arrives{how} | drop w2.1 stale 1 (only a probe of its worker)
         w0.3 arrives | accept w0.3
         w1.3 arrives | accept w1.3; apply v3 = w0.3 + w1.3 (every live worker has contributed)
                      | compute w2.2 on v3; compute w0.4 on v3; compute w1.4 on v3
@@ -50,7 +51,7 @@ def test_a_probe_is_not_awaited_and_its_gradient_is_not_used():
     [probe] = [
         observation for observation in controller.seen if observation.arrival and observation.arrival.worker == 2
     ]
-    assert (probe.busy_s, probe.accepted, probe.live) == (3.0, False, 2)
+    assert (probe.busy_s, probe.accepted, probe.live) == (busy_s, False, 2)
 
 
 def test_a_probe_is_interrupted_when_its_worker_is_readmitted():

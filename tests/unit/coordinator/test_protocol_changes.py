@@ -12,6 +12,7 @@ from paceline.catalogue.protocols import (
     k_async,
     k_batch_async,
 )
+from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.protocols.protocol import Protocol
 
 
@@ -45,6 +46,31 @@ def test_the_lead_is_counted_anew_in_a_phase_of_the_same_protocol():
         at 5 timer   | protocol: protocol: 5 seconds reached; compute w0.2 on v1
     """
     play(ahead_of_none.until(seconds=5) >> ahead_of_none, 2, script)
+
+
+NOTICE = "its worker sent a notice in its place, because an update had made it too stale"
+
+
+def test_a_notice_of_a_gradient_that_a_later_phase_would_accept_is_dropped_and_its_minibatch_dealt_out_again():
+    script = f"""
+        w0.1 arrives             | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
+                                 | compute w0.2 on v1 shard 0 epoch 0 number 2
+        at 5 timer               | protocol: asp: 5 seconds reached
+        w1.1 arrives in a notice | drop w1.1 stale 1 ({NOTICE})
+                                 | compute w1.2 on v1 shard 0 epoch 0 number 1
+    """
+    minibatches = MinibatchSampler(2, per_epoch=100, partitioned=False)
+    play(backup(k=1).until(seconds=5) >> asp(), 2, script, minibatches=minibatches)
+
+
+@pytest.mark.parametrize("protocol", [backup(k=1), bsp()], ids=str)
+def test_a_notice_is_never_accepted(protocol):
+    script = f"""
+        w0.1 arrives in a notice | drop w0.1 ({NOTICE}); compute w0.2 on v0
+        w1 is lost               |
+        w0.2 arrives in a notice | drop w0.2 ({NOTICE}); compute w0.3 on v0
+    """
+    play(protocol, 2, script)
 
 
 # -- protocol changes

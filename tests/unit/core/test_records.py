@@ -17,6 +17,7 @@ from paceline.core.records import (
 ARRIVAL = Arrival(
     1.0, 2, 3, loss=0.5, samples=8, squared_norm=2.0, pull_s=0.1, compute_s=0.2, push_s=0.3, variance=0.4,
     step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8, minibatches=9,
+    unsent_s=0.9,
 )  # fmt: skip
 BY_REASON = {"finite", "skipped"}
 FACTS = {"now_s": 1.5, "version": 1, "started_s": 0.2, "staleness": 0}

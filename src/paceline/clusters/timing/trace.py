@@ -209,7 +209,9 @@ def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> TraceRow
         begun_s = max(0.0, min(start_s, end_s - record.sum_s - compute_s))
         end_s = max(end_s, begun_s + compute_s + record.sum_s)
         return TraceRow(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
-    return TraceRow(worker, draw, start_s, record.pull_s, record.compute_s, record.push_s, end_s, 0)
+    unsent_s = 0.0 if isnan(record.unsent_s) else record.unsent_s  # another protocol may need the gradient itself
+    push_s = record.push_s + unsent_s
+    return TraceRow(worker, draw, start_s, record.pull_s, record.compute_s, push_s, end_s + unsent_s, 0)
 
 
 def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[TraceRow]]:

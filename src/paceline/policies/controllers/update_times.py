@@ -58,6 +58,7 @@ class UpdateTimes(Stateful):
         is_fresh_only = observation.protocol.max_staleness == 0
         if not observation.accepted and not (is_fresh_only and self._late):
             return
+        assert observation.arrival is not None
         version = observation.version - (observation.staleness if is_fresh_only else 0)
         if version not in self._rounds:
             return  # a round from before this controller began, or one that was dropped
@@ -66,7 +67,8 @@ class UpdateTimes(Stateful):
         self._rounds[version] = (h, opened_s, i)
         if i <= self._n:
             is_of_any_h = self._pooled and observation.protocol.on_update == "interrupt" and is_fresh_only
-            self.durations.add(version, i if is_of_any_h else min(h, self._n), i, observation.now - opened_s)
+            t_s = observation.arrival.complete_s - opened_s
+            self.durations.add(version, i if is_of_any_h else min(h, self._n), i, t_s)
 
 
 def fastest(gains: Sequence[float], times_s: Sequence[float]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
 from paceline.core import records
-from paceline.core.gradient import NOT_FINITE, SKIPPED
+from paceline.core.gradient import NOT_FINITE, NOTICE, SKIPPED
 from paceline.recording.history import Totals
 from paceline.recording.metrics.network_counters import NetworkCounters
 
@@ -16,7 +16,14 @@ ROUND_TRIP_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 2
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 MAX_WORKERS = 1000  # with a label of their own
 OTHER = "other"
-DROPPED = {STALE: "stale", LATE_RETURN: "late", PROBE: "probe", NOT_FINITE: "not_finite", SKIPPED: "skipped"}
+DROPPED = {
+    STALE: "stale",
+    NOTICE: "stale",
+    LATE_RETURN: "late",
+    PROBE: "probe",
+    NOT_FINITE: "not_finite",
+    SKIPPED: "skipped",
+}
 
 
 class Histogram:

@@ -110,6 +110,11 @@ def test_late_arrivals_are_not_censored():
     )
 
 
+def test_a_notice_counts_with_the_transfer_of_its_gradient():
+    history = History(lambda: [arrival(3.0, draw=1, started_s=2.0, push_s=0.125, unsent_s=0.5)])
+    assert pl.Trace.of(history).rows == (TraceRow(0, 1, 2.0, 0.25, 0.5, 0.625, 3.5, 0),)
+
+
 seconds = st.floats(0, 1e6, allow_subnormal=False)
 
 

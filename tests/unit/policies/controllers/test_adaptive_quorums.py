@@ -1,7 +1,7 @@
 """DBW and blind DBW: the chosen quorum, observation by observation and in short runs."""
 
 from functools import partial
-from math import inf
+from math import inf, isnan, nan
 
 import numpy as np
 import pytest
@@ -157,13 +157,15 @@ def test_an_untried_k_is_optimistic_or_never_chosen(unobserved, expected):
 
 
 # -- late gradients
+@pytest.mark.parametrize("unsent_s", [nan, 30.0])
 @pytest.mark.parametrize(("late", "expected"), [(True, (5 + 5 + 101 + 10 + 10 + 20 + 20) / 7), (False, 5)])
-def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expected):
+def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expected, unsent_s):
     driven = Driven(pl.BDBW(late=late), 4)
     for _ in range(3):  # of 4, 4, and 1 gradient
         driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
-    driven.now = driven.opened_s + 100.0  # the last update took 1 s, and began with 4 free workers
-    driven.ask("arrival", arrival=Arrival(driven.now, 2, 1), staleness=1, accepted=False)
+    arrived_s = driven.opened_s + 100.0  # the last update took 1 s, and began with 4 free workers
+    driven.now = arrived_s if isnan(unsent_s) else arrived_s - unsent_s  # at which its notice came
+    driven.ask("arrival", arrival=Arrival(driven.now, 2, 1, unsent_s=unsent_s), staleness=1, accepted=False)
     driven.state.durations.estimate()
     assert driven.state.durations.fitted()[4, 2] == pytest.approx(expected)
 

@@ -7,6 +7,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Collection
+from math import isnan
 
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
@@ -97,6 +98,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._joined = 0  # number of workers so far
         self._loop_options = LoopOptions(server)
+        self._newest_told = 0  # version at which the workers were told which gradients are unneeded
         self._evaluator: RemoteWorker | None = None
         self._sidecars: list[Sidecar] = []
         self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
@@ -215,6 +217,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
         worker.last = ("interrupted", 0)
+        worker.unneeded = command.draw
         worker.connection.send(task_messages.CancelTask(command.draw))
 
     def restart_worker(self, command: RestartWorker) -> None:
@@ -230,6 +233,22 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._evaluator.connection.send(task, [(0, version.memory)])
 
     # --- events -------------------------------------------------------------------------------------------
+
+    def next_event(self) -> Event:
+        """Tell workers whose gradients are unneeded, and wait for a worker, a timer or a signal."""
+        if self._coordinator.version > self._newest_told:
+            self._newest_told = self._coordinator.version
+            for number, worker in self._workers.items():
+                self._tell_if_unneeded(number, worker)
+        return super().next_event()
+
+    def _tell_if_unneeded(self, number: int, worker: RemoteWorker) -> None:
+        """Tell a worker if its gradient has become too stale; one that has cancelled its task knows it."""
+        task = worker.working
+        if task is None or task.draw <= worker.unneeded or self._coordinator.would_accept(number, task.draw):
+            return
+        worker.unneeded = task.draw
+        worker.connection.send(task_messages.GradientUnneeded(task.draw))
 
     def _read(self, key: selectors.SelectorKey) -> None:
         self._handle(self._peer_events.get())
@@ -302,6 +321,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 self._disconnect(worker, f"it answered task {draw}, which it did not have")
             case task_messages.EvaluationResult() if worker is not self._evaluator:
                 self._disconnect(worker, "it sent the result of an evaluation, but is not the evaluator")
+            case task_messages.RemoteTaskDone(draw, is_notice=True) if draw > worker.unneeded:
+                self._disconnect(worker, f"it did not send the gradient of task {draw}, which is needed")
             case task_messages.RemoteTaskDone() as done:
                 if reason := self._loop_options.take(done):
                     self._disconnect(worker, reason)
@@ -339,8 +360,13 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         pull_s = max(0.0, at_s - worker.sent_s - done.busy_s)
         if self._shards.numbers:
             push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
-        self._log_link(self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, pull_s + push_s))
-        self._on_gradient(worker.worker, done.draw, done.stats, IndexBits(done.missing), pull_s=pull_s, push_s=push_s)
+        seconds = {"pull_s": pull_s, "push_s": push_s}
+        if done.is_notice:
+            seconds["unsent_s"] = pull_s if isnan(worker.newest_push_s) else worker.newest_push_s
+        else:
+            worker.newest_push_s = push_s
+            self._log_link(self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, pull_s + push_s))
+        self._on_gradient(worker.worker, done.draw, done.stats, IndexBits(done.missing), **seconds)
 
     def _log_link(self, report: str | None) -> None:
         if report is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from math import nan
 from typing import NamedTuple
 
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
@@ -54,6 +55,8 @@ class RemoteWorker(PoolWorker):
         sent_s: when the worker was sent its task, on the monotonic clock.
         evaluating: versions that it evaluates, as the evaluator.
         last: what became of its newest gradient, and its staleness, as in `TaskProgress`.
+        unneeded: newest draw whose gradient the worker knows to be unneeded; 0 for none.
+        newest_push_s: seconds that its newest gradient took to arrive; nan before the first.
     """
 
     def __init__(self, peer: AcceptedPeer, shards: Iterable[int]) -> None:
@@ -67,6 +70,8 @@ class RemoteWorker(PoolWorker):
         self.sent_s = 0.0
         self.evaluating: set[int] = set()
         self.last = ("", 0)
+        self.unneeded = 0
+        self.newest_push_s = nan
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
 

@@ -164,6 +164,7 @@ class WorkerProcess:
         self._draw = 0
         self._received_s = 0.0  # arrival of the task
         self._cancelled = 0  # newest draw that was cancelled
+        self._unneeded = 0  # newest draw whose gradient cannot be used any more
         self._wake_up = threading.Event()  # ends a sleep
         self._received: dict[ShardChannel, Task] = {}  # parts of the next task, until all have arrived
 
@@ -175,7 +176,7 @@ class WorkerProcess:
         """
         self._requests = queue.SimpleQueue()
         self._received = {}
-        self._draw = self._cancelled = 0
+        self._draw = self._cancelled = self._unneeded = 0
         self._session = sessions[0]
         for channel, session in zip(self._channels, sessions, strict=True):
             channel.use(session.connection)
@@ -246,23 +247,34 @@ class WorkerProcess:
             self._send_gradient(stats)
 
     def _on_accumulated(self, parameter: int) -> None:
-        self._channel_of[parameter].on_accumulated(parameter, self._busy_s)
+        if self._is_needed:
+            self._channel_of[parameter].on_accumulated(parameter, self._busy_s)
 
     def _send_gradient(self, stats: GradientStats) -> None:
-        """Send the remaining buckets of the gradient, and its scalars."""
-        for channel in self._channels:
-            channel.pack_remaining(is_finite=stats.finite)
-        overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
-        stats = stats._replace(finite=stats.finite and not overflows)
+        """Send the remaining buckets of the gradient, and its scalars; only these if the gradient is unneeded."""
+        is_needed = self._is_needed
+        if is_needed:
+            for channel in self._channels:
+                channel.pack_remaining(is_finite=stats.finite)
+            overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
+            stats = stats._replace(finite=stats.finite and not overflows)
         done = task_messages.RemoteTaskDone(
             self._draw,
             self._busy_s,
             stats,
             StepOptions(self._replica.learning_rates, self._replica.options).encode(),
             IndexBits.of(self._gradient.missing).content,
+            is_notice=not is_needed,
         )
         for channel in self._channels:
-            channel.send_remaining(done)
+            if is_needed:
+                channel.send_remaining(done)
+            else:
+                channel.connection.send(done)
+
+    @property
+    def _is_needed(self) -> bool:
+        return self._unneeded < self._draw
 
     @property
     def _busy_s(self) -> float:
@@ -297,6 +309,8 @@ class WorkerProcess:
                 self._on_task(self._channels[0], message)  # the main thread does not read the previous version now
             case task_messages.CancelTask(draw):
                 self._cancel(draw)
+            case task_messages.GradientUnneeded(draw):
+                self._unneeded = draw
             case standby_messages.StandbyAddress(host, port) if self._worker < self._workers:
                 self.standby = host, port
             case standby_messages.StandbyLost():

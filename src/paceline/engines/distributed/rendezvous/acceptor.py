@@ -319,12 +319,12 @@ class _ServedConnection:
             case task_messages.GradientStarted(_, busy_s):
                 self._task_s = at_s - busy_s
                 return
-            case task_messages.RemoteTaskDone(_, busy_s):
+            case task_messages.RemoteTaskDone(_, busy_s, is_notice=is_notice):
                 if self._task_s is not None:  # the message itself has waited behind buckets
                     done_s = min(at_s, self._task_s + busy_s)
                     contents_s += at_s - done_s
                     at_s = done_s
-                if (buffer := self._acceptor.buffer_of(peer)) is not None:
+                if not is_notice and (buffer := self._acceptor.buffer_of(peer)) is not None:
                     buffer.unpack()
                 self._task_s = None
             case task_messages.RemoteTaskCancelled():

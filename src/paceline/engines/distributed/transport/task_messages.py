@@ -53,6 +53,12 @@ class CancelTask(MessageStruct, frozen=True):
     draw: int
 
 
+class GradientUnneeded(MessageStruct, frozen=True):
+    """The gradients of a worker's tasks up to this draw cannot be used any more; notices are sent in their place."""
+
+    draw: int
+
+
 class RemoteEvaluateTask(MessageStruct, frozen=True):
     """Evaluate the version that follows."""
 
@@ -72,7 +78,7 @@ class GradientStarted(MessageStruct, frozen=True):
 
 
 class RemoteTaskDone(MessageStruct, frozen=True):
-    """The gradient of a task is complete.
+    """The gradient of a task is complete, and has been sent, unless this is a notice.
 
     Attributes:
         draw: number of the worker's task.
@@ -80,6 +86,7 @@ class RemoteTaskDone(MessageStruct, frozen=True):
         stats: scalars of the gradient.
         options: options of the parameter groups for its step, as `StepOptions` encodes them.
         missing: indices of the model's parameters without a gradient, as the content of `IndexBits`.
+        is_notice: whether the gradient is not sent, because it is unneeded.
     """
 
     draw: Whole
@@ -87,6 +94,7 @@ class RemoteTaskDone(MessageStruct, frozen=True):
     stats: GradientStats
     options: bytes = b""
     missing: bytes = b""
+    is_notice: bool = False
 
     def __post_init__(self) -> None:
         check_norms(self.stats.squared_norm, self.stats.variance)
@@ -241,6 +249,7 @@ class PartialSums(MessageStruct, frozen=True):
 TaskMessage = (
     RemoteTask
     | CancelTask
+    | GradientUnneeded
     | RemoteEvaluateTask
     | GradientStarted
     | RemoteTaskDone
