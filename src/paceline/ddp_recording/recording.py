@@ -43,6 +43,20 @@ class ModelFacts(Struct):
     bucket_bytes: list[int]
 
 
+class OptimizerFacts(Struct):
+    """Facts of the optimizer that made the first step, of a DDP model where there is one.
+
+    Attributes:
+        name: name of its class.
+        momentum: largest momentum of its groups, in [0, 1); beta1 of Adam and its kind.
+        is_adaptive: whether it has betas, and so divides by the size of past gradients.
+    """
+
+    name: str
+    momentum: Annotated[float, Meta(ge=0, lt=1)]
+    is_adaptive: bool
+
+
 class RankHeader(Struct):
     """Header of one rank.
 
@@ -56,6 +70,7 @@ class RankHeader(Struct):
         backend: backend of torch.distributed; empty without a model.
         torch: version of torch.
         steps_per_row: steps for which each row stands; it is the last one of them.
+        optimizer: its optimizer; None if no step of one was seen, as in older recordings.
     """
 
     schema: int
@@ -67,6 +82,7 @@ class RankHeader(Struct):
     backend: str = ""
     torch: str = ""
     steps_per_row: Annotated[int, Meta(ge=1, le=1000)] = 1
+    optimizer: OptimizerFacts | None = None
 
 
 class GradientSample(NamedTuple):

@@ -77,6 +77,7 @@ class StepProbe:
         self._has_failed = False
         self._collectives = CollectiveLog(files.add_collectives)
         self._step_hook: Any = None
+        self._knows_optimizer = False
         self._patches: list[tuple[Any, str, Function, Function]] = []
         self._add_patch(dist, "destroy_process_group", self._with_destroy)
         self._add_patch(DistributedDataParallel, "__init__", self._with_init)
@@ -113,8 +114,22 @@ class StepProbe:
             self._step_hook = None
 
     def _on_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if dist.is_initialized():
+        if not self._knows_optimizer:
+            self._guard(self._describe_optimizer, optimizer)
+        if dist.is_initialized() and not self._has_models:
             self._guard(self._collectives.step_ended)
+
+    def _describe_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record the first optimizer that steps; with models, the first one of a model's parameters."""
+        trained = {each for model in self._models for each in model.parameters()}
+        if self._has_models:
+            if trained.isdisjoint(each for group in optimizer.param_groups for each in group["params"]):
+                return
+            self._remove_step_hook()
+        self._knows_optimizer = True
+        facts = _facts_of_optimizer(optimizer)
+        if 0 <= facts["momentum"] < 1:
+            self._files.describe(optimizer=facts)
 
     def _with_destroy(self, original: Function) -> Function:
         def destroy(*args: Any, **kwargs: Any) -> None:
@@ -228,7 +243,7 @@ class StepProbe:
     def _add_model(self, model: DistributedDataParallel) -> None:
         self._models.add(model)
         self._has_models = True
-        self._remove_step_hook()
+        self._knows_optimizer = False
         trained = [each for each in model.parameters() if each.requires_grad]
         self._sampler.watch(trained, model.gradient_as_bucket_view)
         self._files.open()
@@ -276,6 +291,13 @@ def _facts_of(model: DistributedDataParallel) -> dict[str, Any]:
         "bucket_bytes": [int(each) for each in str(sizes).split(",") if each.strip().isdigit()],
         "static_graph": bool(model.static_graph),
     }
+
+
+def _facts_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    is_adaptive = any("betas" in group for group in groups)
+    momenta = [group["betas"][0] if "betas" in group else group.get("momentum", 0.0) for group in groups]
+    return {"name": type(optimizer).__name__, "momentum": float(max(momenta)), "is_adaptive": is_adaptive}
 
 
 def _root_of(tensors: Any) -> torch.Tensor:

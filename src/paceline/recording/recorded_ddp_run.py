@@ -50,6 +50,7 @@ class RecordedDDPRun(SavedRun):
             "bucket_bytes": [size for model in first.models for size in model.bucket_bytes],
             "backend": first.backend,
             "torch": first.torch,
+            "optimizer": first.optimizer and first.optimizer.name,
             "loss": LOSS,
         }
         self.configuration = Configuration(facts, str(path))

@@ -98,8 +98,11 @@ def _choice(recording: DDPRecording, noise: NoiseScale | None, seed: int) -> Aut
 
 
 def _rule(recording: DDPRecording) -> NoiseRule:
-    """Return the rule of DDP's updates; a recording has neither rate, which does not matter here, nor momentum."""
-    return NoiseRule(recording.ranks, learning_rate=1.0)
+    """Return the rule of DDP's updates; a recording has no rate, which does not matter here."""
+    optimizer = recording.headers[0].optimizer
+    if optimizer is None:
+        return NoiseRule(recording.ranks, learning_rate=1.0)
+    return NoiseRule(recording.ranks, 1.0, optimizer.momentum, optimizer.is_adaptive)
 
 
 def _trips_s(trace: Trace, seed: int) -> list[list[float]]:

@@ -174,7 +174,16 @@ class RecordingAdvice(TableRepresentation):
                 f"that is tuned for each protocol. A gradient's variance is {self.noise.ratio:.3g} |grad|^2. "
                 "low..high: from the noise of each fifth of the run and the times of the other four."
             )
-        return [text, *([choice_sentence(self.auto)] if self.auto else [])]
+        return [text, *self._optimizer_notes(), *([choice_sentence(self.auto)] if self.auto else [])]
+
+    def _optimizer_notes(self) -> list[str]:
+        optimizer = self.recording.headers[0].optimizer
+        if optimizer is None:
+            return ["The recording lacks the optimizer: stale gradients cost as much as without momentum."]
+        if not optimizer.momentum:
+            return []
+        name = "beta1" if optimizer.is_adaptive else "momentum"
+        return [f"Stale gradients cost as much as with {optimizer.name} and {name} {optimizer.momentum:g}."]
 
     def _link_notes(self) -> list[str]:
         slow = "The network is slow: sums take a large share of the time even if no rank is late."

@@ -124,6 +124,34 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
     assert price > 1.2
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "says"),
+    [
+        (
+            None,
+            NoiseRule(4, 0.1),
+            "The recording lacks the optimizer: stale gradients cost as much as without momentum.",
+        ),
+        (("SGD", 0.0, False), NoiseRule(4, 0.1), ""),
+        (("SGD", 0.9, False), NoiseRule(4, 0.1, 0.9), "cost as much as with SGD and momentum 0.9."),
+        (("AdamW", 0.9, True), NoiseRule(4, 0.1, 0.9, adaptive=True), "cost as much as with AdamW and beta1 0.9."),
+    ],
+)
+def test_the_price_is_that_of_the_optimizer(optimizer, rule, says, tmp_path):
+    folder = write_recording(tmp_path / "rec", work_ms(), sum_ms=6.0, gradients=gradients(8.0))
+    if optimizer is not None:
+        for rank in range(4):
+            facts = dict(zip(("name", "momentum", "is_adaptive"), optimizer, strict=True))
+            describe(folder, rank, 0, optimizer=facts, world_size=4)
+    advice = pl.advise_recording(folder, protocols=["asp"])
+    asp = named(advice, "asp")
+    price = asp.seconds / asp.seconds_per_update / STEPS * (1 + 8 / 4) - 8
+    assert price == pytest.approx(score(pl.asp(), [[0.106]] * 3 + [[0.206]], rule).price, rel=0.05)
+    text = " ".join(str(advice).split())
+    assert says in text
+    assert ("stale gradients" in text.lower()) == bool(says)
+
+
 def test_protocols_with_controllers_are_refused(tmp_path):
     with pytest.raises(UsageError, match="give constant knobs"):
         pl.advise_recording(write_recording(tmp_path, work_ms()), protocols=["dbw"])
