@@ -92,6 +92,7 @@ from .policies.controllers.base import Probe as Probe
 from .policies.controllers.base import Readmit as Readmit
 from .policies.controllers.base import ReplaceWorker as ReplaceWorker
 from .policies.controllers.base import RestartWork as RestartWork
+from .policies.controllers.base import SetLead as SetLead
 from .policies.controllers.base import SetQuorum as SetQuorum
 from .policies.controllers.dbw import BDBW as BDBW
 from .policies.controllers.dbw import DBW as DBW

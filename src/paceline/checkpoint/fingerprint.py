@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -54,6 +54,11 @@ def described(job: Job) -> dict[str, Any]:
     if job.eval_batch_size in (0, job.batch_size):  # so that runs of earlier versions have the same fingerprint
         del told["eval_batch_size"]
     return told
+
+
+def described_defaults() -> dict[str, Any]:
+    """Return the defaults of a job's fields as plain values, for those that the fingerprint of an earlier run lacks."""
+    return {field.name: _described(field.default) for field in fields(Job) if field.default is not MISSING}
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:

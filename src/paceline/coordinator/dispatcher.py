@@ -65,6 +65,11 @@ class Dispatcher(Stateful):
                 self._ssp_bound.join(worker)
         self.is_due = True
 
+    @property
+    def leads(self) -> dict[int, int]:
+        """Gradients by which each worker is ahead of the slowest; empty without a bound."""
+        return {} if self._ssp_bound is None else self._ssp_bound.leads
+
     # --- work ---------------------------------------------------------------------------------------------
 
     def may_start(self, worker: int, version: int) -> bool:

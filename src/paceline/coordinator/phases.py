@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -214,6 +215,19 @@ class PhaseRunner:
         version, workers = self._run.version, self._table.workers
         self._update.follow(protocol, {w for w in self._table.active() if workers[w].contributed_to != version})
 
+    def _change_lead(self, lead: int, reason: str) -> None:
+        """Change the largest lead of the protocol in force, which keeps the quorum of the update in progress."""
+        if self.protocol.max_lead == inf:
+            raise UsageError(
+                f"a controller asked for a lead of {lead} ({reason}) under {self.protocol.name}, which has no bound; "
+                "change the protocol to one with max_lead="
+            )
+        self._run.decide("lead", f"lead={lead}: {reason}")
+        self.protocol = replace(self.protocol, max_lead=lead)
+        if self._scaling.noise is not None:
+            self._scaling.noise.price.follow(self.protocol, self._table.live or 1)
+        self._membership.dispatcher.follow(self.protocol)
+
     def momentum_limit(self) -> float:
         """Return the largest momentum for the update that is made now."""
         assert self._momentum is not None
@@ -291,6 +305,7 @@ class PhaseRunner:
             staleness=staleness,
             accepted=accepted,
             interrupted=self._interrupted if trigger == "open" else (),
+            leads=self._membership.dispatcher.leads if trigger == "open" else {},
             in_flight=self._in_flight() if self._controllers.reads_work else (),
             noise=noise.estimate if noise is not None else None,
             price=noise.price_of_staleness if noise is not None else 1.0,
@@ -322,6 +337,8 @@ class PhaseRunner:
             case control.ChangeProtocol(protocol, reason, counts, price, numbers):
                 self._change_protocol(protocol, reason, price, numbers)
                 self._count(counts)
+            case control.SetLead(lead, reason):
+                self._change_lead(lead, reason)
             case control.SetQuorum(k, reason):
                 if k < 1:
                     raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")

@@ -49,6 +49,11 @@ class SSPBound:
         self._delivered[worker] = count + 1
         return self._move(count, count + 1)
 
+    @property
+    def leads(self) -> dict[int, int]:
+        """Gradients by which each worker is ahead of the slowest."""
+        return {worker: count - self._minimum for worker, count in self._delivered.items()}
+
     def may_start(self, worker: int) -> bool:
         """Return whether the worker may start."""
         return self._delivered.get(worker, self._minimum) - self._minimum <= self.bound

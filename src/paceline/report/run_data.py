@@ -256,6 +256,8 @@ class RunReader:
                 self._quorum_reason = self._reason(record.reason)
             case records.DecisionMade(kind="learning_rate", numbers=dict(numbers)):
                 self.rates.extend((record.now_s, self._updates, numbers["scale"], numbers["phi"]))
+            case records.DecisionMade(kind="lead"):
+                pass  # as often as updates; the log has them
             case records.DecisionMade():
                 if record.kind == "protocol":
                     self._quorum_reason = NO_REASON

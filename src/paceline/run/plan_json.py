@@ -71,6 +71,18 @@ def plan_of(phases: Sequence[Json]) -> Plan:
     return Plan(tuple(_phase(phase) for phase in decode(list(phases), {})))
 
 
+def with_defaults(phases: Sequence[Json]) -> Json:
+    """Return such JSON with each knob that it lacks at its default, since earlier versions have fewer knobs."""
+    return encode([_with_defaults(phase) for phase in decode(list(phases), {})], {})
+
+
+def _with_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return _phase_as_data(_phase(data))
+    except (TypeError, UsageError):
+        return data  # it has a part of the user, or a knob that is gone
+
+
 def _phase_as_data(phase: Phase) -> dict[str, Any]:
     return {
         "protocol": _knobs(phase.protocol),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.fingerprint import described_defaults
 from paceline.checkpoint.store import Checkpoints
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
@@ -20,6 +21,7 @@ from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
 from paceline.recording.validation import believed, configuration, in_short
+from paceline.run.plan_json import with_defaults
 from paceline.run.session import Session
 from paceline.utils.dict_diff import changes as changes_between
 from paceline.utils.files import ContentError
@@ -107,14 +109,15 @@ class Resumption:
     def _compare(self, allow_change: bool) -> list[str]:
         before = self._before
         now = {**self._session.configuration, "versions": versions()}
+        added = {name: value for name, value in described_defaults().items() if name in now["identity"]}
         other_job = changes_between(
-            {"seed": before["seed"], **before["identity"]}, {"seed": now["seed"], **now["identity"]}
+            {"seed": before["seed"], **added, **before["identity"]}, {"seed": now["seed"], **now["identity"]}
         )
         if other_job:
             raise UsageError(f"{self._path} has the run of another job: {'; '.join(other_job)}")
         changes = changes_between(_changeable(before), _changeable(now))
         if before["protocol"] == now["protocol"]:  # equal names may have different arguments
-            changes += changes_between({"plan": before["plan"]}, {"plan": now["plan"]})
+            changes += changes_between(*({"plan": with_defaults(each["plan"])} for each in (before, now)))
         if changes and not allow_change:
             raise UsageError(
                 f"{self._path} has a run with other settings: {'; '.join(changes)}; to resume with the new ones, "

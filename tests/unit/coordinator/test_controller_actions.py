@@ -23,6 +23,7 @@ from paceline.policies.controllers.base import (
     Controller,
     Exclude,
     Readmit,
+    SetLead,
     SetQuorum,
 )
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, QuorumFunction, ScheduledQuorum
@@ -237,6 +238,40 @@ def test_a_change_of_the_lead_keeps_how_far_a_worker_is_ahead():
         w0.3 arrives | accept w0.3; apply v4 = w0.3 (quorum of 1 reached)
     """
     play(replace(wider, max_lead=0).controlled_by(controller), 2, script)
+
+
+def test_a_lead_that_is_set_keeps_the_quorum_and_how_far_a_worker_is_ahead():
+    controller = Scripted(open=((SetQuorum(2, "two"), SetLead(1, "wider")), (SetLead(0, "none"),)))
+    script = """
+        begin        | protocol: protocol: the run begins; lead: lead=1: wider; quorum: k=2: two
+                     | compute w0.1 on v0; compute w1.1 on v0
+        w0.1 arrives | accept w0.1; compute w0.2 on v0
+        w0.2 arrives | accept w0.2; apply v1 = w0.1 + w0.2 (quorum of 2 reached: two); lead: lead=0: none
+        w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached); compute w1.2 on v2
+        w1.2 arrives | accept w1.2; apply v3 = w1.2 (quorum of 1 reached); compute w0.3 on v3; compute w1.3 on v3
+    """
+    play(Protocol(1, inf, "arrival", max_lead=0).controlled_by(controller), 2, script)
+    assert [each.leads for each in controller.seen if each.trigger == "open"] == [
+        {0: 0, 1: 0},
+        {0: 2, 1: 0},
+        {0: 1, 1: 0},
+        {0: 0, 1: 0},
+    ]
+
+
+def test_a_protocol_that_is_set_at_the_same_time_has_its_own_lead():
+    lead, protocol = Scripted(arrival=((SetLead(1, "wider"),),)), Scripted(arrival=((ChangeProtocol(asp(), "free"),),))
+    script = """
+        w0.1 arrives | accept w0.1; lead: lead=1: wider; protocol: asp: free; apply v1 = w0.1 (quorum of 1 reached)
+                     | compute w0.2 on v1
+    """
+    driven = play(Protocol(1, inf, "arrival", max_lead=0).controlled_by(protocol, lead), 2, script)
+    assert driven._phases.protocol == asp()
+
+
+def test_a_lead_is_refused_under_a_protocol_without_a_bound():
+    with pytest.raises(UsageError, match=r"asked for a lead of 2 \(near\) under asp, which has no bound; change"):
+        coordinator(asp().controlled_by(Scripted(open=((SetLead(2, "near"),),))), 2).begin()
 
 
 def test_membership_actions_precede_protocol_and_quorum_actions():

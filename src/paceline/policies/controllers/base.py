@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from paceline.core.events import Arrival, Step
@@ -62,6 +62,8 @@ class Observation:
         staleness: staleness of the arrival, versions, >= 0.
         accepted: whether the arrival entered the open update.
         interrupted: work that was cancelled since the update before was opened, when an update is opened.
+        leads: gradients by which each worker is ahead of the slowest, by worker, when an update is opened; empty under
+            a protocol without a bound.
         in_flight: work of the busy workers, if a controller reads it, see `Controller.reads_work`.
         noise: estimates of the learning-rate rule "noise"; None under another rule.
         price: price of staleness of the protocol in force, >= 1; 1 without that rule.
@@ -89,6 +91,7 @@ class Observation:
     staleness: int = 0
     accepted: bool = False
     interrupted: Sequence[Work] = ()
+    leads: Mapping[int, int] = field(default_factory=dict)
     in_flight: Sequence[Work] = ()
     noise: NoiseEstimate | None = None
     price: float = 1.0
@@ -105,6 +108,19 @@ class SetQuorum(NamedTuple):
     """
 
     k: int
+    reason: str
+
+
+@checked_types
+class SetLead(NamedTuple):
+    """Set how many gradients a worker may be ahead of the slowest one, under a protocol that bounds it.
+
+    Attributes:
+        lead: largest lead, >= 0.
+        reason: text for the log.
+    """
+
+    lead: int
     reason: str
 
 
@@ -227,7 +243,7 @@ class Note(NamedTuple):
     numbers: Mapping[str, float] | None = None
 
 
-# In the order in which the actions of several controllers are applied: notes, membership, protocol, quorum, timers.
+# In the order in which actions of several controllers apply: notes, membership, lead, protocol, quorum, timers.
 Action = (
     Note
     | Exclude
@@ -235,6 +251,7 @@ Action = (
     | Probe
     | ReplaceWorker
     | RestartWork
+    | SetLead
     | ChangeProtocol
     | SetQuorum
     | CloseUpdate

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from math import inf
 from numbers import Integral
 
 from paceline.errors import UsageError
-from paceline.policies.controllers.base import Action, ChangeProtocol, Observation, StatefulController
+from paceline.policies.controllers.base import Action, Observation, SetLead, StatefulController
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 
 class _State(Stateful):
-    """State of a dynamic lead: gradients of each worker, the times of its latest two, and the latest worker."""
+    """State of a dynamic lead: the times of the latest two gradients of each worker, and the latest worker."""
 
-    _saved = ("delivered", "times_s", "latest")
+    _saved = ("times_s", "latest")
 
     def __init__(self) -> None:
-        self.delivered: dict[int, int] = {}
         self.times_s: dict[int, tuple[float, float]] = {}  # of the gradient before the latest, and of the latest
         self.latest = -1
 
     def observe(self, worker: int, now: float) -> None:
-        """Count a gradient of a worker; one that joins has the count of the slowest."""
-        self.delivered[worker] = self.delivered.get(worker, min(self.delivered.values(), default=0)) + 1
+        """Record the time of a gradient."""
         self.times_s[worker] = (self.times_s.get(worker, (now, now))[1], now)
         self.latest = worker
-
-    def keep(self, workers: Sequence[int]) -> None:
-        """Remove the workers that do not take part, and add those that do."""
-        least = min((self.delivered[worker] for worker in workers if worker in self.delivered), default=0)
-        self.delivered = {worker: self.delivered.get(worker, least) for worker in workers}
-        self.times_s = {worker: times_s for worker, times_s in self.times_s.items() if worker in self.delivered}
 
 
 @checked_dataclass(frozen=True, repr=False)
@@ -67,31 +57,26 @@ class DynamicLead(StatefulController[_State]):
 
     def begin(self, n: int) -> _State:
         """Return the initial state: no gradients."""
-        state = _State()
-        state.keep(range(n))
-        return state
+        return _State()
 
     def decide(self, state: _State, observation: Observation) -> tuple[_State, Sequence[Action]]:
-        """Count every gradient, and set the lead when an update opens."""
+        """Record the time of every gradient, and set the lead when an update opens."""
         if observation.trigger == "arrival" and observation.arrival is not None:
             state.observe(observation.arrival.worker, observation.now)
-        if observation.protocol.max_lead == inf:  # another controller has removed the bound
-            return self.begin(observation.live), []
-        if observation.trigger != "open" or state.latest not in observation.workers:
+        leads = observation.leads
+        if observation.trigger != "open" or state.latest not in leads:
             return state, []
-        state.keep(observation.workers)
-        slowest = min(state.delivered, key=lambda worker: (state.delivered[worker], worker))
-        ahead = state.delivered[state.latest] - state.delivered[slowest]
-        now = observation.protocol.max_lead
-        furthest = max(state.delivered.values()) - state.delivered[slowest]
-        wanted: float = now if furthest > self.lead else self.lead
+        state.times_s = {worker: times_s for worker, times_s in state.times_s.items() if worker in leads}
+        slowest = min(leads, key=lambda worker: (leads[worker], worker))
+        ahead, furthest = leads[state.latest], max(leads.values())
+        now = int(observation.protocol.max_lead)
+        wanted = now if furthest > self.lead else self.lead
         if ahead == furthest > self.lead:
             more = self._more(state, slowest, ahead)
             wanted = min(self.most, ahead + more - 1) if more else self.lead
         if wanted == now:
             return state, []
-        reason = f"worker {state.latest} is {ahead} gradients ahead of worker {slowest}"
-        return state, [ChangeProtocol(replace(observation.protocol, max_lead=wanted), f"lead {wanted:g}: {reason}")]
+        return state, [SetLead(wanted, f"worker {state.latest} is {ahead} gradients ahead of worker {slowest}")]
 
     def _more(self, state: _State, slowest: int, ahead: int) -> int:
         """Return the number of gradients after which the fastest worker waits least for the slowest."""

@@ -1,26 +1,33 @@
 """Dynamic SSP: the lead that the fastest worker gets, by hand and in runs."""
 
+import re
+from dataclasses import dataclass, replace
+
 import pytest
 
 import paceline as pl
 from driven_controller import Driven
+from paceline.coordinator.ssp_bound import SSPBound
 from paceline.core.events import Arrival
 from paceline.core.records import DecisionMade, GradientArrived
-from paceline.policies.controllers.base import ChangeProtocol
+from paceline.policies.controllers.base import SetLead
 from tiny_jobs import tiny_job
 
 
 def leads(controller, arrivals, n=2):
     """Return the lead after each arrival (seconds, worker)."""
     driven = Driven(controller, n, pl.ssp(controller.lead))
-    told = []
+    told, bound = [], SSPBound(controller.lead)
+    for worker in range(n):
+        bound.join(worker)
     for now, worker in arrivals:
         driven.now = now
+        bound.deliver(worker)
         driven.ask("arrival", arrival=Arrival(now, worker, 1), accepted=True)
-        driven.ask("open", workers=range(n))
+        driven.ask("open", workers=range(n), leads=bound.leads)
         for action in driven.actions:
-            assert isinstance(action, ChangeProtocol)
-            driven.protocol = action.protocol
+            assert isinstance(action, SetLead)
+            driven.protocol = replace(driven.protocol, max_lead=action.lead)
         told.append(driven.protocol.max_lead)
     return told
 
@@ -44,11 +51,9 @@ def test_the_fastest_worker_gets_the_lead_with_the_least_wait(own_s, last_s, mos
 def test_the_lead_never_exceeds_the_bounds_and_returns():
     cluster = pl.Cluster(4, [pl.Exponential(1.0)] * 3 + [pl.Exponential(5.0)])
     result = pl.train(tiny_job(), protocol="dssp(lead=1, most=4)", cluster=cluster, stop="updates=80")
-    told = [
-        float(r.reason.split("lead ")[1].split(":")[0])
-        for r in result.history.of(DecisionMade)
-        if ": lead " in r.reason
-    ]
+    decided = result.history.of(DecisionMade)
+    told = [int(r.reason.partition("=")[2].partition(":")[0]) for r in decided if r.kind == "lead"]
+    assert [r.kind for r in decided if r.kind != "lead"] == ["protocol"]  # the run begins
     assert min(told) == 1
     assert 1 < max(told) <= 4
     delivered = [0] * 4
@@ -65,6 +70,40 @@ def test_a_bound_that_another_controller_removes_stays_removed():
     left = next(i for i, reason in enumerate(told) if reason.startswith("asp"))
     assert told[left + 1].startswith("dssp")
     assert "all stragglers have recovered" in told[left + 1]
+
+
+@dataclass(frozen=True)
+class Changing(pl.Controller):
+    """Controller that changes to another protocol with a bound after each number of updates."""
+
+    every: int
+
+    def begin(self, n):
+        return None
+
+    def decide(self, state, observation):
+        if observation.trigger != "open" or not observation.version or observation.version % self.every:
+            return state, []
+        bounded = replace(pl.ssp(lead=1), quorum=1 + observation.version // self.every % 2, name="other")
+        return state, [pl.ChangeProtocol(bounded, "the next one")]
+
+
+def test_a_lead_is_counted_from_a_change_of_the_protocol_by_another_controller():
+    cluster = pl.Cluster(4, [pl.Exponential(1.0)] * 3 + [pl.Exponential(5.0)])
+    protocol = pl.dssp(lead=1, most=4) + Changing(every=20)
+    result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=200")
+    delivered, told = [0] * 4, 0
+    for record in result.history:
+        if isinstance(record, GradientArrived):
+            delivered[record.worker] += 1
+        elif isinstance(record, DecisionMade) and record.kind == "protocol":
+            delivered = [0] * 4
+        elif isinstance(record, DecisionMade):
+            told += 1
+            fastest, ahead, slowest = map(int, re.findall(r"\d+", record.reason.partition(": ")[2]))
+            assert ahead == delivered[fastest] - min(delivered)
+            assert delivered[slowest] == min(delivered)
+    assert told > 5
 
 
 def test_equal_bounds_are_ssp():
