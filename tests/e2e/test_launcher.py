@@ -1,6 +1,8 @@
 """`paceline run` with real ranks: one is killed, and the run goes on."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -8,15 +10,19 @@ import psutil
 import pytest
 
 import launched_loop
+import launched_standby
+from launched_commands import await_records
 from machine_speed import scaled
 from paceline.clusters.job_token import make_token
-from paceline.core.records import RunResumed, UpdateMade, WorkerJoined, WorkerLost
-from paceline.recording.run_folder import SavedRun
+from paceline.core.events import NOT_JOINED
+from paceline.core.records import RunEnded, RunResumed, UpdateMade, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import MODEL, SavedRun
 from paths import environment
 from ranks import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LIMIT_S = scaled(200)
+END_S = scaled(30)  # of which most is the end of the interpreters on a busy machine
 
 
 def run(folder, script, *hosts, **variables):
@@ -71,6 +77,38 @@ def test_when_rank_0_is_lost_the_run_goes_on_from_its_last_checkpoint(protocol, 
     assert len(history.of(RunResumed)) == 1
     updates = [record.version for record in history.of(UpdateMade)]
     assert updates == list(range(1, len(updates) + 1))
+
+
+def test_after_a_takeover_a_worker_that_is_killed_finds_the_standby_and_the_run_ends_well(tmp_path):
+    printed = run(tmp_path, [launched_standby.__file__], ["--nproc-per-node", 3])
+    assert "rank 0 was killed by SIGKILL; its standby goes on" in printed
+    assert "the run goes on in run-standby" in printed
+    history = SavedRun(tmp_path / "run-standby").history
+    assert len(history.of(RunResumed)) == 1
+    assert [record.worker for record in history.of(WorkerLost) if record.reason != NOT_JOINED] == [0]
+    updates = [record.version for record in history.of(UpdateMade)]
+    assert updates == list(range(1, len(updates) + 1))
+    assert len(updates) > launched_standby.WORKER_0_AT
+    assert (tmp_path / "run-standby" / MODEL).exists()
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+def test_ctrl_c_ends_the_ranks_within_seconds_and_says_once_how_to_resume(protocol, tmp_path):
+    script = [launched_loop.__file__, protocol, "none"]
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", "3", *script]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    launcher = subprocess.Popen(command, cwd=tmp_path, env=environment(), **options)
+    await_records(tmp_path / "run", UpdateMade, 20)
+    processes = psutil.Process(launcher.pid).children(recursive=True)
+    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does; the ranks have sessions of their own
+    printed, _ = launcher.communicate(timeout=END_S)
+    assert launcher.returncode == 130, printed
+    assert printed.count("; resume it with resume=") == 1
+    assert printed.count("the run ended after") == 1
+    assert "Traceback" not in printed
+    assert psutil.wait_procs(processes, timeout=0)[1] == []
+    [end] = SavedRun(tmp_path / "run").history.of(RunEnded)
+    assert end.reason.startswith("interrupted by Ctrl-C")
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path):

@@ -220,4 +220,5 @@ class AttachedThreads:
                 "PACELINE_TOKEN": TOKEN,
             }
         )
-        return replace(Torchrun(ranks=ranks, start_timeout_s=START_TIMEOUT_S), worker_at_server=False)
+        cluster = Torchrun(ranks=replace(ranks, ranks_before=1), start_timeout_s=START_TIMEOUT_S)
+        return replace(cluster, worker_at_server=False)

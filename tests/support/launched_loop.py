@@ -1,6 +1,7 @@
 """User's script: an attached loop, of which one rank is killed once there is a checkpoint, the first time.
 
-With a server the run goes on until that rank makes steps again. Arguments: protocol, number of the rank.
+With a server the run goes on until that rank makes steps again. Without a rank it goes on and on. Arguments: protocol,
+number of the rank or "none".
 """
 
 import os
@@ -30,7 +31,7 @@ def main():
     run = pl.attach(model, optimizer, loader, protocol=protocol, out="run", checkpoint_every="updates=1")
     rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     is_back = Path("is_back")
-    for _ in run.epochs(EPOCHS[protocol]):
+    for _ in run.epochs(EPOCHS[protocol] if lost != "none" else 1_000_000):
         for x, y in run.loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()

@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 60.0
 WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
-LATE_S = 10.0  # for the other ranks to end after rank 0
+LATE_S = 10.0  # for the other ranks to end after the run
 UNREACHABLE_S, RETRY_S = 60.0, 1.0  # for the launcher on the host of rank 0 to answer
 USAGE_STATUS = 2  # of a wrong command, which would be as wrong when it is started again
 INTERRUPTED_STATUS = 130
@@ -85,7 +85,8 @@ class LaunchSupervisor:
     a row, each within a minute of its start, is not started again; if none has worked for a minute by then, the script
     is wrong, and the launcher ends.
 
-    The run ends with rank 0, and the launcher with the status of rank 0, or with that of a rank that fails afterwards.
+    The run ends with rank 0, or with the first rank that ends after a standby has taken its place. The status of the
+    launcher is that of rank 0, or that of a rank that fails afterwards.
 
     The caller has the processes and the clock: it passes events with their time in seconds, and carries out the
     actions. It reports the end of a rank that it was to end as `on_ended`, and any other end as `on_exit`. Statuses are
@@ -108,6 +109,7 @@ class LaunchSupervisor:
         self._is_closing = False
         self._verdict: int | None = None  # status of the launcher, whatever the ranks end with
         self._has_worked = False
+        self._has_successor = False  # of rank 0
 
     @property
     def status(self) -> int | None:
@@ -143,7 +145,7 @@ class LaunchSupervisor:
         is_interrupted = status == INTERRUPTED_STATUS or (rank == 0 and status == LEFT_STATUS)
         if self._is_closing or status == 0 or is_interrupted:
             each.phase = RankPhase.DONE
-            if rank == 0:
+            if rank == 0 or self._has_successor:
                 self._end_run(now, is_whole=status == 0)
         elif self._over_s is not None:
             LOG.warning("rank %d %s, after the end of rank 0", rank, describe_end(status))
@@ -153,6 +155,7 @@ class LaunchSupervisor:
         elif rank == 0 and STANDBY in told:
             LOG.warning("rank 0 %s; its standby goes on", describe_end(status))
             each.phase = RankPhase.GONE
+            self._has_successor = True
         else:
             return self._lose(rank, now)
         return []
@@ -235,7 +238,9 @@ class LaunchSupervisor:
         return self._over_s is not None and each.starts > 1 and self._over_s - each.started_s < WORK_S
 
     def _end_run(self, now: float, *, is_whole: bool) -> None:
-        """End the run with rank 0: no rank is started again; an interrupted run ends for all."""
+        """End the run: no rank is started again; an interrupted run ends for all."""
+        if self._over_s is not None:
+            return
         self._over_s, self._rest_s = now, now + LATE_S
         if not is_whole:
             self._close(-signal.SIGTERM)

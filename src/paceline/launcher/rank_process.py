@@ -78,8 +78,14 @@ class RankProcess:
         return True
 
     def send(self, number: int) -> None:
-        """Send a signal to the process alone, which decides what becomes of what it has started."""
-        self._process.send_signal(number)
+        """Send a signal to the process alone, which decides what becomes of what it has started.
+
+        Ctrl-C goes to all of them, as from a terminal: what the process has started may have the run by now.
+        """
+        if number == signal.SIGINT and self.status is None:
+            os.killpg(self._process.pid, number)
+        else:
+            self._process.send_signal(number)
 
     def end(self, now: float) -> None:
         """Send SIGTERM to the process, and let all that it has started end within `END_TIMEOUT_S`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.records import Record, RunResumed
+from paceline.core.records import Record, RunEnded, RunResumed
 from paceline.errors import UsageError
 from paceline.recording.callback import Callback, RunInfo
 from paceline.recording.history import History
@@ -37,10 +37,14 @@ class AfterTakeover(Callback):
         """Pass on a record after the takeover."""
         if isinstance(record, RunResumed):
             self._restarts -= 1
+            if not self._restarts and self._folder is not None:
+                LOG.warning("the run goes on in %s", self._folder.path)
             for callback in self._waiting if not self._restarts else ():
                 self._start(callback)
         for callback in self._started:
             callback.on_record(record)
+        if isinstance(record, RunEnded) and not self._restarts:
+            LOG.warning("the run ended: %s", record.reason)  # the standard output of this process is not shown
 
     def close(self) -> None:
         """Close the callbacks that have started."""

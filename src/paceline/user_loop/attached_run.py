@@ -29,7 +29,7 @@ from paceline.user_loop.loop_scheduler import SchedulerBinding, begin_schedule, 
 from paceline.user_loop.loop_signals import LoopSignals
 from paceline.user_loop.loop_watch import LoopWatch
 from paceline.user_loop.optimizer_state import RemoteState
-from paceline.user_loop.run_end import raise_end, why_left
+from paceline.user_loop.run_end import how_to_resume, raise_end, why_left
 from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.server_link import ServerLink
 from paceline.user_loop.server_process import ServerProcess
@@ -263,7 +263,9 @@ class AttachedRun(LoopProgress):
     def _leave(self, reason: str, outcome: Outcome) -> None:
         """Leave a run that has not ended."""
         if self._worker is not None and not self.over:
-            LOG.warning("this rank leaves the run, which has not ended: %s", reason)
+            ends_it = outcome is Outcome.INTERRUPTED and self._is_first
+            advice = how_to_resume(self._config.folder) if ends_it else ""
+            LOG.warning("this rank leaves the run, which has not ended: %s%s", reason, advice)
             self._worker.stop(reason, outcome, waits=self._exchange.has_begun)
         self._end()
 
@@ -334,7 +336,12 @@ class AttachedRun(LoopProgress):
     def _on_end(self, end: End) -> None:
         self.stopped_by = end.outcome
         self.reason = end.reason
-        raise_end(end, self._leader, self._config.folder, returns=self._returns)
+        raise_end(end, self._leader, self._config.folder, returns=self._returns, is_first=self._is_first)
+
+    @property
+    def _is_first(self) -> bool:
+        assert isinstance(self._config.cluster, Torchrun)
+        return not self._config.cluster.ranks.launch_rank
 
     def _get(self) -> LoopTask | LoopStep | LoopEnd | BaseException:
         return self._exchange.message(lambda: self._server.look(has_begun=self._exchange.has_begun))

@@ -8,7 +8,7 @@ from paceline.errors import RunError, UsageError
 from paceline.run.result import Result
 from paceline.run.session import Session
 from paceline.utils.rank_logger import RankLogger
-from paceline.utils.wording import first_line
+from paceline.utils.wording import counted, first_line
 
 LOG = RankLogger(__name__)
 INTERRUPTED_STATUS = 130
@@ -21,7 +21,12 @@ def end_of(session: Session, result: Result) -> End:
     return End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)
 
 
-def raise_end(end: End, leader: str, folder: object, *, returns: bool) -> None:
+def how_to_resume(folder: object) -> str:
+    """Return how to resume the run in a folder as the end of a sentence, empty without a folder."""
+    return "" if folder is None else f"; resume it with resume={str(folder)!r} in place of out="
+
+
+def raise_end(end: End, leader: str, folder: object, *, returns: bool, is_first: bool) -> None:
     """Raise what the loop of a rank gets at the end of its run, if anything.
 
     Args:
@@ -29,6 +34,7 @@ def raise_end(end: End, leader: str, folder: object, *, returns: bool) -> None:
         leader: name of the process that has ended it.
         folder: folder of the run, None for a run without one.
         returns: whether the loop reads `stopped_by` itself, so that only an error is raised.
+        is_first: whether this is rank 0, which alone says how to resume an interrupted run.
 
     Raises:
         UsageError: the run has failed, and the user has to change something.
@@ -45,8 +51,11 @@ def raise_end(end: End, leader: str, folder: object, *, returns: bool) -> None:
             f"{leader}: {end.reason}; pl.attach(..., on_end='return') lets the loop continue after such an end"
         )
     if outcome is Outcome.INTERRUPTED:
-        advice = "" if folder is None else f"; resume it with resume={str(folder)!r} in place of out="
-        LOG.warning("the run ended after %d updates: %s%s", end.updates, end.reason, advice)
+        text = f"the run ended after {counted(end.updates, 'update')}: {end.reason}"
+        if is_first:
+            LOG.warning("%s%s", text, how_to_resume(folder))
+        else:
+            LOG.info("%s", text)
         raise SystemExit(INTERRUPTED_STATUS)
 
 

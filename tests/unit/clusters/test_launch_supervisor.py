@@ -108,6 +108,25 @@ def test_a_standby_goes_on_without_rank_0(caplog):
 
 
 @pytest.mark.parametrize("status", [0, 130])
+def test_after_a_takeover_the_run_ends_with_the_first_rank_that_ends(status):
+    supervisor = started()
+    supervisor.on_exit(0, KILLED, 5.0, [STANDBY])
+    lose(supervisor, 1, KILLED, 6.0)  # the new one may look for a run that is over
+    assert supervisor.on_exit(2, status, 8.0) == []
+    assert supervisor.wake_s == 8.0 + LATE_S
+    assert supervisor.on_time(8.0 + LATE_S) == [EndRank(1)]
+    supervisor.on_ended(1, 20.0)
+    assert supervisor.status == status
+
+
+def test_after_a_takeover_no_rank_is_started_again_for_a_run_that_is_over():
+    supervisor = started()
+    supervisor.on_exit(0, KILLED, 5.0, [STANDBY])
+    assert supervisor.on_exit(1, KILLED, 6.0) == []
+    assert end_all(supervisor, {2: 0}, now=6.5) == 0
+
+
+@pytest.mark.parametrize("status", [0, 130])
 def test_without_rank_0_the_status_is_that_of_the_ranks_of_this_host(status):
     assert end_all(started(ranks=(3, 4)), {3: 0, 4: status}) == status
 

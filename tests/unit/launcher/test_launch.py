@@ -95,6 +95,13 @@ def test_a_signal_is_passed_on_and_the_launcher_ends_with_the_status_of_rank_0(n
     assert run(script) == 4
 
 
+@pytest.mark.parametrize(("name", "told"), [("INT", ["told"]), ("TERM", [])])
+def test_ctrl_c_alone_reaches_what_a_rank_has_started(name, told, capfd):
+    child = f"trap 'echo told; exit' INT TERM; kill -{name} $PPID; for each in 1 2 3 4 5 6 7 8 9; do sleep 0.05; done"
+    assert run(f'trap : INT TERM; /bin/sh -c "{child}"; exit 4', ranks=1) == 4
+    assert capfd.readouterr().out.splitlines() == told
+
+
 def test_a_second_signal_kills_the_ranks_that_do_not_end():
     script = """
         trap 'kill -INT $PPID' TERM

@@ -15,6 +15,7 @@ from paceline.engines.distributed.parameter_server.shard_clients import ShardCli
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import Acceptor
 from paceline.engines.distributed.rendezvous.first_workers import await_peers, not_joined
+from paceline.engines.distributed.rendezvous.rendezvous import publish_successor
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
@@ -58,6 +59,7 @@ class SucceedingEngine(ParameterServerEngine):
         assert self._acceptor is not None
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         self._acceptor.is_open = True
+        publish_successor(self._cluster, self._acceptor.address)
         if self._needs_evaluator:
             self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n, self._acceptor.address))
         self._selector.register(self._peer_events, selectors.EVENT_READ)

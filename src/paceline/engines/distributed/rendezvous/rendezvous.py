@@ -195,11 +195,23 @@ def tell_launcher(cluster: Torchrun, fact: str, *, holds: bool = True) -> None:
         fact: `STANDBY`, rank 0 has a standby; or `ENDED`, the run has ended, by no crash and no interrupt.
         holds: whether it holds from now on; a script may train several runs.
     """
+    _put_in_launcher(cluster, fact, "1" if holds else "")
+
+
+def publish_successor(cluster: Torchrun, address: Address) -> None:
+    """Publish where the standby listens that has taken over, for ranks that `paceline run` starts again.
+
+    Ranks with a given address of rank 0, or of the standby, do not look there.
+    """
+    _put_in_launcher(cluster, ADDRESS, "{}:{}".format(*address))
+
+
+def _put_in_launcher(cluster: Torchrun, key: str, value: str) -> None:
     ranks = cluster.ranks
     if not (ranks.keeps_ranks and ranks.has_agent):
         return
     try:
-        _agent_store(ranks.master).set(fact, "1" if holds else "")
+        _agent_store(ranks.master).set(key, value)
     except RuntimeError as error:
         LOG.warning("paceline run does not answer at %s:%d (%s)", *ranks.master, _line(error))
 
