@@ -8,13 +8,10 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.checkpoint.fingerprint import identity
 from paceline.checkpoint.store import TENSORS
 from paceline.core.records import RunResumed
 from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, RUN, versions
-from paceline.run import session
-from paceline.run.plan_json import plan_as_json
 from paceline.server.compiled_arithmetic import CompiledArithmetic
 from paceline.utils.files import replace_file
 from tiny_jobs import dataset, parameters_of, tiny_job
@@ -231,69 +228,6 @@ def test_protocols_with_equal_names_are_distinguished(tmp_path):
     train(tmp_path / "run", pl.Protocol(2, 0, "update"))
     with pytest.raises(pl.UsageError, match=r"has a run with other settings: plan .*'quorum': 2.*'quorum': 3"):
         train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
-
-
-def lacking(data, knobs):
-    """Return data without some knobs, as an earlier version writes them."""
-    if isinstance(data, list):
-        return [lacking(each, knobs) for each in data]
-    if not isinstance(data, dict):
-        return data
-    return {name: lacking(each, knobs) for name, each in data.items() if name not in knobs}
-
-
-def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
-    """Train with a version whose folders lack some knobs of the plan and fields of the job."""
-    with monkeypatch.context() as earlier:
-        earlier.setattr(session, "plan_as_json", lambda plan: lacking(plan_as_json(plan), knobs))
-        earlier.setattr(session, "identity", lambda *parts: lacking(identity(*parts), fields))
-        train(path, stop="updates=3", **settings)
-
-
-@pytest.mark.parametrize(
-    ("protocol", "knobs", "other"),
-    [
-        ("b_dbw", {"pooled", "late", "release"}, "b_dbw(pooled=false)"),
-        (pl.Protocol(2, 0, "update"), {"max_lead", "on_update"}, pl.Protocol(2, 0, "update", on_update="interrupt")),
-        ("asp + staleness_weight", {"weighting"}, "asp + staleness_weight(weighting='1/sqrt(1+tau)')"),
-        ("bsp + local_steps(H=2, outer=nesterov)", {"seconds"}, None),
-        ("local_sgd(H=2)", {"fragments", "lag"}, "local_sgd(H=2, lag=1)"),
-    ],
-    ids=str,
-)
-def test_a_knob_that_an_earlier_version_lacks_compares_as_its_default(protocol, knobs, other, tmp_path, monkeypatch):
-    train_earlier(tmp_path / "run", monkeypatch, knobs, protocol=protocol)
-    if other is not None:
-        with pytest.raises(pl.UsageError, match="has a run with other settings"):
-            train(tmp_path / "run", other, resume=True)
-    train(tmp_path / "run", protocol, resume=True)
-    assert pl.replay(tmp_path / "run").is_same
-
-
-class Own(pl.Controller):
-    def __init__(self, knob):
-        self.knob = knob
-
-    def begin(self, n):
-        return None
-
-    def decide(self, state, observation):
-        return state, []
-
-
-def test_a_plan_with_a_part_of_the_user_is_compared_as_it_is(tmp_path):
-    train(tmp_path / "run", pl.bsp() + Own(1), stop="updates=3")
-    train(tmp_path / "run", pl.bsp() + Own(1), resume=True)
-    with pytest.raises(pl.UsageError, match="has a run with other settings"):
-        train(tmp_path / "run", pl.bsp() + Own(2), resume=True)
-
-
-@pytest.mark.parametrize(("name", "other"), [("clip_norm", 1.0), ("no_decay_on", pl.BATCH_NORMS), ("microbatches", 2)])
-def test_a_field_of_the_job_that_an_earlier_version_lacks_compares_as_its_default(name, other, tmp_path, monkeypatch):
-    train_earlier(tmp_path / "run", monkeypatch, (), {name})
-    with pytest.raises(pl.UsageError, match=f"has the run of another job: {name}"):
-        train(tmp_path / "run", resume=True, job={name: other})
-    train(tmp_path / "run", resume=True)
 
 
 def growing(observation):

@@ -263,8 +263,7 @@ class AttachedRun(LoopProgress):
     def _leave(self, reason: str, outcome: Outcome) -> None:
         """Leave a run that has not ended."""
         if self._worker is not None and not self.over:
-            ends_it = outcome is Outcome.INTERRUPTED and self._is_first
-            advice = how_to_resume(self._config.folder) if ends_it else ""
+            advice = how_to_resume(self._config) if outcome is Outcome.INTERRUPTED else ""
             LOG.warning("this rank leaves the run, which has not ended: %s%s", reason, advice)
             self._worker.stop(reason, outcome, waits=self._exchange.has_begun)
         self._end()
@@ -336,12 +335,7 @@ class AttachedRun(LoopProgress):
     def _on_end(self, end: End) -> None:
         self.stopped_by = end.outcome
         self.reason = end.reason
-        raise_end(end, self._leader, self._config.folder, returns=self._returns, is_first=self._is_first)
-
-    @property
-    def _is_first(self) -> bool:
-        assert isinstance(self._config.cluster, Torchrun)
-        return not self._config.cluster.ranks.launch_rank
+        raise_end(end, self._leader, self._config, returns=self._returns)
 
     def _get(self) -> LoopTask | LoopStep | LoopEnd | BaseException:
         return self._exchange.message(lambda: self._server.look(has_begun=self._exchange.has_begun))

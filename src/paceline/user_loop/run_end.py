@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Outcome
 from paceline.engines.distributed import End
 from paceline.errors import RunError, UsageError
+from paceline.run.config import RunConfig
 from paceline.run.result import Result
 from paceline.run.session import Session
 from paceline.utils.rank_logger import RankLogger
@@ -21,20 +25,27 @@ def end_of(session: Session, result: Result) -> End:
     return End(result.stopped_by, result.reason, result.time_s, updates=made, workload=workload)
 
 
-def how_to_resume(folder: object) -> str:
-    """Return how to resume the run in a folder as the end of a sentence, empty without a folder."""
-    return "" if folder is None else f"; resume it with resume={str(folder)!r} in place of out="
+def how_to_resume(config: RunConfig) -> str:
+    """Return how to resume a run, as the end of a sentence of rank 0; empty on other ranks, and without a folder."""
+    return (
+        f"; resume it with resume={str(config.folder)!r} in place of out=" if _tells(config) and config.folder else ""
+    )
 
 
-def raise_end(end: End, leader: str, folder: object, *, returns: bool, is_first: bool) -> None:
+def _tells(config: RunConfig) -> bool:
+    """Return whether this is rank 0 of the launcher, which alone says how a run has ended."""
+    assert isinstance(config.cluster, Torchrun)
+    return not config.cluster.ranks.launch_rank
+
+
+def raise_end(end: End, leader: str, config: RunConfig, *, returns: bool) -> None:
     """Raise what the loop of a rank gets at the end of its run, if anything.
 
     Args:
         end: end of the run.
         leader: name of the process that has ended it.
-        folder: folder of the run, None for a run without one.
+        config: configuration of the run on this rank.
         returns: whether the loop reads `stopped_by` itself, so that only an error is raised.
-        is_first: whether this is rank 0, which alone says how to resume an interrupted run.
 
     Raises:
         UsageError: the run has failed, and the user has to change something.
@@ -52,10 +63,7 @@ def raise_end(end: End, leader: str, folder: object, *, returns: bool, is_first:
         )
     if outcome is Outcome.INTERRUPTED:
         text = f"the run ended after {counted(end.updates, 'update')}: {end.reason}"
-        if is_first:
-            LOG.warning("%s%s", text, how_to_resume(folder))
-        else:
-            LOG.info("%s", text)
+        LOG.log(logging.WARNING if _tells(config) else logging.INFO, "%s%s", text, how_to_resume(config))
         raise SystemExit(INTERRUPTED_STATUS)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import selectors
-import time
 from collections import deque
 from collections.abc import Collection
-from math import isnan
 
 from paceline.clusters.devices import cores
 from paceline.clusters.torchrun import Torchrun
@@ -200,13 +198,10 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
         sends_version, debug = worker.newest_sent != command.version, self._cluster.debug
         buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)
-        task = task_messages.RemoteTask(
-            command.draw,
-            command.version,
-            sends_version,
-            self._elapsed_s(),
-            command.minibatch,
-            upcoming=command.upcoming,
+        task = task_messages.RemoteTask.of(
+            command,
+            sends_version=sends_version,
+            run_s=self._elapsed_s(),
             progress=self._progress(command, *worker.last),
             is_difference=is_difference,
             checksum=checksum(self._published.held_by(worker.peer_id, command.version)) if debug else None,
@@ -229,8 +224,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         version = self._versions.acquire(command.version)
         self._shards.send(task_messages.AssignEvaluation(self._evaluator.peer_id, command.version))
         self._evaluator.evaluating.add(command.version)
-        task = task_messages.RemoteEvaluateTask(command.version)
-        self._evaluator.connection.send(task, [(0, version.memory)])
+        self._evaluator.connection.send(task_messages.RemoteEvaluateTask(command.version), [(0, version.memory)])
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -238,17 +232,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         """Tell workers whose gradients are unneeded, and wait for a worker, a timer or a signal."""
         if self._coordinator.version > self._newest_told:
             self._newest_told = self._coordinator.version
-            for number, worker in self._workers.items():
-                self._tell_if_unneeded(number, worker)
+            for worker in self._workers.values():
+                worker.tell_if_unneeded(self._coordinator.would_accept)
         return super().next_event()
-
-    def _tell_if_unneeded(self, number: int, worker: RemoteWorker) -> None:
-        """Tell a worker if its gradient has become too stale; one that has cancelled its task knows it."""
-        task = worker.working
-        if task is None or task.draw <= worker.unneeded or self._coordinator.would_accept(number, task.draw):
-            return
-        worker.unneeded = task.draw
-        worker.connection.send(task_messages.GradientUnneeded(task.draw))
 
     def _read(self, key: selectors.SelectorKey) -> None:
         self._handle(self._peer_events.get())
@@ -316,27 +302,22 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 self._shards.on_message(number, message)
 
     def _on_message(self, worker: RemoteWorker, event: PeerMessage) -> None:
+        if reason := worker.why_refused(event.message):
+            self._disconnect(worker, reason)
+            return
         match event.message:
-            case task_messages.RemoteTaskDone(draw) | task_messages.RemoteTaskCancelled(draw) if not worker.has(draw):
-                self._disconnect(worker, f"it answered task {draw}, which it did not have")
-            case task_messages.EvaluationResult() if worker is not self._evaluator:
-                self._disconnect(worker, "it sent the result of an evaluation, but is not the evaluator")
-            case task_messages.RemoteTaskDone(draw, is_notice=True) if draw > worker.unneeded:
-                self._disconnect(worker, f"it did not send the gradient of task {draw}, which is needed")
+            case task_messages.RemoteTaskDone() as done if reason := self._loop_options.take(done):
+                self._disconnect(worker, reason)
             case task_messages.RemoteTaskDone() as done:
-                if reason := self._loop_options.take(done):
-                    self._disconnect(worker, reason)
-                else:
-                    self._deliver(worker, worker.on_task_done(done, event))
+                self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._on_idle(worker)
             case task_messages.EvaluationResult(version) as result:
                 try:
-                    metrics = result.decoded(worker.evaluating)
+                    metrics = worker.metrics_of(result)
                 except ValueError as error:
                     self._disconnect(worker, str(error))
                     return
-                worker.evaluating.remove(version)
                 self._versions.release(version)
                 self._events.append(Evaluated(self._elapsed_s(), version, metrics))
             case messages.Leave(reason):
@@ -355,17 +336,11 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         """Report a gradient if all its parts have arrived."""
         if arriving is None:
             return
-        done, at_s, push_s = arriving
-        worker.on_delivered(done.stats)
-        pull_s = max(0.0, at_s - worker.sent_s - done.busy_s)
-        if self._shards.numbers:
-            push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
-        seconds = {"pull_s": pull_s, "push_s": push_s}
-        if done.is_notice:
-            seconds["unsent_s"] = pull_s if isnan(worker.newest_push_s) else worker.newest_push_s
-        else:
-            worker.newest_push_s = push_s
-            self._log_link(self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, pull_s + push_s))
+        done = arriving.done
+        seconds = worker.on_delivered(arriving)
+        if not done.is_notice:
+            spent_s = done.stats.compute_s, sum(seconds.values())
+            self._log_link(self._link_monitor.on_gradient(worker.worker, *spent_s))
         self._on_gradient(worker.worker, done.draw, done.stats, IndexBits(done.missing), **seconds)
 
     def _log_link(self, report: str | None) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from math import nan
+from collections.abc import Callable, Iterable
+from math import isnan, nan
 from typing import NamedTuple
 
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerMessage
-from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.task_messages import (
+    EvaluationResult,
+    GradientUnneeded,
+    RemoteTaskCancelled,
+    RemoteTaskDone,
+)
 from paceline.engines.worker_pool import PoolWorker
-from paceline.worker.replica import GradientStats
 
 NO_VERSION = -1
 
@@ -56,7 +61,6 @@ class RemoteWorker(PoolWorker):
         evaluating: versions that it evaluates, as the evaluator.
         last: what became of its newest gradient, and its staleness, as in `TaskProgress`.
         unneeded: newest draw whose gradient the worker knows to be unneeded; 0 for none.
-        newest_push_s: seconds that its newest gradient took to arrive; nan before the first.
     """
 
     def __init__(self, peer: AcceptedPeer, shards: Iterable[int]) -> None:
@@ -71,7 +75,7 @@ class RemoteWorker(PoolWorker):
         self.evaluating: set[int] = set()
         self.last = ("", 0)
         self.unneeded = 0
-        self.newest_push_s = nan
+        self._newest_push_s = nan  # of its newest gradient
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
 
@@ -80,19 +84,51 @@ class RemoteWorker(PoolWorker):
         self.newest_sent = version
         self.sent_s, self.last = time.monotonic(), ("", 0)
 
-    def has(self, draw: int) -> bool:
-        """Return whether the worker computes this task."""
-        return self.working is not None and self.working.draw == draw
+    def tell_if_unneeded(self, would_accept: Callable[[int, int], bool]) -> None:
+        """Tell the worker if the gradient of its task cannot be used any more; of one that it cancels it knows that."""
+        task = self.working
+        if task is not None and task.draw > self.unneeded and not would_accept(self.worker, task.draw):
+            self.unneeded = task.draw
+            self.connection.send(GradientUnneeded(task.draw))
+
+    def why_refused(self, message: Message) -> str:
+        """Return what is wrong with an answer to a task, empty if nothing is, and for any other message."""
+        match message:
+            case RemoteTaskDone(draw) | RemoteTaskCancelled(draw) if self.working is None or self.working.draw != draw:
+                return f"it answered task {draw}, which it did not have"
+            case RemoteTaskDone(draw, is_notice=True) if draw > self.unneeded:
+                return f"it did not send the gradient of task {draw}, which is needed"
+        return ""
+
+    def metrics_of(self, result: EvaluationResult) -> dict[str, float]:
+        """Return the metrics of a version that this process evaluates.
+
+        Raises:
+            ValueError: it does not evaluate this version, or sends no metrics.
+        """
+        metrics = result.decoded(self.evaluating)
+        self.evaluating.remove(result.version)
+        return metrics
+
+    def on_delivered(self, arriving: ArrivingGradient) -> dict[str, float]:
+        """Record why a gradient is not used, if it is not, and return its seconds as fields of `Arrival`."""
+        done, at_s, push_s = arriving
+        if self.last[0] != "interrupted":
+            stats = done.stats
+            self.last = ("skipped" if stats.skipped else "late" if stats.finite else "not finite", 0)
+        pull_s = max(0.0, at_s - self.sent_s - done.busy_s)
+        if self._received:
+            push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last
+        if done.is_notice:
+            unsent_s = pull_s if isnan(self._newest_push_s) else self._newest_push_s
+            return {"pull_s": pull_s, "push_s": push_s, "unsent_s": unsent_s}
+        self._newest_push_s = push_s
+        return {"pull_s": pull_s, "push_s": push_s}
 
     def on_task_done(self, done: RemoteTaskDone, event: PeerMessage) -> ArrivingGradient | None:
         """Record the scalars and the part of rank 0; return the gradient if it is complete."""
         self._arriving = ArrivingGradient(done, event.at_s, event.contents_s)
         return self._complete()
-
-    def on_delivered(self, stats: GradientStats) -> None:
-        """Record why a gradient that was computed is not used, if it is not."""
-        if self.last[0] != "interrupted":
-            self.last = ("skipped" if stats.skipped else "late" if stats.finite else "not finite", 0)
 
     def on_part_received(self, shard: int, draw: int) -> ArrivingGradient | None:
         """Record the part of a shard; return the gradient if it is complete."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from paceline.core.bounds import Seconds, Whole, check_norms
-from paceline.core.events import Apply, Minibatch
+from paceline.core.events import Apply, Compute, Minibatch
 from paceline.utils.wording import printable
 from paceline.worker.replica import GradientStats, TaskProgress
 
@@ -45,6 +45,16 @@ class RemoteTask(MessageStruct, frozen=True):
     upcoming: tuple[Minibatch, ...] = ()
     progress: TaskProgress = TaskProgress()
     is_difference: bool = False
+
+    @classmethod
+    def of(cls, command: Compute, **facts: Any) -> RemoteTask:
+        """Return the message about a command.
+
+        Args:
+            command: task that the coordinator has assigned.
+            facts: fields that the command does not have.
+        """
+        return cls(command.draw, command.version, minibatch=command.minibatch, upcoming=command.upcoming, **facts)
 
 
 class CancelTask(MessageStruct, frozen=True):
