@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from paceline.checkpoint.worker_states import WorkerStates
 from paceline.errors import RunError
@@ -15,10 +19,13 @@ from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import Replica
 
 LOG = RankLogger(__name__)
+MOST_STARTS = 3  # the newest accepted draw of a worker is one of its last two
 
 
 class WorkerCheckpoints:
-    """Checkpoints of the state that only one worker of a server has.
+    """Checkpoints of the state that only one worker of a server has, with what its loop keeps between tasks.
+
+    The state after a draw has what the loop kept at the start of its next task: until then the loop may change it.
 
     Args:
         folder: folder of the run, as this process was given it; None for a run without one.
@@ -35,7 +42,9 @@ class WorkerCheckpoints:
         self._replica = replica
         self._stepping = replica if isinstance(replica, LocalStepsReplica) else None
         self._left_out = left_out
-        self._has_state = folder is not None and (self._stepping is not None or bool(left_out))
+        self._has_folder = folder is not None
+        self._starts: deque[tuple[int, Mapping[str, Tensor]]] = deque(maxlen=MOST_STARTS)  # of the newest draws
+        self._waiting: dict[int, dict[str, Any]] = {}  # states whose kept values are those at the start of a later task
         self._has_begun = False
         self._saved = 0
         self._draw = 0
@@ -45,6 +54,7 @@ class WorkerCheckpoints:
 
         The run is saved while the worker computes, and then accepts the state of its optimizer before that task.
         """
+        self._take_kept()
         progress, self._draw = self._replica.progress, draw
         if not self._has_begun:
             self._has_begun = True
@@ -56,17 +66,39 @@ class WorkerCheckpoints:
 
     def at_end(self) -> None:
         """Save the states of which the last checkpoint of the run may need one: its newest draw may not be accepted."""
+        self._take_kept()
         if self._has_begun and self._has_state:
             for draw in sorted({self._replica.progress.accepted, self._draw} - {0}):
                 self._save(draw)
+        if self._waiting and self._replica.kept is not None:
+            self._replica.kept.save = self._save_waiting
+
+    @property
+    def _has_state(self) -> bool:
+        return self._has_folder and (self._stepping is not None or bool(self._left_out) or bool(self._starts))
+
+    def _take_kept(self) -> None:
+        """Take what the worker kept at the start of the newest task, and save the states that have waited for it."""
+        kept = self._replica.kept
+        if kept is not None and self._has_folder and (values := kept.take_start()):
+            self._starts.append((self._draw, values))
+            self._save_waiting(values, before=self._draw)
+
+    def _save_waiting(self, values: Mapping[str, Tensor], before: int = sys.maxsize) -> None:
+        for draw in [each for each in self._waiting if each < before]:
+            self._states.save(draw, {**self._waiting.pop(draw), "kept": values})
 
     def _save(self, draw: int) -> None:
-        parts: dict[str, Any] = {"left_out": [each.memory for each in self._left_out]}
+        parts: dict[str, Any] = {"left_out": [each.memory.clone() for each in self._left_out]}
         if self._stepping is not None:
             parts["optimizer"] = self._stepping.state_after(self._worker, draw)
             if parts["optimizer"] is None:
                 return
-        self._states.save(draw, parts)
+        after = [values for start, values in self._starts if start > draw]
+        if self._starts and not after:
+            self._waiting[draw] = parts
+        else:
+            self._states.save(draw, {**parts, "kept": after[0] if after else {}})
 
     def _restore(self, accepted: int) -> None:
         saved = self._states.find(accepted)
@@ -86,3 +118,5 @@ class WorkerCheckpoints:
                 copy_checked(ours.memory, theirs)
             if self._stepping is not None:
                 self._stepping.begin_after(self._worker, saved.position, saved.parts["optimizer"])
+            if self._replica.kept is not None:
+                self._replica.kept.restore(saved.parts.get("kept", {}))

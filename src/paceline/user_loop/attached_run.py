@@ -76,8 +76,9 @@ class AttachedRun(LoopProgress):
         returns: bool = False,
     ) -> None:
         super().__init__(loop.optimizer)
-        self.loader = LeasedLoader(self, loop.loader, loop.accumulate, ranks)
         self._watch = LoopWatch(loop.model, loop.optimizer)
+        self.loader = LeasedLoader(self, loop.loader, loop.accumulate, ranks, self._watch.frozen)
+        exchange.kept = self._watch.frozen
         self._returns = returns
         self._stop = stop
         self._exchange = exchange
@@ -267,6 +268,7 @@ class AttachedRun(LoopProgress):
             LOG.warning("this rank leaves the run, which has not ended: %s%s", reason, advice)
             self._worker.stop(reason, outcome, waits=self._exchange.has_begun)
         self._end()
+        self._watch.frozen.end()
 
     def _end(self) -> None:
         self.over, self._task = True, None

@@ -2,49 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.recording.run_folder import MODEL
 from paceline.server import tensor_file
-from paceline.server.zero_gradients import shortened
 from paceline.utils import files
-from paceline.utils.rank_logger import RankLogger
+from paceline.worker.kept_values import KeptValues
+from paceline.worker.write_watch import WriteWatch
 
-LOG = RankLogger(__name__)
 
-
-class FrozenParameters:
+class FrozenParameters(KeptValues):
     """Frozen parameters of a rank's model.
 
     No version has them, because they may be the largest part of a model. The file of the trained model has those of
-    rank 0.
+    rank 0. Those that the loop changes, as a teacher, are also in the checkpoints of each worker.
 
     Args:
         model: model of the user.
+
+    Attributes:
+        save: see `KeptValues`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
-        self._versions: list[int] = []  # version counters at the first look
-        self._has_warned = False
+        self._writes = WriteWatch(self._frozen)
+        self._changing: set[str] = set()
+        self._at_start: Mapping[str, Tensor] = {}
+        self.save = None
 
-    def look(self) -> None:
-        """Warn once if one was written since the first look, as a teacher is."""
-        now = [each._version for each in self._frozen.values()]
-        self._versions = self._versions or now
-        if self._has_warned or now == self._versions:
-            return
-        pairs = zip(self._frozen.items(), self._versions, strict=True)
-        written = [name for (name, each), version in pairs if each._version != version]
-        self._has_warned = True
-        LOG.warning(
-            "%s of the model changes although it is frozen: each rank keeps its own, and checkpoints of a server lack "
-            "it. Make it a buffer (register_buffer), which all ranks and checkpoints share",
-            shortened(written),
-        )
+    def start(self) -> None:
+        """Take the parameters as they are when the run starts."""
+        self._writes.mark()
+
+    def start_task(self) -> None:
+        """Copy the parameters that change, for the task of which the loop takes the first batch."""
+        self._changing.update(self._writes.changed())
+        self._writes.mark()
+        self._at_start = self._copies()
+
+    def take_start(self) -> Mapping[str, Tensor]:
+        """Return the copies of the newest task, once."""
+        taken, self._at_start = self._at_start, {}
+        return taken
+
+    def end(self) -> None:
+        """Save the parameters after the last task, if a checkpoint needs them."""
+        save, self.save = self.save, None
+        if save is not None:
+            save(self._copies())
+
+    @torch.no_grad()
+    def restore(self, values: Mapping[str, Tensor]) -> None:
+        """Continue with saved values.
+
+        Raises:
+            KeyError: a parameter of that name is missing, or not frozen.
+            RuntimeError: a parameter has another shape.
+        """
+        for name, value in values.items():
+            self._frozen[name].copy_(value)
+        self._changing.update(values)
+        self._writes.mark()
 
     def add_to(self, folder: str | Path | None) -> None:
         """Add these parameters to the file of the trained model, which a server has written without them.
@@ -57,3 +81,6 @@ class FrozenParameters:
         with files.writing(path, errors=(OSError, SafetensorError)):
             own = {name: each.detach().cpu().contiguous().clone() for name, each in self._frozen.items()}
             files.replace_file(path, tensor_file.to_bytes({**tensor_file.from_bytes(path.read_bytes()), **own}))
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: self._frozen[name].detach().clone() for name in sorted(self._changing)}

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.core.events import Minibatch
+from paceline.user_loop.frozen_parameters import FrozenParameters
 from paceline.user_loop.loop_data import rebuild_loader
 from paceline.user_loop.loop_replica import LoopTask
 
@@ -29,14 +30,18 @@ class LeasedLoader:
         loader: DataLoader of the user, of which all but the order of the samples is used.
         accumulate: batches of each step, >= 1.
         ranks: ranks that share the batches, >= 1.
+        frozen: frozen parameters, of which a checkpoint may need the values at the start of each task.
 
     Attributes:
         begun: newest task of which a batch was returned.
         is_iterating: whether an epoch has begun and not ended.
     """
 
-    def __init__(self, run: AttachedRun, loader: DataLoader[Any], accumulate: int, ranks: int) -> None:
+    def __init__(
+        self, run: AttachedRun, loader: DataLoader[Any], accumulate: int, ranks: int, frozen: FrozenParameters
+    ) -> None:
         self._run = weakref.proxy(run)
+        self._frozen = frozen
         self._loader = loader
         self._accumulate = accumulate
         self._ranks = ranks
@@ -68,6 +73,8 @@ class LeasedLoader:
         while (task := self._run.next_task()) is not None:
             assert self._ahead is not None
             self.begun = task
+            if not task.step:
+                self._frozen.start_task()
             yield from self._ahead.batches(task)
             if self._run.next_task() is task:
                 self._run.settle_without_step(task)

@@ -46,5 +46,4 @@ class LocalStepsRun(SteppingRun):
         if self.over:
             self._watch.load(model)
         else:
-            self._watch.frozen.look()
             super()._load(model)

@@ -21,6 +21,7 @@ from paceline.jobs.job import Batch, Job
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.flat_buffers import FlatBuffers
 from paceline.worker.data_loader import MinibatchLoader
+from paceline.worker.kept_values import KeptValues
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import GradientStats, Interrupted, PartialGradient, Replica, TaskProgress
 
@@ -123,12 +124,14 @@ class Exchange:
         to_loop: tasks, steps of the user's optimizer where it steps, and then the end of the run or an error.
         to_worker: answers, steps that were made, and pauses; None if the loop has ended.
         has_begun: whether the loop has had a task.
+        kept: what the loop keeps between tasks; None for nothing.
     """
 
     def __init__(self) -> None:
         self.to_loop: queue.SimpleQueue[LoopTask | LoopStep | LoopEnd | BaseException] = queue.SimpleQueue()
         self.to_worker: queue.SimpleQueue[LoopAnswer | LoopStep | LoopPause | None] = queue.SimpleQueue()
         self.has_begun = False
+        self.kept: KeptValues | None = None
         self._has_ended = False
 
     def message(
@@ -173,6 +176,7 @@ class LoopReplica(Replica):
     def __init__(self, job: Job, seed: int, n: int, *, exchange: Exchange, **settings: Any) -> None:
         super().__init__(job, seed, n, **settings)
         self._exchange = exchange
+        self.kept = exchange.kept
         self._known: tuple[UpcomingMinibatch, ...] = ()
         self._local_step = 0  # of the next gradient
         self._answer = LoopAnswer(None, (), ())

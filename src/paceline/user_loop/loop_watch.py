@@ -62,11 +62,11 @@ class LoopWatch:
         if reason := why_not_apart(self._model, with_frozen=False):
             raise UsageError(reason)
         self._writes = WriteWatch({name: each for each, name in self._trained.items()}, always=debug)
+        self.frozen.start()
 
     def load(self, model: nn.Module) -> None:
         """Copy a version into the parameters and buffers; it stays the same until the next look."""
         assert self._writes is not None
-        self.frozen.look()
         copy_version(model, self.parameters, self.buffers)
         self._version = dict(zip(self._trained.values(), trainable(model), strict=True))
         self._writes.mark()

@@ -30,6 +30,7 @@ from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
 from paceline.worker.evaluation import evaluate
 from paceline.worker.gradient_variance import MicrobatchVariance, variance
 from paceline.worker.gradient_writer import GradientWriter
+from paceline.worker.kept_values import KeptValues
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.parameter_guard import ParameterGuard, unwritten
 from paceline.worker.seeding import seeded
@@ -156,6 +157,7 @@ class Replica:
         progress: progress of the run, where its engine sends it.
         is_bound_to_server: whether the versions are those of a server, which the job must not change.
         is_leaving: whether the worker leaves the run after this gradient, so that local steps end with the current one.
+        kept: what the worker keeps between tasks; None for nothing.
     """
 
     def __init__(
@@ -177,6 +179,7 @@ class Replica:
         self.progress = TaskProgress()
         self.is_bound_to_server = False
         self.is_leaving = False
+        self.kept: KeptValues | None = None
         self._job = job
         self._seed = seed
         self._device = torch.device(device)

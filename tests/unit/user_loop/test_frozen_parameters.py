@@ -1,54 +1,90 @@
-"""Frozen parameters of attached models: in the file of the trained model, and named if they change."""
+"""Frozen parameters of attached models, as of a teacher: in the file of the trained model, and in a resumed run."""
+
+from contextlib import suppress
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_network, make_parts, numbered_data, step
-from selections import parametrize_each_once
+from selections import each_value_once, parametrize_each_once
 
 SERVED = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads)]
+BY = 1 / 64  # exact in sums
+STEPS = 24  # of all ranks in a whole run
 
 
-def trained(protocol, kind, by, **settings):
-    """Train with a frozen parameter that grows in each step, and return its values on rank 0."""
+def grow(model):
+    model.frozen.add_(BY)
+
+
+def grow_data(model):
+    model.frozen.data.add_(BY)  # as DINO does
+
+
+def assign_data(model):
+    model.frozen.data = model.frozen.data + BY  # as MoCo does
+
+
+def trained(protocol, kind, change, *, count=2, within_forward=False, fails_at=None, **settings):
+    """Train with a function that changes a frozen parameter once in each step; return its values at rank 0 before."""
 
     def loop(run, model, optimizer):
         seen = []
+        if change is not None and within_forward:
+            model.register_forward_pre_hook(lambda *_: torch.no_grad()(change)(model))
         for _ in run.epochs(2):
             for batch in run.loader:
+                if len(seen) == fails_at:
+                    raise ZeroDivisionError
                 seen.append(float(model.frozen))
                 step(model, optimizer, [batch])
-                with torch.no_grad():
-                    if by:
-                        model.frozen.add_(by)
+                if change is not None and not within_forward:
+                    with torch.no_grad():
+                        change(model)
         return seen
 
-    ranks = kind(2, make_parts(make_network(), numbered_data()), protocol, **settings)
-    return ranks, ranks.run(loop)[0]
+    ranks = kind(count, make_parts(make_network(), numbered_data()), protocol, **settings)
+    failures = [pl.RunError] if fails_at else []  # of the server, to which a rank has failed
+    with suppress(*failures):
+        ranks.run(loop)
+    return ranks, ranks.answers[0]
 
 
-@parametrize_each_once(protocol__kind=[*SERVED, ("all_reduce", AllReduceLoops)], by=[0.0, 0.01])
-def test_the_file_of_the_model_has_them(by, protocol, kind, tmp_path):
-    ranks, seen = trained(protocol, kind, by, out=tmp_path / "run")
-    assert len(seen) == 12
+@parametrize_each_once(protocol__kind=[*SERVED, ("all_reduce", AllReduceLoops)], change=[None, grow])
+def test_the_file_of_the_model_has_them(change, protocol, kind, tmp_path):
+    ranks, seen = trained(protocol, kind, change, out=tmp_path / "run")
+    assert len(seen) == STEPS // 2
     own, saved = ranks.parts[0][0].state_dict(), load_file(tmp_path / "run/model.safetensors")
     assert {*own} - {"second.weight"} == {*saved}  # that weight is tied to the first one
-    assert abs(saved["frozen"].item() - own["frozen"].item()) < by + 1e-9  # after the last step the file is written
+    assert abs(saved["frozen"].item() - own["frozen"].item()) <= BY  # after the last step the file is written
     assert all(torch.equal(saved[name], own[name]) for name in saved if name != "frozen")
 
 
-@pytest.mark.parametrize(("protocol", "kind"), SERVED)
-@pytest.mark.parametrize("by", [0.0, 0.01])
-def test_one_that_changes_is_named_once_by_each_rank(by, protocol, kind, caplog):
-    trained(protocol, kind, by)
-    said = [each for each in caplog.messages if "frozen of the model changes although it is frozen" in each]
-    assert len(said) == (2 if by else 0)
+CHANGES = [(grow, False), (grow_data, False), (assign_data, False), (grow_data, True)]
+
+
+@pytest.mark.parametrize(("mode", "how", "fails_at"), each_value_once(SERVED, CHANGES, [None, 6]), ids=str)
+def test_a_resumed_run_continues_with_those_that_change(mode, how, fails_at, tmp_path):
+    change, within_forward = how
+    count = 1 if fails_at else 2  # where one of several fails, the others may make another update
+    given = {"count": count, "within_forward": within_forward, "checkpoint_every": "updates=1"}
+    stop = {} if fails_at else {"stop": "updates=5" if mode[0] == "bsp" else "updates=3"}
+    trained(*mode, change, fails_at=fails_at, out=tmp_path / "run", **given, **stop)
+    ranks, seen = trained(*mode, change, resume=tmp_path / "run", **given)
+    assert 0 < len(seen) < STEPS // count
+    assert [model.frozen.item() for model, _, _ in ranks.parts] == [1 + STEPS // count * BY] * count
 
 
 def test_without_a_server_a_resumed_run_begins_with_those_of_its_checkpoint(tmp_path):
-    _, before = trained("all_reduce", AllReduceLoops, 0.01, out=tmp_path / "run", stop="updates=4")
-    _, after = trained("all_reduce", AllReduceLoops, 0.01, resume=tmp_path / "run")
-    assert after[0] == pytest.approx(before[-1], abs=0.011)
+    _, before = trained("all_reduce", AllReduceLoops, grow, out=tmp_path / "run", stop="updates=4")
+    _, after = trained("all_reduce", AllReduceLoops, grow, resume=tmp_path / "run")
+    assert after[0] == pytest.approx(before[-1], abs=BY)
+
+
+def test_those_that_do_not_change_are_in_no_checkpoint(tmp_path):
+    trained(*SERVED[0], None, out=tmp_path / "run", checkpoint_every="updates=1")
+    assert not (tmp_path / "run" / "workers").exists()
