@@ -27,7 +27,8 @@ class NodeGroup(GradientGroup):
     """Process group of a node, in which all processes call the same methods in the same order.
 
     With gradients g_1 ... g_m of the processes' shares, of s_1 ... s_m samples, the gradient of the whole minibatch is
-    sum(s_j g_j) / sum(s_j). Floating-point buffers are averaged likewise; other buffers are those of the leader.
+    sum(s_j g_j) / sum(s_j). Floating-point buffers are averaged likewise; other buffers are those of the leader. A
+    parameter has a gradient if it has one in any process.
 
     Args:
         local_rank: rank of this process in the group; 0 for the leader.
@@ -44,7 +45,6 @@ class NodeGroup(GradientGroup):
         self._is_cancelled = is_cancelled
         self._uses_nccl = uses_nccl
         self._group = AbortableGroup(local_rank, size)
-        self._sums = torch.zeros(5, dtype=torch.float64)
 
     def connect(self, transport: Transport, store: GroupStore, key: str) -> None:
         """Connect all processes of the node.
@@ -69,7 +69,7 @@ class NodeGroup(GradientGroup):
             Interrupted: the task was cancelled; all processes raise this at the same microbatch.
             NodeGroupLost: a process is gone.
         """
-        self._sum_scalars(0.0, 0.0, 0.0, 0.0)
+        self._sum_scalars()
 
     def broadcast(self, version: FlatBuffers) -> None:
         """Copy the leader's version to all processes."""
@@ -80,15 +80,19 @@ class NodeGroup(GradientGroup):
     def all_reduce(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
         """Replace the gradient of this process by that of the whole minibatch, and return its scalars."""
         ours = part.samples
-        samples, loss, mean_square, microbatches = self._sum_scalars(
-            ours, ours * part.loss, ours * part.mean_square, part.microbatches
+        samples, loss, mean_square, microbatches, *written = self._sum_scalars(
+            ours,
+            ours * part.loss,
+            ours * part.mean_square,
+            part.microbatches,
+            *(i in gradient.written for i in range(len(gradient.parameters))),
         )
         with self._raising_group_lost():
             for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
                 if flat.is_floating_point() or flat.is_complex():
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
                     self._sum(flat)
-        gradient.written.update(range(len(gradient.parameters)))
+        gradient.written = {i for i, processes in enumerate(written) if processes}
         return PartialGradient(loss / samples, int(samples), mean_square / samples, int(microbatches))
 
     def abort(self) -> None:
@@ -101,8 +105,7 @@ class NodeGroup(GradientGroup):
 
     def _sum_scalars(self, *ours: float) -> list[float]:
         """Return the sums of the numbers of all processes, unless the task was cancelled in one."""
-        sums: Tensor = self._sums
-        sums.copy_(torch.tensor([self._is_cancelled(), *ours], dtype=torch.float64))
+        sums = torch.tensor([self._is_cancelled(), *ours], dtype=torch.float64)
         with self._raising_group_lost():
             self._sum(sums)
         is_cancelled, *rest = sums.tolist()
