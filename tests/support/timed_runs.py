@@ -1,4 +1,4 @@
-"""Simulated runs without gradients, with the records of a run: for tests of what needs only the times."""
+"""Simulated runs without gradients, with the records of a run, for tests of what needs only the times."""
 
 from types import SimpleNamespace
 
