@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,10 @@ from paceline.server.zero_gradients import shortened
 from paceline.user_loop.frozen_parameters import FrozenParameters
 from paceline.user_loop.loop_tensors import copy_version
 from paceline.worker.buffer_watch import BufferWatch
+from paceline.worker.registered_objects import RegisteredObjects, are_identical
 from paceline.worker.write_watch import WriteWatch
+
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class LoopWatch:
@@ -86,36 +88,30 @@ class LoopWatch:
             UsageError: other parameters are trained, a parameter was written that is a copy of a version, or a buffer
                 has another shape.
         """
-        if not _are_identical(self._objects(), self._seen):
+        is_same = self._registered.are_same() and self._flags_now() == self._flags
+        if not (is_same and are_identical(self._grouped(), self._seen_groups)):
             self._check_trained()
             self._check_groups()
             self._read()
-        if [each.shape for each in self.buffers] != self._shapes:  # changed in place
-            self._read_buffers()
+        if self._buffers.have_other_sizes():
+            self.buffers = self._buffers.current()
         if self._version:
             self._check_version()
         self._move_back()
 
     def _read(self) -> None:
-        modules = list(self._model.modules())
-        self._registries = [
-            registry for each in modules for registry in (each._parameters, each._buffers, each._modules)
-        ]
+        self.buffers = self._buffers.current()  # the loop may assign others
+        self._registered = RegisteredObjects(self._model, "_parameters", "_buffers", "_modules")
         self._parameters = list(self._model.parameters())
-        self._read_buffers()
-        self._seen = self._objects()
+        self._flags = self._flags_now()
+        self._seen_groups = self._grouped()
 
-    def _read_buffers(self) -> None:
-        """Take the buffers that the loop has now: it may assign others."""
-        self.buffers = self._buffers.current()
-        self._shapes = [each.shape for each in self.buffers]
+    def _flags_now(self) -> list[bool]:
+        return list(map(_REQUIRES_GRAD, self._parameters))
 
-    def _objects(self) -> list[object]:
-        """Return the objects that are the same at every look at an unchanged loop."""
-        registered: list[object] = [each for registry in self._registries for each in registry.values()]
-        flags = [each.requires_grad for each in self._parameters]
-        groups = [each for group in self._optimizer.param_groups for each in (*group["params"], None)]
-        return [*registered, *flags, *groups]
+    def _grouped(self) -> list[object]:
+        """Return the parameters of the optimizer, with None after each group."""
+        return [each for group in self._optimizer.param_groups for each in (*group["params"], None)]
 
     def _check_trained(self) -> None:
         trained = {each: name for name, each in self._model.named_parameters() if each.requires_grad}
@@ -128,7 +124,7 @@ class LoopWatch:
     def _check_groups(self) -> None:
         groups = [list(group["params"]) for group in self._optimizer.param_groups]
         for number, group in enumerate(groups):
-            if number == len(self._groups) or not _are_identical(group, self._groups[number]):
+            if number == len(self._groups) or not are_identical(group, self._groups[number]):
                 raise _refusal(f"parameter group {number} of the optimizer has other parameters")
         if len(groups) < len(self._groups):
             raise _refusal(f"parameter group {len(groups)} of the optimizer is missing")
@@ -157,10 +153,6 @@ def _refusal(change: str) -> UsageError:
         f"{change}, unlike when pl.attach read it: make the change before pl.attach, or finish this run, make the "
         "change, and call pl.attach again"
     )
-
-
-def _are_identical(ones: Sequence[object], others: Sequence[object]) -> bool:
-    return len(ones) == len(others) and all(map(operator.is_, ones, others))
 
 
 def _are_equal(parameter: nn.Parameter, version: Tensor) -> bool:

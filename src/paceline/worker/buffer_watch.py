@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.server.flat_buffers import FlatBuffers, is_a_mean, write_difference
+from paceline.worker.registered_objects import RegisteredObjects
 
 Kind = tuple[torch.dtype, torch.Size]
 REMEDY = "make a forward pass when the model is made, or give the buffer its final shape and first values there"
@@ -32,11 +31,13 @@ class BufferWatch:
         Raises:
             UsageError: a buffer was added or removed, or has another shape or type.
         """
-        seen: list[object] = [each for registry in self._registries for each in registry.values()]
-        is_known = len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen))
-        if not is_known or any(map(operator.ne, [each.shape for each in self._buffers], self._shapes)):
+        if not self._registered.are_same() or self.have_other_sizes():
             self._read()
         return self._buffers
+
+    def have_other_sizes(self) -> bool:
+        """Return whether a buffer of the last look was resized in place."""
+        return list(map(Tensor.numel, self._buffers)) != self._sizes
 
     def write_changes(self, changes: FlatBuffers, version: FlatBuffers) -> None:
         """Write the changes of the buffers since a version; of whole numbers and booleans, the new values.
@@ -69,10 +70,8 @@ class BufferWatch:
                 f"{_described(self._kinds.get(name))} when the run began: {REMEDY}"
             )
         self._buffers = [buffers[name] for name in self._kinds]
-        self._shapes = [each.shape for each in self._buffers]
-        modules = list(self._model.modules())
-        self._registries = [registry for each in modules for registry in (each._buffers, each._modules)]
-        self._seen: list[object] = [each for registry in self._registries for each in registry.values()]
+        self._sizes = list(map(Tensor.numel, self._buffers))
+        self._registered = RegisteredObjects(self._model, "_buffers", "_modules")
 
 
 def _described(kind: Kind | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -41,12 +42,12 @@ class WriteWatch:
         """Take the tensors as they are now, at the start of a step."""
         self._step += 1
         is_due = self._always or self._step <= FIRST_STEPS or self._step % PERIOD == 0
-        self._versions = [tensor._version for tensor in self._tensors.values()]
+        self._versions = list(map(_VERSION, self._tensors.values()))
         self._samples = _samples_of(self._tensors.values()) if is_due else {}
 
     def changed(self) -> list[str]:
         """Return the names of the tensors that were written since `mark`."""
-        versions = [tensor._version for tensor in self._tensors.values()]
+        versions = list(map(_VERSION, self._tensors.values()))
         samples = _samples_of(self._tensors.values()) if self._samples else {}
         if versions == self._versions and all(_are_same(samples[each], self._samples.get(each)) for each in samples):
             return []
@@ -63,11 +64,15 @@ class WriteWatch:
         return found
 
 
+_VERSION = operator.attrgetter("_version")
+
+
+@torch.no_grad()
 def _samples_of(tensors: Iterable[Tensor]) -> dict[torch.device, Tensor]:
     """Return evenly spaced elements of all tensors, one vector for each device."""
     parts = defaultdict(list)
     for tensor in tensors:
-        parts[tensor.device].append(_sample_of(tensor.detach()))
+        parts[tensor.device].append(_sample_of(tensor))
     return {device: torch.cat(each) for device, each in parts.items()}
 
 
