@@ -59,6 +59,10 @@ def grow_in_place(model, x):
     model.grows.resize_(2).copy_(x.mean(dim=0))
 
 
+def turn_in_place(model, x):
+    model.sum.resize_(2, 1)
+
+
 def remove(model, x):
     model.sum = None
 
@@ -73,6 +77,7 @@ REFUSED = [
     (register, "buffer late of the model is float32[2], but was missing"),
     (grow, "buffer grows of the model is float32[2], but was float32[0]"),
     (grow_in_place, "buffer grows of the model is float32[2], but was float32[0]"),
+    (turn_in_place, "buffer sum of the model is float32[2, 1], but was float32[2]"),
     (remove, "buffer sum of the model is missing, but was float32[2]"),
     (observe, "buffer least of the model was infinite and is finite now"),
 ]

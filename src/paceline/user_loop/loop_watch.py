@@ -93,7 +93,7 @@ class LoopWatch:
             self._check_trained()
             self._check_groups()
             self._read()
-        if self._buffers.have_other_sizes():
+        if self._buffers.have_other_shapes():
             self.buffers = self._buffers.current()
         if self._version:
             self._check_version()

@@ -31,13 +31,13 @@ class BufferWatch:
         Raises:
             UsageError: a buffer was added or removed, or has another shape or type.
         """
-        if not self._registered.are_same() or self.have_other_sizes():
+        if not self._registered.are_same() or self.have_other_shapes():
             self._read()
         return self._buffers
 
-    def have_other_sizes(self) -> bool:
-        """Return whether a buffer of the last look was resized in place."""
-        return list(map(Tensor.numel, self._buffers)) != self._sizes
+    def have_other_shapes(self) -> bool:
+        """Return whether the shape of a buffer of the last look was changed in place."""
+        return list(map(Tensor.size, self._buffers)) != self._shapes
 
     def write_changes(self, changes: FlatBuffers, version: FlatBuffers) -> None:
         """Write the changes of the buffers since a version; of whole numbers and booleans, the new values.
@@ -70,7 +70,7 @@ class BufferWatch:
                 f"{_described(self._kinds.get(name))} when the run began: {REMEDY}"
             )
         self._buffers = [buffers[name] for name in self._kinds]
-        self._sizes = list(map(Tensor.numel, self._buffers))
+        self._shapes = list(map(Tensor.size, self._buffers))
         self._registered = RegisteredObjects(self._model, "_buffers", "_modules")
 
 
