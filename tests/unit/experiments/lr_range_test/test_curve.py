@@ -29,6 +29,27 @@ def test_the_knee_is_at_the_turn_of_the_loss(place):
     assert not reading.is_bound
 
 
+def least_squares(rates, m, noise, d=20):
+    """Return the expected losses of SGD on least squares of d Gaussian inputs, with m samples in an update."""
+    distance, losses = float(d), [(d + noise**2) / 2]
+    for rate in rates:
+        distance *= 1 - 2 * rate + rate**2 * (1 + (d + 1) / m)
+        distance += rate**2 * noise**2 * d / m
+        losses.append(min((distance + noise**2) / 2, losses[0]))
+    return losses
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.1, 0.7, 1.2), (0.3, 0.7, 1.1), (1.0, 0.35, 1.0)])
+def test_the_knee_rises_with_the_samples_of_an_update_as_the_limit_of_least_squares(noise, least, most):
+    rates = Range(lowest=1e-3, highest=30.0, updates=400).rates
+    samples = [4, 8, 16, 32, 64]
+    limits = [2 * m / (m + 21) for m in samples]
+    knees = [find_knee(rates, smoothed(least_squares(rates, m, noise))).learning_rate for m in samples]
+    assert all(least < knee / limit < most for knee, limit in zip(knees, limits, strict=True))
+    assert knees == sorted(knees)
+    assert knees[-1] / knees[0] > 0.7 * limits[-1] / limits[0]
+
+
 @pytest.mark.parametrize(("share", "place"), [(0.9, 80), (1.1, 30)])
 def test_the_curve_ends_at_a_rise_by_a_fraction_of_the_total_decrease(share, place):
     """The loss falls from 3 to 1 at place 30, rises by about the share that counts, and falls to 0 at place 80."""

@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.cli import main
 from paceline.core.events import Outcome
 from paceline.core.records import RunEnded, UpdateMade, VersionEvaluated
-from paceline.experiments.lr_range_test.curve import Range
+from paceline.experiments.lr_range_test.curve import NEAR, Range
 from paceline.recording.callback import Memory
 from selections import parametrize_few
 from tiny_jobs import sgd, tiny_job
@@ -72,11 +72,30 @@ def test_the_quadratic_job_has_the_stated_curvatures():
         (sgd(momentum=0.5), LARGEST * 1.5),  # (1 + momentum) times that of plain SGD
     ],
 )
-def test_the_knee_is_a_small_factor_below_the_largest_stable_rate(optimizer, largest):
+def test_the_knee_is_near_the_largest_stable_rate(optimizer, largest):
     [knee] = find(line(optimizer=optimizer)).knees
-    assert largest / 4 < knee.learning_rate < largest
+    assert largest / 4 < knee.learning_rate < 1.2 * largest  # without noise of gradients a rise is seen late
     place = knee.rates.index(knee.learning_rate)
-    assert knee.losses[place] == min(knee.losses[: place + 2])
+    lowest = min(knee.losses[: place + 1])
+    assert knee.losses[place] <= lowest + NEAR * (knee.losses[0] - min(knee.losses))
+
+
+@pytest.mark.slow
+def test_the_knee_rises_with_k_as_the_largest_stable_rate():
+    """Least squares of d Gaussian inputs is stable below m / (m + d + 1), for the mean square of m samples."""
+    d, batch_size, ks = 20, 4, (1, 4, 16)
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20_000, d, dtype=torch.float64, generator=draw)
+    noise = 0.3 * torch.randn(20_000, 1, dtype=torch.float64, generator=draw)
+    job = line(
+        model=lambda: nn.Linear(d, 1, bias=False).double(),
+        data=TensorDataset(inputs, inputs.sum(dim=1, keepdim=True) + noise),
+        batch_size=batch_size,
+    )
+    found = find(job, k=ks, cluster="16*exp(mean=1)", lowest=0.002, highest=10.0, updates=200).learning_rates
+    limits = {k: k * batch_size / (k * batch_size + d + 1) for k in ks}
+    assert all(0.4 < found[k] / limits[k] < 1.2 for k in ks)
+    assert found[16] / found[1] > 0.6 * limits[16] / limits[1]
 
 
 def test_a_run_that_diverges_ends_its_range_without_an_error():
