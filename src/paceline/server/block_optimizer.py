@@ -140,7 +140,7 @@ class _Range:
         counts = [optimizer.state[parameter]["step"] for parameter in self.parameters]
         for count in counts:
             count.add_(1)
-        return AdamRule.of(group, float(counts[0]))
+        return AdamRule.of(group, float(counts[0]), is_adamw=isinstance(optimizer, torch.optim.AdamW))
 
 
 def _ranges_of(

@@ -138,10 +138,10 @@ class AdamRule(Rule):
     count: float
 
     @classmethod
-    def of(cls, group: Mapping[str, Any], count: float) -> AdamRule:
+    def of(cls, group: Mapping[str, Any], count: float, *, is_adamw: bool) -> AdamRule:
         """Return the rule of a parameter group."""
         beta1, beta2 = group["betas"]
-        is_decoupled = group["decoupled_weight_decay"]
+        is_decoupled = group.get("decoupled_weight_decay", is_adamw)  # no option before torch 2.6
         return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], is_decoupled, count)
 
     def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:

@@ -249,3 +249,12 @@ def test_parameters_without_an_optimizer_are_in_the_version():
     for number in range(3):
         updated(server, number)
     assert torch.equal(server.state.parameters[0], before)
+
+
+@pytest.mark.parametrize("kind", [ADAM, ADAMW])
+def test_groups_of_torch_before_2_6_have_no_option_for_the_decay(kind):
+    [group] = kind([torch.zeros(1)], weight_decay=0.1).param_groups
+    older = {name: value for name, value in group.items() if name != "decoupled_weight_decay"}
+    is_adamw = kind is ADAMW
+    assert AdamRule.of(older, 1.0, is_adamw=is_adamw) == AdamRule.of(group, 1.0, is_adamw=is_adamw)
+    assert AdamRule.of(older, 1.0, is_adamw=is_adamw).is_decoupled is is_adamw

@@ -17,8 +17,9 @@ OPTIMIZERS = {
     "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
     "RAdam": lambda parameters: torch.optim.RAdam(parameters, lr=0.1),
     "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1),
-    "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
 }
+if hasattr(torch.optim, "Adafactor"):  # since torch 2.5
+    OPTIMIZERS["Adafactor"] = lambda parameters: torch.optim.Adafactor(parameters, lr=0.1)
 VALUES = (None, True, False, 0, 3, -1.0, 0.5, 2.0, "", "0.1", "x" * 200_000, "\x1b[2J")
 VALUES += ((), (0.9,), (0.9, 0.99), (0.9, 0.99, 0.999), (0.9, "x"), (None, None), (2.0, -1.0))
 
@@ -66,6 +67,8 @@ def test_the_server_can_step_with_each_option_that_it_takes(name):
     ],
 )
 def test_options_of_a_schedule_are_taken(name, options):
+    if name not in OPTIMIZERS:
+        pytest.skip(f"this torch has no {name}")
     optimizer = stepped_optimizer(name)
     assert set_options(optimizer, [options]) == ""
     assert options.items() <= optimizer.param_groups[0].items()
