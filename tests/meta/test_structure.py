@@ -39,6 +39,7 @@ FLOORS = [
     "run",
     "user_loop",
     "integrations",
+    "balance",
     "probe",
     "launcher",
     "experiments",

@@ -11,12 +11,14 @@ from typing import Annotated
 
 import typer
 
+from paceline.balance.settings import BalanceSettings
 from paceline.cli.options import check_not_empty
 from paceline.clusters.job_token import make_token
 from paceline.clusters.launch_env import TOKEN, started_by_torchrun
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.placement import LOOPBACK
 from paceline.errors import UsageError
+from paceline.probe.launch import injection
 
 EXAMPLE = "paceline run --nproc-per-node 4 train.py"
 
@@ -38,6 +40,12 @@ def run(
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not a Python script.")] = False,
+    protocol: Annotated[
+        str, typer.Option(help="How ranks of DDP and FSDP2 share the batches; none to leave them as they are.")
+    ] = "balanced(m=8, leases=1)",
+    max_share: Annotated[float, typer.Option(help="Largest share of a rank, as a multiple of its batch.")] = 1.5,
+    weigh: Annotated[str, typer.Option(help="What a rank's gradient counts: samples, tokens or none.")] = "auto",
+    dry_run: Annotated[bool, typer.Option(help="Say what is taken over, and end.")] = False,
 ) -> None:
     """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
 
@@ -48,6 +56,8 @@ def run(
 
     check_not_empty(sys.argv[1 : -len(command)])
     words = _words(command, module=module, no_python=no_python)
+    settings = BalanceSettings(8 if "16" not in protocol else 16, max_share, weigh, dry_run)
+    os.environ.update({**injection(), **settings.environment()})
     if started_by_torchrun(os.environ):
         _become_rank(context, words)
     host, port = _endpoint(rdzv_endpoint, nnodes)

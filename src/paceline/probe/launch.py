@@ -65,13 +65,18 @@ def _check_free(folder: Path, about: Path) -> None:
 
 
 def _environment(folder: Path, sample_every: int) -> dict[str, str]:
-    before = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(INJECTED), *([before] if before else [])]),
+        **injection(),
         layout.FOLDER_VARIABLE: str(folder.absolute()),
         layout.SAMPLE_VARIABLE: str(sample_every),
     }
+
+
+def injection() -> dict[str, str]:
+    """Return the variable by which Python imports the module of `INJECTED` at its start."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(INJECTED), *([before] if before else [])])}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""Module that Python imports at its start in every process of a recorded command; it installs the probe in ranks."""
+"""Module that Python imports at its start in every process of a command; in ranks it installs the probe, or the balancer."""
 
 import importlib.machinery
 import importlib.util
@@ -18,17 +18,19 @@ def _run_next_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-def _install_probe() -> None:
+def _install_in_rank() -> None:
     try:
-        from paceline.probe.install import install
+        from paceline.balance import install as balance
+        from paceline.probe import install as probe
     except ImportError as error:
-        print(f"paceline: this rank is not recorded, because its Python has no paceline ({error})", file=sys.stderr)
+        print(f"paceline: this rank is as without it, because its Python has no paceline ({error})", file=sys.stderr)
     else:
-        install()
+        probe.install()
+        balance.install()
 
 
 try:
     _run_next_sitecustomize()
 finally:
     if "RANK" in os.environ:
-        _install_probe()
+        _install_in_rank()

@@ -1,0 +1,46 @@
+"""Settings of a balanced script, which its launcher passes to the ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from paceline.errors import UsageError
+from paceline.policies.shares import Pieces
+
+VARIABLE = "PACELINE_BALANCE"  # settings as JSON, in the environment of the ranks
+WEIGHINGS = ("auto", "samples", "tokens", "none")
+
+
+@dataclass(frozen=True)
+class BalanceSettings:
+    """Settings of the shares.
+
+    Attributes:
+        pieces: m, pieces of a rank's batch, >= 1.
+        max_share: largest share as a multiple of the batch, >= 1.
+        weigh: what backward passes are weighed by; "auto" to read it from the graph of the loss.
+        dry_run: whether the script ends once it is known what is taken over.
+    """
+
+    pieces: int = 8
+    max_share: float = 1.5
+    weigh: Literal["auto", "samples", "tokens", "none"] = "auto"
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        Pieces(1, self.pieces, self.max_share)
+        if self.weigh not in WEIGHINGS:
+            raise UsageError(f"weigh={self.weigh!r}, expected one of {', '.join(WEIGHINGS)}")
+
+    def environment(self) -> dict[str, str]:
+        """Return the variable that passes these settings to a rank."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> BalanceSettings | None:
+        """Return the settings that a launcher has passed; None without."""
+        text = environment.get(VARIABLE)
+        return cls(**json.loads(text)) if text else None

@@ -1,0 +1,61 @@
+"""Texts of a balanced script: what is taken over, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.balance.loss import Reading
+from paceline.policies.shares import Pieces
+
+WEIGHED = {
+    "samples": "the loss is a mean, weighed by samples",
+    "tokens": "the loss is a mean over tokens: all tokens of an update count alike, where torchrun averages the ranks",
+    "none": "the loss is a sum, which needs no weight",
+}
+WITHOUT = "or start the script with torchrun"
+
+
+def start_line(model: str, loader: Any, ranks: int, sizes: Pieces, weighing: str) -> str:
+    """Return what is taken over, in one line."""
+    piece = "sample" if sizes.size == 1 else f"{sizes.size} samples"
+    few = "; a batch below 4 samples can gain little" if sizes.batch_size < 4 else ""
+    return (
+        f"paceline: {ranks} ranks share the batches of {model} by their speed: {sizes.fewest} to {sizes.most} samples "
+        f"for {sizes.batch_size} of {_name(loader)}, in steps of a {piece}{few}; {WEIGHED[weighing]}"
+    )
+
+
+def refusal_of_loader(loader: Any, ranks: int) -> str:
+    """Return why the batches of a loader cannot be cut, and what to do."""
+    if loader is None:
+        found = "no DataLoader has handed out the batch of this backward pass"
+    else:
+        sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        inner = getattr(sampler, "sampler", sampler)
+        found = f"{_name(loader)} does not deal its samples to {ranks} ranks ({type(inner).__name__})"
+    return (
+        f"{found}: give the loader sampler=DistributedSampler(dataset), {WITHOUT}; a script that makes its own batches "
+        "asks for the size of the next one: paceline.share(batch_size)"
+    )
+
+
+def refusal_of_loss(reading: Reading | None) -> str:
+    """Return why a loss cannot be weighed, and what to do."""
+    shown = reading.name if reading is not None else "nothing"
+    return (
+        f"the graph of the loss does not show what it is a mean of ({shown}): give --weigh samples for a mean over "
+        "the samples of a batch, --weigh tokens for a mean over tokens that count, --weigh none for a sum or a sum over "
+        f"a number that all ranks share; {WITHOUT}"
+    )
+
+
+def refusal_of_tokens(reading: Reading) -> str:
+    """Return why a loss that was a mean over all samples can no longer be weighed by them."""
+    return (
+        f"the loss ({reading.name}) was a mean over all samples, and now divides by {reading.divisor:g}, as where some "
+        "are ignored: give --weigh tokens"
+    )
+
+
+def _name(loader: Any) -> str:
+    return f"{type(loader).__name__}({type(loader.dataset).__name__})" if loader is not None else "no loader"

@@ -1,0 +1,165 @@
+"""Shares of the ranks in the global batch of an update: each by its speed, in whole pieces."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, log, sqrt
+from typing import NamedTuple
+
+from paceline.policies.estimators.restarting_median import RestartingMedian
+from paceline.utils.validation import check_range
+
+WINDOW = 15
+LEAST_GAIN = 0.03
+NOISE_FACTOR = 3.0  # a gain of that many standard errors is no chance
+LEAST_TIMES = 2  # of each rank, before a decision
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Sizes that a share may have.
+
+    A share is B + j g samples with a whole j, where g = max(1, floor(B / m)), at least one piece and at most c B.
+
+    Args:
+        batch_size: B, samples of a rank under equal shares, >= 1.
+        pieces: m, pieces of such a batch, >= 1.
+        max_share: c, largest share as a multiple of B, >= 1.
+
+    Attributes:
+        size: g, samples of a piece.
+        fewest: smallest share, in samples.
+        most: largest share, in samples.
+
+    Example:
+        >>> sizes = Pieces(batch_size=10, pieces=4, max_share=1.5)
+        >>> sizes.size, sizes.fewest, sizes.most
+        (2, 2, 14)
+    """
+
+    batch_size: int
+    pieces: int = 8
+    max_share: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_range("[1, inf)", batch_size=self.batch_size, pieces=self.pieces)
+        check_range("[1, inf)", max_share=self.max_share)
+
+    @property
+    def size(self) -> int:
+        return max(1, self.batch_size // self.pieces)
+
+    @property
+    def fewest(self) -> int:
+        return self.batch_size - (self.batch_size - 1) // self.size * self.size
+
+    @property
+    def most(self) -> int:
+        return self.batch_size + int((self.max_share - 1) * self.batch_size) // self.size * self.size
+
+
+def deal(seconds: Sequence[float], sizes: Pieces) -> tuple[int, ...]:
+    """Return the shares that end an update first.
+
+    Each rank begins with the smallest share; each further piece goes to the rank that would end first with it, and of
+    equal ones to that with the smallest share. That is optimal, since the ends grow with the shares.
+
+    Args:
+        seconds: seconds per sample of each rank, > 0.
+        sizes: sizes that a share may have.
+
+    Returns:
+        Samples of each rank; their sum is n B.
+
+    Example:
+        >>> deal([0.1, 0.1, 0.1, 0.2], Pieces(16))
+        (18, 18, 18, 10)
+
+    Source: greedy list scheduling (Graham, 1966) of equal pieces on ranks of different speeds.
+    """
+    shares = [sizes.fewest] * len(seconds)
+    left = len(seconds) * (sizes.batch_size - sizes.fewest) // sizes.size
+    waiting = [(cost * (sizes.fewest + sizes.size), sizes.fewest, rank) for rank, cost in enumerate(seconds)]
+    heapq.heapify(waiting)
+    while left:
+        _, _, rank = heapq.heappop(waiting)
+        shares[rank] += sizes.size
+        left -= 1
+        if shares[rank] < sizes.most:
+            heapq.heappush(waiting, (seconds[rank] * (shares[rank] + sizes.size), shares[rank], rank))
+    return tuple(shares)
+
+
+class ShareDecision(NamedTuple):
+    """Shares from an update on, and the reason.
+
+    Attributes:
+        shares: samples of each rank.
+        reason: text for the log.
+    """
+
+    shares: tuple[int, ...]
+    reason: str
+
+
+class ShareBalancer:
+    """Policy of the shares: they follow the speeds, and change only for a gain above the noise.
+
+    With the median c_i of the seconds per sample of rank i, an update with shares s_i takes max_i s_i c_i. New shares
+    are taken if the present ones take longer by more than max(a, z e), where e is the standard error of the medians:
+    e = 1.25 sigma / sqrt(N), sigma the standard deviation of log(c) of all ranks around their own medians, and N the
+    fewest times of a rank.
+
+    Args:
+        ranks: number of ranks n, >= 1.
+        sizes: sizes that a share may have.
+
+    Attributes:
+        shares: samples of each rank, as decided last.
+
+    Source: the prediction of a share from recent speeds is that of LB-BSP (Chen et al., SoCC 2020).
+    """
+
+    def __init__(self, ranks: int, sizes: Pieces) -> None:
+        check_range("[1, inf)", ranks=ranks)
+        self._sizes = sizes
+        self._seconds = [RestartingMedian(WINDOW) for _ in range(ranks)]
+        self.shares = (sizes.batch_size,) * ranks
+
+    def decide(self, samples: Sequence[int], seconds: Sequence[float]) -> ShareDecision | None:
+        """Take the times of an update, and return new shares; None to keep the present ones.
+
+        Args:
+            samples: samples of each rank in the update, >= 0.
+            seconds: seconds of each rank for them, without waiting for other ranks; 0 for a time that does not count.
+        """
+        for known, count, taken in zip(self._seconds, samples, seconds, strict=True):
+            if count and taken > 0:
+                known.add(taken / count)
+        fewest = min(len(known.values) for known in self._seconds)
+        if fewest < LEAST_TIMES:
+            return None
+        costs = [known.median for known in self._seconds]
+        new = deal(costs, self._sizes)
+        before_s, after_s = _longest(self.shares, costs), _longest(new, costs)
+        gain = before_s / after_s - 1
+        needed = max(LEAST_GAIN, NOISE_FACTOR * 1.25 * self._spread() / sqrt(fewest))
+        if new == self.shares or gain <= needed:
+            return None
+        self.shares = new
+        return ShareDecision(new, f"an update takes {after_s:.3g} s, and {before_s:.3g} s with the shares before")
+
+    def _spread(self) -> float:
+        """Return sigma, with one degree of freedom less for each rank."""
+        squares, count = 0.0, 0
+        for known in self._seconds:
+            middle = known.median
+            squares += sum(log(value / middle) ** 2 for value in known.values)
+            count += len(known.values) - 1
+        return sqrt(squares / count) if count else inf
+
+
+def _longest(shares: Sequence[int], costs: Sequence[float]) -> float:
+    return max(share * cost for share, cost in zip(shares, costs, strict=True))
