@@ -158,9 +158,9 @@ def test_modules_of_decisions_do_not_import_torch():
     assert importers([path for path in FILES if floor_of_file(path) in NO_TORCH], "torch") == []
 
 
-def test_only_the_distributed_engine_and_the_probe_import_torch_distributed():
+def test_only_the_distributed_engine_and_the_patches_of_torch_import_torch_distributed():
     users = importers(FILES, "torch.distributed")
-    assert [name for name in users if not name.startswith(("engines/distributed/", "probe/"))] == []
+    assert [name for name in users if not name.startswith(("engines/distributed/", "balance/", "probe/"))] == []
 
 
 def test_the_distributed_engine_is_imported_only_through_its_package():

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from paceline.balance.batches import CutSampler, Dealt, is_dealt_by_rank
-from paceline.balance.exchange import Exchange
 from paceline.balance.gain import Gain
 from paceline.balance.loss import Reading, read_loss
+from paceline.balance.rank_times import RankTimes
 from paceline.balance.settings import BalanceSettings
 from paceline.balance.start_line import refusal_of_loader, refusal_of_loss, refusal_of_tokens, start_line
 from paceline.balance.stopwatch import CudaClock, HostClock, Stopwatch
@@ -43,7 +43,7 @@ class Balancer:
         self._is_on_host = device.type == "cpu"
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
         self.stopwatch = Stopwatch(HostClock() if self._is_on_host else CudaClock())
-        self._exchange = Exchange(self.ranks)
+        self._times = RankTimes(self.ranks)
         self._training: WeakSet[DataLoader[Any]] = WeakSet()
         self._policy: ShareBalancer | None = None
         self._sizes: Pieces | None = None
@@ -76,7 +76,7 @@ class Balancer:
         if loader is not None and loader not in self._training:
             self._training.add(loader)
             self._since.append(dealt)
-        own = dealt.shares[self.rank] if dealt.shares else dealt.size
+        own = dealt.samples_of(self.rank)
         reading = self._read(loss, own)
         if not self._weighing:
             self._begin(reading, dealt.size, loader)
@@ -84,7 +84,7 @@ class Balancer:
             return 1.0
         if self._weighing == "tokens":
             tokens = read_loss(loss, own).divisor or 0.0
-            return tokens * self.ranks / self._exchange.sum(tokens)
+            return tokens * self.ranks / self._times.sum(tokens)
         if reading is not None and reading.weighing == "tokens" and self._settings.weigh == "auto":
             raise UsageError(refusal_of_tokens(reading))
         return own / dealt.size
@@ -94,15 +94,15 @@ class Balancer:
         if not self._since or self._policy is None:
             return
         now_s = time.perf_counter()
-        rows = self._exchange.end()
+        rows = self._times.end()
         if rows is not None:
             self._decide([row[0] for row in rows], now_s)
-        sizes = {dealt.shares[self.rank] if dealt.shares else dealt.size for dealt in self._since}
+        sizes = {dealt.samples_of(self.rank) for dealt in self._since}
         seconds = self.stopwatch.take()
         self._before, self._since = self._since, []
         is_first = not sizes <= self._known_sizes  # of its shape: a device tunes, and a compiler compiles
         self._known_sizes |= sizes
-        self._exchange.begin([0.0 if is_first else seconds])
+        self._times.begin([0.0 if is_first else seconds])
 
     def _decide(self, seconds: list[float], now_s: float) -> None:
         assert self._policy is not None
@@ -131,8 +131,8 @@ class Balancer:
         """Agree with the other ranks on what is taken over, and say so."""
         given = self._settings.weigh
         found = given if given != "auto" else (reading.weighing if reading is not None else None)
-        self._exchange.begin([float(KINDS.index(found)) if found else -1.0, float(size)])
-        rows = self._exchange.end() or []
+        self._times.begin([float(KINDS.index(found)) if found else -1.0, float(size)])
+        rows = self._times.end() or []
         kinds = {int(row[0]) for row in rows}
         if -1 in kinds or (2 in kinds and len(kinds) > 1):
             raise UsageError(refusal_of_loss(reading))

@@ -49,6 +49,10 @@ class Dealt(NamedTuple):
     shares: tuple[int, ...] | None
     size: int
 
+    def samples_of(self, rank: int) -> int:
+        """Return the samples of a rank."""
+        return self.size if self.shares is None else self.shares[rank]
+
 
 class CutSampler:
     """Batch sampler that cuts each update's batches by the shares that hold when the batch is asked for.

@@ -44,8 +44,8 @@ def refusal_of_loss(reading: Reading | None) -> str:
     shown = reading.name if reading is not None else "nothing"
     return (
         f"the graph of the loss does not show what it is a mean of ({shown}): give --weigh samples for a mean over "
-        "the samples of a batch, --weigh tokens for a mean over tokens that count, --weigh none for a sum or a sum over "
-        f"a number that all ranks share; {WITHOUT}"
+        "the samples of a batch, --weigh tokens for a mean over tokens that count, --weigh none for a sum, or a sum "
+        f"over a number that all ranks share; {WITHOUT}"
     )
 
 

@@ -28,11 +28,6 @@ class Pieces:
         pieces: m, pieces of such a batch, >= 1.
         max_share: c, largest share as a multiple of B, >= 1.
 
-    Attributes:
-        size: g, samples of a piece.
-        fewest: smallest share, in samples.
-        most: largest share, in samples.
-
     Example:
         >>> sizes = Pieces(batch_size=10, pieces=4, max_share=1.5)
         >>> sizes.size, sizes.fewest, sizes.most
@@ -49,14 +44,17 @@ class Pieces:
 
     @property
     def size(self) -> int:
+        """Samples of a piece."""
         return max(1, self.batch_size // self.pieces)
 
     @property
     def fewest(self) -> int:
+        """Smallest share, in samples."""
         return self.batch_size - (self.batch_size - 1) // self.size * self.size
 
     @property
     def most(self) -> int:
+        """Largest share, in samples."""
         return self.batch_size + int((self.max_share - 1) * self.batch_size) // self.size * self.size
 
 

@@ -1,4 +1,4 @@
-"""Module that Python imports at its start in every process of a command; in ranks it installs the probe, or the balancer."""
+"""Module that Python imports at its start in each process of a command; it installs the probe or balancer in ranks."""
 
 import importlib.machinery
 import importlib.util

@@ -1,4 +1,4 @@
-"""Exchange of the ranks' times, which no rank waits for until the next one begins."""
+"""Times of the ranks, which no rank waits for until the next one begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 
-class Exchange:
+class RankTimes:
     """Gathering of one row of numbers of each rank, through a group of its own.
 
     Args:
