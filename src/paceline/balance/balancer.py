@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
-from weakref import WeakSet
+from collections import deque
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from paceline.balance.batches import CutSampler, Dealt, is_dealt_by_rank
 from paceline.balance.gain import Gain
-from paceline.balance.loss import Reading, read_loss
+from paceline.balance.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.balance.rank_times import RankTimes
 from paceline.balance.settings import BalanceSettings
-from paceline.balance.start_line import refusal_of_loader, refusal_of_loss, refusal_of_tokens, start_line
-from paceline.balance.stopwatch import CudaClock, HostClock, Stopwatch
+from paceline.balance.stopwatch import HostClock, Spans, Stopwatch, StreamClock
+from paceline.balance.texts import refusal_of_loader, refusal_of_sizes, start_line
+from paceline.balance.training_loaders import TrainingLoaders
+from paceline.balance.weighing import Weighing
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer
 
-KINDS = ("samples", "tokens", "none")
-READ_ALWAYS, READ_EVERY = 10, 100  # iterations in which the loss of a device, which is waited for, is read again
+
+class Interval(NamedTuple):
+    """Batches from one exchange of times to the next one.
+
+    Attributes:
+        dealt: their shares.
+        spans: when this rank loaded and computed.
+        is_first: whether one of the sizes is new to this rank: a device tunes, and a compiler compiles.
+    """
+
+    dealt: list[Dealt]
+    spans: Spans
+    is_first: bool
+
+    def samples_of(self, rank: int) -> int:
+        """Return the samples of a rank."""
+        return sum(each.samples_of(rank) for each in self.dealt)
 
 
 class Balancer:
     """Unequal shares of the global batch in one rank, from the first model on.
 
-    The shares of an update are decided on each rank from the same gathered times, so all ranks decide the same without
-    a message.
+    The shares of an update are decided on each rank from the same gathered times, at the same place of the script, so
+    all ranks decide the same without a message.
 
     Args:
         settings: settings of the shares.
@@ -40,109 +57,118 @@ class Balancer:
     def __init__(self, settings: BalanceSettings, model: str, device: torch.device) -> None:
         self._settings = settings
         self._model = model
-        self._is_on_host = device.type == "cpu"
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        self.stopwatch = Stopwatch(HostClock() if self._is_on_host else CudaClock())
-        self._times = RankTimes(self.ranks)
-        self._training: WeakSet[DataLoader[Any]] = WeakSet()
-        self._policy: ShareBalancer | None = None
-        self._sizes: Pieces | None = None
-        self._weighing = ""
-        self._latest: tuple[DataLoader[Any] | None, Dealt | None] = (None, None)
-        self._since: list[Dealt] = []  # batches since the last exchange
-        self._before: list[Dealt] = []  # batches of the exchange that is under way
-        self._known_sizes: set[int] = set()
-        self._losses_read = 0
+        is_host = device.type == "cpu"
+        self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
         self.gain = Gain()
+        self._times = RankTimes(self.ranks)
+        self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
+        self._loaders = TrainingLoaders()
+        self._batches = HandedOutBatches(self.rank)
+        self._policy: ShareBalancer | None = None
+        self._batch_size = 0
+        self._dealt: list[Dealt] = []  # since the last exchange
+        self._measured: deque[Interval] = deque()  # of which the times are not exchanged yet
+        self._late = 0 if is_host else 1  # intervals for which a device is given time before its events are read
+        self._exchanged: Interval | None = None
+        self._known_sizes: set[int] = set()
 
-    def sampler_of(self, loader: DataLoader[Any], sampler: Any) -> Any:
-        """Return the batch sampler that a loader is to read: one that is cut, where the script's can be."""
-        if not is_dealt_by_rank(sampler, self.ranks):
+    def sampler_of(self, loader: Loader, sampler: Any) -> Any:
+        """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
+        if sampler is not loader.batch_sampler or not is_dealt_by_rank(sampler, self.ranks):
             return sampler
         return CutSampler(sampler, self.ranks, self.rank, lambda size: self._shares_for(loader, size))
 
-    def handed_out(self, loader: DataLoader[Any] | None, sampler: Any) -> None:
+    def share(self, batch_size: int) -> int:
+        """Return the samples of the next batch, which the script makes itself."""
+        shares = self._scaled(batch_size)
+        dealt = Dealt(shares, batch_size)
+        self._batches.add(HandedOut(None, dealt))
+        return dealt.samples_of(self.rank)
+
+    def handed_out(self, loader: Loader | None, sampler: Any) -> None:
         """Note the batch that a loader has just returned."""
         dealt = sampler.dealt.popleft() if isinstance(sampler, CutSampler) else None
-        self._latest = loader, dealt
-        if dealt is not None and loader in self._training:
-            self._since.append(dealt)
+        self._batches.add(HandedOut(loader, dealt))
+        if loader is not None and dealt is not None:
+            self._loaders.handed_out(loader, dealt.size)
+
+    def ended(self, loader: Loader | None) -> None:
+        """Note the end of a loader."""
+        self._batches.add(HandedOut(loader, None))
+
+    def forward_began(self, sizes: Collection[int]) -> None:
+        """Note a forward pass with gradients, which reads tensors of these first dimensions."""
+        self._batches.forward_began(sizes)
+        self.stopwatch.start()
 
     def weight_of(self, loss: torch.Tensor) -> float:
-        """Return the factor of a backward pass."""
-        loader, dealt = self._latest
+        """Return the factor of the backward pass that begins.
+
+        Raises:
+            UsageError: the batch was not dealt by rank, or the loss cannot be weighed.
+        """
+        loader, dealt = self._batches.take()
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
-        if loader is not None and loader not in self._training:
-            self._training.add(loader)
-            self._since.append(dealt)
+        self._loaders.backward_began(loader, dealt.size)
+        if not self._dealt or self._dealt[-1] is not dealt:
+            self._dealt.append(dealt)
         own = dealt.samples_of(self.rank)
-        reading = self._read(loss, own)
-        if not self._weighing:
-            self._begin(reading, dealt.size, loader)
-        if self._weighing == "none":
-            return 1.0
-        if self._weighing == "tokens":
-            tokens = read_loss(loss, own).divisor or 0.0
-            return tokens * self.ranks / self._times.sum(tokens)
-        if reading is not None and reading.weighing == "tokens" and self._settings.weigh == "auto":
-            raise UsageError(refusal_of_tokens(reading))
-        return own / dealt.size
+        if self._policy is None:
+            self._begin(loss, dealt.size, loader)
+        return self._weighing.weight_of(loss, own, dealt.size)
 
-    def end_of_sums(self) -> None:
+    def sums_ended(self) -> None:
         """Exchange times, after a backward pass whose sums have ended, and decide by those of the exchange before."""
-        if not self._since or self._policy is None:
+        if not self._dealt or self._policy is None:
             return
         now_s = time.perf_counter()
-        rows = self._times.end()
-        if rows is not None:
-            self._decide([row[0] for row in rows], now_s)
-        sizes = {dealt.samples_of(self.rank) for dealt in self._since}
-        seconds = self.stopwatch.take()
-        self._before, self._since = self._since, []
-        is_first = not sizes <= self._known_sizes  # of its shape: a device tunes, and a compiler compiles
+        seconds = self._times.end()
+        if seconds is not None and self._exchanged is not None:
+            self._decide(self._policy, self._exchanged, [row[0] for row in seconds], now_s)
+        sizes = {dealt.samples_of(self.rank) for dealt in self._dealt}
+        self._measured.append(Interval(self._dealt, self.stopwatch.take(), is_first=not sizes <= self._known_sizes))
         self._known_sizes |= sizes
-        self._times.begin([0.0 if is_first else seconds])
+        self._dealt = []
+        if len(self._measured) > self._late:
+            self._exchanged = self._measured.popleft()
+            own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
+            self._times.begin([own_s])
 
-    def _decide(self, seconds: list[float], now_s: float) -> None:
-        assert self._policy is not None
-        samples = [
-            sum(dealt.shares[i] if dealt.shares else dealt.size for dealt in self._before) for i in range(self.ranks)
-        ]
-        equal = sum(dealt.size for dealt in self._before)
-        self.gain.add(now_s, seconds, samples, equal)
-        self._policy.decide(samples, seconds)
+    def _decide(self, policy: ShareBalancer, interval: Interval, seconds: list[float], now_s: float) -> None:
+        samples = [interval.samples_of(rank) for rank in range(self.ranks)]
+        self.gain.add(now_s, seconds, samples, sum(dealt.size for dealt in interval.dealt))
+        policy.decide(samples, seconds)
 
-    def _shares_for(self, loader: DataLoader[Any], size: int) -> tuple[int, ...] | None:
+    def _shares_for(self, loader: Loader, size: int) -> tuple[int, ...] | None:
         """Return the shares of the batches that a loader asks for now; None for equal ones."""
-        if self._policy is None or self._sizes is None or loader not in self._training:
+        return self._scaled(size) if size == self._loaders.batch_size(loader) else None
+
+    def _scaled(self, size: int) -> tuple[int, ...] | None:
+        """Return the shares of batches of a size, which are those of the first loader; None for equal ones.
+
+        Raises:
+            UsageError: they are no whole numbers.
+        """
+        if self._policy is None or self._policy.shares.count(self._batch_size) == self.ranks:
             return None
-        shares = self._policy.shares
-        is_equal = size != self._sizes.batch_size or shares.count(size) == self.ranks
-        return None if is_equal else shares
+        if size == self._batch_size:
+            return self._policy.shares
+        if any(share * size % self._batch_size for share in self._policy.shares):
+            raise UsageError(refusal_of_sizes(self._batch_size, size))
+        return tuple(share * size // self._batch_size for share in self._policy.shares)
 
-    def _read(self, loss: torch.Tensor, samples: int) -> Reading | None:
-        """Return what a loss shows, in iterations in which it is looked at."""
-        self._losses_read += 1
-        is_due = self._is_on_host or self._losses_read <= READ_ALWAYS or self._losses_read % READ_EVERY == 0
-        return read_loss(loss, samples) if is_due else None
-
-    def _begin(self, reading: Reading | None, size: int, loader: DataLoader[Any] | None) -> None:
+    def _begin(self, loss: torch.Tensor, size: int, loader: Loader | None) -> None:
         """Agree with the other ranks on what is taken over, and say so."""
-        given = self._settings.weigh
-        found = given if given != "auto" else (reading.weighing if reading is not None else None)
-        self._times.begin([float(KINDS.index(found)) if found else -1.0, float(size)])
-        rows = self._times.end() or []
-        kinds = {int(row[0]) for row in rows}
-        if -1 in kinds or (2 in kinds and len(kinds) > 1):
-            raise UsageError(refusal_of_loss(reading))
-        if {row[1] for row in rows} != {float(size)}:
-            sizes = ", ".join(f"{row[1]:.0f}" for row in rows)
-            raise UsageError(f"the batches of the ranks have {sizes} samples: give every rank the same batch size")
-        self._weighing = KINDS[2] if 2 in kinds else KINDS[max(kinds)]
-        self._sizes = Pieces(size, self._settings.pieces, self._settings.max_share)
-        self._policy = ShareBalancer(self.ranks, self._sizes)
+        sizes = [row[0] for row in self._times.gather([float(size)])]
+        if len(set(sizes)) > 1:
+            shown = ", ".join(f"{each:.0f}" for each in sizes)
+            raise UsageError(f"the batches of the ranks have {shown} samples: give every rank the same batch size")
+        kind = self._weighing.begin(loss, size)
+        pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
+        self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
-            print(start_line(self._model, loader, self.ranks, self._sizes, self._weighing), file=sys.stderr, flush=True)
+            print(start_line(self._model, loader, self.ranks, pieces, kind), file=sys.stderr, flush=True)
         if self._settings.dry_run:
             raise SystemExit(0)

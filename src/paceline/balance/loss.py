@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-Weighing = Literal["samples", "tokens", "none"]
+WEIGHINGS = ("samples", "tokens", "none")
 MEAN, SUM = 1, 2  # as _saved_reduction of torch's losses
 MOST_NODES = 200
 LINEAR = frozenset(
@@ -21,12 +21,12 @@ class Reading(NamedTuple):
     """What the graph of a loss shows.
 
     Attributes:
-        weighing: what the passes of the ranks are weighed by; None if the graph does not show it.
+        weighing: one of `WEIGHINGS`, what the passes of the ranks are weighed by; None if the graph does not show it.
         divisor: number of samples, or of tokens, by which the rank itself has divided; None if that is not shown.
         name: name of the operation, for messages.
     """
 
-    weighing: Weighing | None
+    weighing: str | None
     divisor: float | None
     name: str
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -15,11 +17,29 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.balance.balancer import Balancer
+from paceline.balance.handed_out import Loader
 from paceline.balance.settings import BalanceSettings
+from paceline.balance.texts import refusal_of_group
+from paceline.errors import UsageError
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
-FSDP2 = "torch.distributed.fsdp._fully_shard._fully_shard"
+FSDP_STATE = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
+REFUSED_STATUS = 2  # of a wrong command, as which a launcher does not start it again
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
+    *(
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "recv",
+        "reduce",
+    ),
+    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+)
 
 
 class Patches:
@@ -27,118 +47,208 @@ class Patches:
 
     Args:
         settings: settings of the shares.
+
+    Attributes:
+        balancer: balancer of the models of this rank; None before the first.
     """
 
     def __init__(self, settings: BalanceSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.balancer: Balancer | None = None
+        self._originals: list[tuple[Any, str, Any]] = []
         self._thread = threading.get_ident()
         self._is_in_backward = False
         self._is_synced = True
-        self._loaders: WeakKeyDictionary[Any, ref[DataLoader[Any]]] = WeakKeyDictionary()
+        self._loaders: WeakKeyDictionary[Any, ref[Loader]] = WeakKeyDictionary()
 
     def install(self) -> None:
-        """Wait for the first model that is trained by several ranks; nothing else is replaced before."""
-        _replace(DistributedDataParallel, "__init__", self._with_init)
-        call_after_import(FSDP2, self._await_fully_shard)
+        """Replace the functions by which a script makes its models, reads batches, computes gradients and waits."""
+        self._replace(DistributedDataParallel, "__init__", self._with_init)
+        for name in FSDP_STATE:  # of torch 2.6 and newer, and of older ones
+            call_after_import(name, partial(self._replace_state, name))
+        self._replace(DataLoader, "_index_sampler", self._with_index_sampler)
+        self._replace(_BaseDataLoaderIter, "__init__", self._with_iterator)
+        self._replace(_BaseDataLoaderIter, "__next__", self._with_next)
+        self._replace(torch.autograd, "backward", self._with_backward)
+        self._replace(DistributedDataParallel, "_sync_buffers", self._paused)
+        for name in COLLECTIVES:
+            self._replace(dist, name, self._paused)
+        self._replace(dist.Work, "wait", self._paused)
 
-    def _await_fully_shard(self) -> None:
-        import sys
+    def remove(self) -> None:
+        """Put the functions of torch back."""
+        for owner, name, original in reversed(self._originals):
+            setattr(owner, name, original)
+        self._originals = []
 
-        _replace(sys.modules[FSDP2], "fully_shard", self._with_fully_shard)
+    def take_over(self, module: torch.nn.Module, group: Any) -> None:
+        """Balance a model that the ranks of a group train.
 
-    def _take_over(self, model: torch.nn.Module) -> None:
-        if self.balancer is not None or dist.get_world_size() == 1:
+        Raises:
+            SystemExit: the group has not all ranks.
+        """
+        if dist.get_world_size() == 1:
             return
-        device = next(model.parameters()).device
-        self.balancer = Balancer(self._settings, f"{type(model).__name__}", device)
-        index_sampler = DataLoader._index_sampler.fget  # type: ignore[attr-defined]
-        balancer = self.balancer
-        DataLoader._index_sampler = property(  # type: ignore[misc,assignment]
-            lambda loader: balancer.sampler_of(loader, index_sampler(loader))
-        )
-        _replace(_BaseDataLoaderIter, "__init__", self._with_iterator)
-        _replace(_BaseDataLoaderIter, "__next__", self._with_next)
-        _replace(torch.autograd, "backward", self._with_backward)
+        name = type(module).__name__
+        with _refusing():
+            if dist.get_world_size(group) != dist.get_world_size():
+                raise UsageError(refusal_of_group(name, dist.get_world_size(group), dist.get_world_size()))
+        if self.balancer is None:
+            self.balancer = Balancer(self.settings, name, next(module.parameters()).device)
+
+    def watch_forward(self, model: torch.nn.Module) -> None:
+        """Note the forward passes of a model that was taken over."""
+        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+
+    def _replace(self, owner: Any, name: str, patched: Callable[[Any], Any]) -> None:
+        if hasattr(owner, name):
+            original = getattr(owner, name)
+            self._originals.append((owner, name, original))
+            setattr(owner, name, patched(original))
 
     def _with_init(self, original: Function) -> Function:
+        @wraps(original)
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             original(model, *args, **kwargs)
-            self._take_over(model.module)
-            model.register_forward_pre_hook(self._before_forward)
+            self.take_over(model.module, model.process_group)
+            self.watch_forward(model)
 
         return init
 
-    def _with_fully_shard(self, original: Function) -> Function:
-        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
-            sharded = original(module, *args, **kwargs)
-            for each in module if isinstance(module, (list, tuple)) else [module]:
-                self._take_over(each)
-                self._leave_out_gathers(each)
-            return sharded
+    def _replace_state(self, module: str) -> None:
+        self._replace(sys.modules[module].FSDPState, "init", self._with_state)
 
-        return fully_shard
+    def _with_state(self, original: Function) -> Function:
+        @wraps(original)
+        def init(state: Any, modules: Any, *args: Any, **kwargs: Any) -> None:
+            original(state, modules, *args, **kwargs)
+            for module in modules if isinstance(modules, tuple) else (modules,):
+                self.take_over(module, None)
+                self._leave_out_gathers(module)
+                self.watch_forward(module)
 
-    def _before_forward(self, model: DistributedDataParallel, inputs: Any) -> None:
-        if self.balancer is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._is_synced = bool(model.require_backward_grad_sync)
-            self.balancer.stopwatch.start()
+        return init
+
+    def _before_forward(self, model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.balancer is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_inner(model):
+            return
+        self._is_synced = bool(getattr(model, "require_backward_grad_sync", True))
+        with _refusing():
+            self.balancer.forward_began(set(_first_dimensions((inputs, kwargs))))
 
     def _leave_out_gathers(self, module: torch.nn.Module) -> None:
         """Stop the time while FSDP gathers the parameters of a module, and while it frees them."""
-        if self.balancer is None:
-            return
-        stopwatch = self.balancer.stopwatch
 
         def stop(*_: Any) -> None:
-            stopwatch.stop()
+            if self.balancer is not None:
+                self.balancer.stopwatch.stop()
 
         def start(*_: Any) -> None:
-            if torch.is_grad_enabled():
-                stopwatch.start()
+            if self.balancer is not None and torch.is_grad_enabled():
+                self.balancer.stopwatch.start()
 
         module.register_forward_pre_hook(stop, prepend=True)
         module.register_forward_pre_hook(start)
         module.register_forward_hook(stop, prepend=True)
         module.register_forward_hook(start)
 
+    def _with_index_sampler(self, original: property) -> property:
+        def index_sampler(loader: Loader) -> Any:
+            sampler = original.fget(loader)  # type: ignore[misc]
+            return sampler if self.balancer is None else self.balancer.sampler_of(loader, sampler)
+
+        return property(index_sampler)
+
     def _with_iterator(self, original: Function) -> Function:
-        def init(iterator: Any, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+        @wraps(original)
+        def init(iterator: Any, loader: Loader, *args: Any, **kwargs: Any) -> None:
             original(iterator, loader, *args, **kwargs)
             self._loaders[iterator] = ref(loader)
 
         return init
 
     def _with_next(self, original: Function) -> Function:
+        @wraps(original)
         def next_batch(iterator: Any) -> Any:
-            if self.balancer is None or threading.get_ident() != self._thread:
+            if self.balancer is None:
                 return original(iterator)
-            self.balancer.stopwatch.restart()
-            batch = original(iterator)
-            loader = self._loaders.get(iterator)
-            self.balancer.handed_out(loader() if loader is not None else None, iterator._index_sampler)
+            found = self._loaders.get(iterator)
+            loader = found() if found is not None else None
+            if threading.get_ident() == self._thread:
+                self.balancer.stopwatch.restart()
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                self.balancer.ended(loader)
+                raise
+            self.balancer.handed_out(loader, iterator._index_sampler)
             return batch
 
         return next_batch
 
     def _with_backward(self, original: Function) -> Function:
+        @wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if self.balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
+            balancer = self.balancer
+            if balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
             self._is_in_backward = True
             try:
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-                weight = self.balancer.weight_of(roots[0])
+                with _refusing():
+                    weight = balancer.weight_of(roots[0])
                 grads = grad_tensors if weight == 1.0 else _weighed(roots, grad_tensors, weight)
-                _call_at_end_of_graph(roots[0], self.balancer.stopwatch.stop)
+                _call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
                 original(tensors, grads, *args, **kwargs)
             finally:
                 self._is_in_backward = False
             if self._is_synced:
-                self.balancer.end_of_sums()
+                balancer.sums_ended()
 
         return backward
+
+    def _paused(self, original: Function) -> Function:
+        """Return a function during which the time of this rank stands still."""
+
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.balancer is None or torch.compiler.is_compiling() or not self.balancer.stopwatch.is_running:
+                return original(*args, **kwargs)
+            self.balancer.stopwatch.stop()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.balancer.stopwatch.start()
+
+        return call
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """End the script with a sentence where it cannot be balanced: its own handlers of errors are not meant."""
+    try:
+        yield
+    except UsageError as error:
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(REFUSED_STATUS) from None
+
+
+def _is_inner(module: torch.nn.Module) -> bool:
+    """Return whether a module is a part of a model that FSDP shards."""
+    return hasattr(module, "_get_fsdp_state") and not module._get_fsdp_state()._is_root
+
+
+def _first_dimensions(values: object) -> Iterator[int]:
+    if isinstance(values, torch.Tensor):
+        if values.dim():
+            yield values.shape[0]
+    elif isinstance(values, Mapping):
+        for each in values.values():
+            yield from _first_dimensions(each)
+    elif isinstance(values, Sequence) and not isinstance(values, str):
+        for each in values:
+            yield from _first_dimensions(each)
 
 
 def _weighed(roots: list[torch.Tensor], grads: Any, weight: float) -> list[torch.Tensor]:
@@ -163,8 +273,3 @@ def _call_at_end_of_graph(root: torch.Tensor, mark: Callable[[], None]) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(waiting.pop())
 
     root.register_hook(on_root)
-
-
-def _replace(owner: Any, name: str, patched: Callable[[Function], Function]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, wraps(original)(patched(original)))

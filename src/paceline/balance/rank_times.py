@@ -1,4 +1,4 @@
-"""Times of the ranks, which no rank waits for until the next one begins."""
+"""Times of the ranks, gathered without waiting, and the few numbers that are waited for."""
 
 from __future__ import annotations
 
@@ -9,34 +9,39 @@ import torch.distributed as dist
 
 
 class RankTimes:
-    """Gathering of one row of numbers of each rank, through a group of its own.
+    """Exchange of rows of numbers between the ranks, through a group of its own.
 
     Args:
-        ranks: number of ranks.
+        count: number of ranks.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._group = dist.new_group(backend="gloo")
-        self._ranks = ranks
         self._pending: Any = None
         self._rows: list[torch.Tensor] = []
 
     def begin(self, row: list[float]) -> None:
         """Begin to gather a row, of the same length on all ranks."""
-        mine = torch.tensor(row, dtype=torch.float64)
-        self._rows = [torch.empty_like(mine) for _ in range(self._ranks)]
+        mine = torch.tensor(row, dtype=torch.float64, device="cpu")
+        self._rows = [torch.empty_like(mine) for _ in range(self.count)]
         self._pending = dist.all_gather(self._rows, mine, group=self._group, async_op=True)
 
     def end(self) -> list[list[float]] | None:
-        """Return the rows of all ranks in order, as begun last; None before the first."""
+        """Return the rows that were begun last, in the order of ranks; None if none are under way."""
         if self._pending is None:
             return None
         self._pending.wait()
         self._pending = None
         return [row.tolist() for row in self._rows]
 
+    def gather(self, row: list[float]) -> list[list[float]]:
+        """Return the rows of all ranks, which are waited for."""
+        self.begin(row)
+        return self.end() or []
+
     def sum(self, value: float) -> float:
         """Return the sum of a value over the ranks, which are waited for."""
-        total = torch.tensor([value], dtype=torch.float64)
+        total = torch.tensor([value], dtype=torch.float64, device="cpu")
         dist.all_reduce(total, group=self._group)
         return float(total)

@@ -11,7 +11,7 @@ from paceline.errors import UsageError
 from paceline.policies.shares import Pieces
 
 VARIABLE = "PACELINE_BALANCE"  # settings as JSON, in the environment of the ranks
-WEIGHINGS = ("auto", "samples", "tokens", "none")
+WEIGHED_BY = ("auto", "samples", "tokens", "none")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class BalanceSettings:
 
     def __post_init__(self) -> None:
         Pieces(1, self.pieces, self.max_share)
-        if self.weigh not in WEIGHINGS:
-            raise UsageError(f"weigh={self.weigh!r}, expected one of {', '.join(WEIGHINGS)}")
+        if self.weigh not in WEIGHED_BY:
+            raise UsageError(f"weigh={self.weigh!r}, expected one of {', '.join(WEIGHED_BY)}")
 
     def environment(self) -> dict[str, str]:
         """Return the variable that passes these settings to a rank."""

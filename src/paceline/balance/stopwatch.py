@@ -2,56 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
+
+Spans = Sequence[tuple[Any, Any]]
 
 
 class HostClock:
     """Clock of a device for which the host waits."""
 
-    def __init__(self) -> None:
-        from time import perf_counter
+    def now(self) -> Any:
+        """Return a time."""
+        return perf_counter()
 
-        self.now = perf_counter
-
-    @staticmethod
-    def seconds(begin: float, end: float) -> float:
+    def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two times."""
-        return end - begin
+        return float(end - begin)
 
 
-class CudaClock:
-    """Clock of the current CUDA stream, which the host does not wait for until the seconds are read."""
+class StreamClock(HostClock):
+    """Clock of the current CUDA stream, which the host waits for only where seconds are read."""
 
-    @staticmethod
-    def now() -> Any:
-        """Return an event on the current stream."""
+    def now(self) -> Any:
+        """Return an event on the stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    @staticmethod
-    def seconds(begin: Any, end: Any) -> float:
-        """Return the seconds between two events, and wait for the second one."""
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two events, once the second one has passed."""
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1000
 
 
 class Stopwatch:
-    """Stopwatch that runs while the rank computes, from its batch to the end of its own graph.
+    """Stopwatch that runs while the rank loads or computes.
 
     Args:
         clock: clock of the device.
     """
 
-    def __init__(self, clock: HostClock | CudaClock) -> None:
+    def __init__(self, clock: HostClock) -> None:
         self._clock = clock
         self._spans: list[tuple[Any, Any]] = []
         self._begin: Any = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether time passes on it."""
+        return self._begin is not None
+
     def start(self) -> None:
-        """Start, or go on after a stop."""
+        """Start, if it does not run."""
         if self._begin is None:
             self._begin = self._clock.now()
 
@@ -65,8 +70,11 @@ class Stopwatch:
             self._spans.append((self._begin, self._clock.now()))
             self._begin = None
 
-    def take(self) -> float:
-        """Return the seconds since the last call, and begin anew."""
-        self._begin = None
-        spans, self._spans = self._spans, []
+    def take(self) -> Spans:
+        """Return what has run since the last call, and stop."""
+        spans, self._spans, self._begin = self._spans, [], None
+        return spans
+
+    def seconds(self, spans: Spans) -> float:
+        """Return the sum of spans in seconds; a device is waited for until it has passed them."""
         return sum(self._clock.seconds(begin, end) for begin, end in spans)

@@ -39,13 +39,12 @@ def refusal_of_loader(loader: Any, ranks: int) -> str:
     )
 
 
-def refusal_of_loss(reading: Reading | None) -> str:
+def refusal_of_loss(reading: Reading) -> str:
     """Return why a loss cannot be weighed, and what to do."""
-    shown = reading.name if reading is not None else "nothing"
     return (
-        f"the graph of the loss does not show what it is a mean of ({shown}): give --weigh samples for a mean over "
-        "the samples of a batch, --weigh tokens for a mean over tokens that count, --weigh none for a sum, or a sum "
-        f"over a number that all ranks share; {WITHOUT}"
+        f"the graph of the loss does not show what it is a mean of ({reading.name}): give --weigh samples for a mean "
+        "over the samples of a batch, --weigh tokens for a mean over tokens that count, --weigh none for a sum, or "
+        f"a sum over a number that all ranks share; {WITHOUT}"
     )
 
 
@@ -54,6 +53,22 @@ def refusal_of_tokens(reading: Reading) -> str:
     return (
         f"the loss ({reading.name}) was a mean over all samples, and now divides by {reading.divisor:g}, as where some "
         "are ignored: give --weigh tokens"
+    )
+
+
+def refusal_of_sizes(first: int, other: int) -> str:
+    """Return why loaders with batches of two sizes cannot be cut by the same shares."""
+    return (
+        f"the training loaders have batches of {first} and {other} samples, which the same shares do not cut into "
+        f"whole samples: give them the same batch size, {WITHOUT}"
+    )
+
+
+def refusal_of_group(model: str, members: int, ranks: int) -> str:
+    """Return why a model of a part of the ranks is not balanced."""
+    return (
+        f"{model} is trained by {members} of {ranks} ranks: models that are divided by tensors, layers or contexts, "
+        f"and groups of ranks, are not balanced; train it with all ranks as one data-parallel group, {WITHOUT}"
     )
 
 

@@ -1,0 +1,467 @@
+"""Training loops of many shapes, each run with equal shares and with shares that change all the time.
+
+Started as ranks by torchrun's variables; prints the distance of the parameters of each case as JSON.
+"""
+
+import json
+import sys
+import traceback
+from contextlib import nullcontext
+from copy import deepcopy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+
+import paceline.balance.balancer as balancer_module
+from paceline.balance.patches import Patches
+from paceline.balance.settings import BalanceSettings
+
+BATCH = 8
+CASES = {}
+
+
+class ChangingShares:
+    """Shares that change at each fifth update, by a fixed rule."""
+
+    def __init__(self, ranks, sizes):
+        self._ranks, self._sizes = ranks, sizes
+        self.shares = (sizes.batch_size,) * ranks
+        self.changes = 0
+        self._updates = 0
+
+    def decide(self, samples, seconds):
+        self._updates += 1
+        if self._updates % 5 == 1:
+            self.changes += 1
+            moved = self._sizes.size * (1, 3, -2, 4, 0)[self.changes % 5]
+            rest = [self._sizes.batch_size] * (self._ranks - 2)
+            self.shares = (self._sizes.batch_size - moved, *rest, self._sizes.batch_size + moved)
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def data(count=200, width=6, classes=0):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, width, generator=generator)
+    if classes:
+        return TensorDataset(inputs, torch.randint(0, classes, (count,), generator=generator))
+    return TensorDataset(inputs, torch.randn(count, 3, generator=generator))
+
+
+def loader_of(dataset, **options):
+    sampler = DistributedSampler(dataset, seed=3)
+    return DataLoader(dataset, batch_size=BATCH, sampler=sampler, **options)
+
+
+def net(width=6, out=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, out))
+
+
+def adam(model):
+    return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+
+
+def epochs(loader, count=2):
+    for epoch in range(count):
+        loader.sampler.set_epoch(epoch)
+        yield from loader
+
+
+def plain(model, optimizer, loader, loss_of=mse_loss):
+    for x, y in epochs(loader):
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+@case
+def plain_loop():
+    model = DistributedDataParallel(net())
+    return plain(model, adam(model), loader_of(data()))
+
+
+@case
+def classes():
+    model = DistributedDataParallel(net(out=5))
+    return plain(model, adam(model), loader_of(data(classes=5)), cross_entropy)
+
+
+@case
+def loader_with_processes():
+    model = DistributedDataParallel(net())
+    return plain(model, adam(model), loader_of(data(), num_workers=2, persistent_workers=True))
+
+
+@case
+def own_batch_sampler():
+    model, dataset = DistributedDataParallel(net()), data()
+    sampler = DistributedSampler(dataset, seed=3)
+    loader = DataLoader(dataset, batch_sampler=BatchSampler(sampler, BATCH, drop_last=True))
+    optimizer = adam(model)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+    return model
+
+
+@case
+def accumulation_with_clipping():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    for number, (x, y) in enumerate(epochs(loader_of(data()))):
+        is_last = number % 3 == 2
+        with nullcontext() if is_last else model.no_sync():
+            (mse_loss(model(x), y) / 3).backward()
+        if is_last:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@case
+def penalty_on_parameters():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    for x, y in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        penalty = sum(each.pow(2).sum() for each in model.parameters())
+        (mse_loss(model(x), y) + 1e-2 * penalty).backward()
+        optimizer.step()
+    return model
+
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x, y):
+        return mse_loss(self.net(x), y)
+
+
+@case
+def forward_returns_loss():
+    model = DistributedDataParallel(WithLoss())
+    optimizer = adam(model)
+    for x, y in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        model(x, y).backward()
+        optimizer.step()
+    return model
+
+
+@case
+def output_used_twice():
+    model = DistributedDataParallel(net())
+    return plain(model, adam(model), loader_of(data()), lambda out, y: mse_loss(out, y) + 0.3 * out.abs().mean())
+
+
+@case
+def evaluation_in_between():
+    model, held = DistributedDataParallel(net()), loader_of(data(64))
+    optimizer = adam(model)
+    for number, (x, y) in enumerate(epochs(loader_of(data()))):
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        if number % 7 == 3:
+            with torch.no_grad():
+                assert [len(a) for a, _ in held] == [BATCH] * (64 // BATCH // dist.get_world_size())
+                [model(a) for a, _ in held]
+    return model
+
+
+@case
+def scaler_with_infinities():
+    model = DistributedDataParallel(net())
+    optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    for number, (x, y) in enumerate(epochs(loader_of(data()))):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        if number == 4 and dist.get_rank() == 0:
+            loss = loss * torch.tensor(float("inf"))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.other = net(), net()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) + (self.other(x) if self.calls % 2 else 0)
+
+
+@case
+def unused_parameters():
+    model = DistributedDataParallel(Unused(), find_unused_parameters=True)
+    return plain(model, adam(model), loader_of(data()))
+
+
+@case
+def static_graph():
+    model = DistributedDataParallel(net(), static_graph=True)
+    return plain(model, adam(model), loader_of(data()))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.first, self.net, self.is_reentrant = nn.Linear(6, 6), net(), is_reentrant
+
+    def forward(self, x):
+        return checkpoint(self.net, self.first(x), use_reentrant=self.is_reentrant)
+
+
+@case
+def checkpointing():
+    model = DistributedDataParallel(Checkpointed(False))
+    return plain(model, adam(model), loader_of(data()))
+
+
+@case
+def reentrant_checkpointing():
+    model = DistributedDataParallel(Checkpointed(True))
+    return plain(model, adam(model), loader_of(data()))
+
+
+@case
+def gan():
+    generator, critic = DistributedDataParallel(net()), DistributedDataParallel(net(3, 1))
+    one, two = adam(generator), adam(critic)
+    for x, y in epochs(loader_of(data())):
+        two.zero_grad()
+        (mse_loss(critic(y), torch.ones(len(y), 1)) + critic(generator(x).detach()).pow(2).mean()).backward()
+        two.step()
+        one.zero_grad()
+        mse_loss(critic(generator(x)), torch.ones(len(x), 1)).backward()
+        one.step()
+    return nn.ModuleList([generator, critic])
+
+
+@case
+def gradient_penalty():
+    model = DistributedDataParallel(net(out=1))
+    optimizer = adam(model)
+    for x, _ in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        x.requires_grad_()
+        out = model(x)
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (out.pow(2).mean() + (grad.norm(dim=1) - 1).pow(2).mean()).backward()
+        optimizer.step()
+    return model
+
+
+@case
+def output_fed_back():
+    model = DistributedDataParallel(net(6, 6))
+    optimizer = adam(model)
+    for x, _ in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        mse_loss(model(model(x)), x).backward()
+        optimizer.step()
+    return model
+
+
+class KeepsLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        out = self.net(x)
+        self.kept = out.pow(2).mean()
+        return out
+
+
+@case
+def loss_kept_in_module():
+    model = DistributedDataParallel(KeepsLoss())
+    return plain(model, adam(model), loader_of(data()), lambda out, y: mse_loss(out, y) + 0.1 * model.module.kept)
+
+
+@case
+def batches_taken_ahead():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    loader = loader_of(data())
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        batches = iter(loader)
+        ready = next(batches, None)
+        while ready is not None:
+            (x, y), ready = ready, next(batches, None)
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+    return model
+
+
+@case
+def two_loaders():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    first, second = loader_of(data()), loader_of(data())
+    for (x, y), (a, b) in zip(epochs(first), epochs(second), strict=True):
+        optimizer.zero_grad()
+        (mse_loss(model(x), y) + mse_loss(model(a), b)).backward()
+        optimizer.step()
+    return model
+
+
+@case
+def sum_over_own_count():
+    model = DistributedDataParallel(net())
+    return plain(model, adam(model), loader_of(data()), lambda out, y: (out - y).pow(2).sum() / len(y))
+
+
+@case
+def sum_over_all():
+    model = DistributedDataParallel(net())
+    return plain(model, adam(model), loader_of(data()), lambda out, y: (out - y).pow(2).sum() / 1000)
+
+
+@case
+def tokens():
+    """Tokens of which a third is ignored: the mean over all tokens of the update, as of one process."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(200, 4, 6), torch.randint(0, 5, (200, 4))
+    targets[torch.rand(200, 4) < 0.33] = -100
+    model = DistributedDataParallel(net(out=5))
+    loader = loader_of(TensorDataset(inputs, targets))
+    return plain(model, adam(model), loader, lambda out, y: cross_entropy(out.flatten(0, 1), y.flatten()))
+
+
+@case
+def frozen_base_with_adapters():
+    base = net()
+    for each in base.parameters():
+        each.requires_grad_(False)
+    model = DistributedDataParallel(nn.Sequential(base, nn.Linear(3, 3)))
+    return plain(model, adam(model), loader_of(data()))
+
+
+@case
+def closure():
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for x, y in epochs(loader_of(data())):
+
+        def evaluate(x=x, y=y):
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+    return model
+
+
+@case
+def collectives_in_the_loop():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    for x, y in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        dist.barrier()
+        loss.backward()
+        dist.all_reduce(loss.detach())
+        optimizer.step()
+    return model
+
+
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for each in model:
+        if isinstance(each, nn.Linear):
+            fully_shard(each)
+    return fully_shard(model)
+
+
+@case
+def fsdp2():
+    model = sharded(net())
+    return plain(model, adam(model), loader_of(data()))
+
+
+@case
+def fsdp2_frozen_and_clipped():
+    model = net()
+    model[0].requires_grad_(False)
+    model = sharded(model)
+    optimizer = adam(model)
+    for x, y in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return model
+
+
+def parameters_of(model):
+    values = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
+    return torch.cat([each.detach().flatten() for each in values])
+
+
+def run(name, patches, is_balanced):
+    patches.balancer = None
+    if is_balanced:
+        patches.install()
+    try:
+        model = deepcopy(CASES[name])()
+    finally:
+        patches.remove()
+    changes = patches.balancer._policy.changes if is_balanced else 0
+    return parameters_of(model), changes
+
+
+def distance_of(name):
+    patches = Patches(BalanceSettings())
+    try:
+        equal, _ = run(name, patches, False)
+        changed, changes = run(name, patches, True)
+        return {"distance": float((changed - equal).norm() / equal.norm()), "changes": changes}
+    except BaseException as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main():
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    balancer_module.ShareBalancer = ChangingShares
+    names = sys.argv[1:] or list(CASES)
+    for name in names:
+        result = distance_of(name)
+        if dist.get_rank() == 0 or "error" in result:
+            print(json.dumps({"case": name, **result}), flush=True)
+        if "error" in result:
+            raise SystemExit(1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
