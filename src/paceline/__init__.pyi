@@ -131,4 +131,6 @@ from .run.result import Result as Result
 from .run.simulate import Simulated as Simulated
 from .run.simulate import simulate as simulate
 from .run.train import train as train
+from .shares.script import balance as balance
+from .shares.script import share as share
 from .user_loop.attach import attach as attach

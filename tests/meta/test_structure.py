@@ -39,7 +39,7 @@ FLOORS = [
     "run",
     "user_loop",
     "integrations",
-    "balance",
+    "shares",
     "probe",
     "launcher",
     "experiments",
@@ -160,7 +160,7 @@ def test_modules_of_decisions_do_not_import_torch():
 
 def test_only_the_distributed_engine_and_the_patches_of_torch_import_torch_distributed():
     users = importers(FILES, "torch.distributed")
-    assert [name for name in users if not name.startswith(("engines/distributed/", "balance/", "probe/"))] == []
+    assert [name for name in users if not name.startswith(("engines/distributed/", "shares/", "probe/"))] == []
 
 
 def test_the_distributed_engine_is_imported_only_through_its_package():

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from paceline.balance.settings import BalanceSettings
 from paceline.cli.options import check_not_empty
 from paceline.clusters.job_token import make_token
 from paceline.clusters.launch_env import TOKEN, started_by_torchrun
@@ -19,6 +18,7 @@ from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.placement import LOOPBACK
 from paceline.errors import UsageError
 from paceline.probe.launch import injection
+from paceline.shares.settings import BalanceSettings
 
 EXAMPLE = "paceline run --nproc-per-node 4 train.py"
 

@@ -20,8 +20,8 @@ def _run_next_sitecustomize() -> None:
 
 def _install_in_rank() -> None:
     try:
-        from paceline.balance import install as balance
         from paceline.probe import install as probe
+        from paceline.shares import install as balance
     except ImportError as error:
         print(f"paceline: this rank is as without it, because its Python has no paceline ({error})", file=sys.stderr)
     else:

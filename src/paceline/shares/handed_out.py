@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from paceline.balance.batches import Dealt
 from paceline.errors import UsageError
+from paceline.shares.batches import Dealt
 
 DEEPEST = 3  # batches that a script may take ahead of the one that it computes
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 
-from paceline.balance.settings import BalanceSettings
+from paceline.shares.settings import BalanceSettings
 from paceline.utils.after_import import call_after_import
 
 
@@ -20,16 +18,9 @@ def install() -> None:
 def _patch(settings: BalanceSettings) -> None:
     import torch.distributed as dist
 
-    if not dist.is_available():
-        return
-    from paceline.balance.patches import Patches
+    if dist.is_available():
+        from paceline.shares.refusals import refuse_others
+        from paceline.shares.script import install_patches
 
-    patches = Patches(settings)
-    patches.install()
-
-    def say_gain() -> None:
-        balancer = patches.balancer
-        if balancer is not None and balancer.rank == 0 and (line := balancer.gain.line()):
-            print(line, file=sys.stderr)
-
-    atexit.register(say_gain)
+        install_patches(settings)
+        refuse_others()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from paceline.balance.handed_out import Loader
+from paceline.shares.handed_out import Loader
 
 
 class TrainingLoaders:

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from paceline.balance.batches import CutSampler, Dealt, is_dealt_by_rank
-from paceline.balance.gain import Gain
-from paceline.balance.handed_out import HandedOut, HandedOutBatches, Loader
-from paceline.balance.rank_times import RankTimes
-from paceline.balance.settings import BalanceSettings
-from paceline.balance.stopwatch import HostClock, Spans, Stopwatch, StreamClock
-from paceline.balance.texts import refusal_of_loader, refusal_of_sizes, start_line
-from paceline.balance.training_loaders import TrainingLoaders
-from paceline.balance.weighing import Weighing
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.shares.batches import CutSampler, Dealt, is_dealt_by_rank
+from paceline.shares.gain import Gain
+from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
+from paceline.shares.rank_times import RankTimes
+from paceline.shares.settings import BalanceSettings
+from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
+from paceline.shares.texts import refusal_of_loader, refusal_of_sizes, start_line
+from paceline.shares.training_loaders import TrainingLoaders
+from paceline.shares.weighing import Weighing
 
 
 class Interval(NamedTuple):
@@ -50,15 +50,21 @@ class Balancer:
 
     Args:
         settings: settings of the shares.
-        model: name of the model, for messages.
-        device: device of the model.
+        model: first model that is taken over.
+
+    Attributes:
+        model: name of that model, for messages.
+        ranks: number of ranks.
+        rank: number of this rank.
+        stopwatch: stopwatch of this rank.
+        gain: what the shares have gained.
     """
 
-    def __init__(self, settings: BalanceSettings, model: str, device: torch.device) -> None:
+    def __init__(self, settings: BalanceSettings, model: torch.nn.Module) -> None:
         self._settings = settings
-        self._model = model
+        self.model = type(getattr(model, "module", model)).__name__
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        is_host = device.type == "cpu"
+        is_host = next(model.parameters()).device.type == "cpu"
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
         self.gain = Gain()
         self._times = RankTimes(self.ranks)
@@ -72,6 +78,11 @@ class Balancer:
         self._late = 0 if is_host else 1  # intervals for which a device is given time before its events are read
         self._exchanged: Interval | None = None
         self._known_sizes: set[int] = set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a backward pass was weighed."""
+        return self._policy is not None
 
     def sampler_of(self, loader: Loader, sampler: Any) -> Any:
         """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
@@ -169,6 +180,6 @@ class Balancer:
         pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
-            print(start_line(self._model, loader, self.ranks, pieces, kind), file=sys.stderr, flush=True)
+            print(start_line(self.model, loader, self.ranks, pieces, kind), file=sys.stderr, flush=True)
         if self._settings.dry_run:
             raise SystemExit(0)

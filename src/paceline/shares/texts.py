@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.balance.loss import Reading
 from paceline.policies.shares import Pieces
+from paceline.shares.loss import Reading
 
 WEIGHED = {
     "samples": "the loss is a mean, weighed by samples",
@@ -61,14 +61,6 @@ def refusal_of_sizes(first: int, other: int) -> str:
     return (
         f"the training loaders have batches of {first} and {other} samples, which the same shares do not cut into "
         f"whole samples: give them the same batch size, {WITHOUT}"
-    )
-
-
-def refusal_of_group(model: str, members: int, ranks: int) -> str:
-    """Return why a model of a part of the ranks is not balanced."""
-    return (
-        f"{model} is trained by {members} of {ranks} ranks: models that are divided by tensors, layers or contexts, "
-        f"and groups of ranks, are not balanced; train it with all ranks as one data-parallel group, {WITHOUT}"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -16,16 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from paceline.balance.balancer import Balancer
-from paceline.balance.handed_out import Loader
-from paceline.balance.settings import BalanceSettings
-from paceline.balance.texts import refusal_of_group
-from paceline.errors import UsageError
+from paceline.shares.balancer import Balancer
+from paceline.shares.handed_out import Loader
+from paceline.shares.refusals import check_group, refusing
+from paceline.shares.settings import BalanceSettings
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
 FSDP_STATE = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
-REFUSED_STATUS = 2  # of a wrong command, as which a launcher does not start it again
 COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
     *(
@@ -60,6 +57,7 @@ class Patches:
         self._is_in_backward = False
         self._is_synced = True
         self._loaders: WeakKeyDictionary[Any, ref[Loader]] = WeakKeyDictionary()
+        self._asked: list[int] = []  # batches of the script itself before the first model
 
     def install(self) -> None:
         """Replace the functions by which a script makes its models, reads batches, computes gradients and waits."""
@@ -81,24 +79,33 @@ class Patches:
             setattr(owner, name, original)
         self._originals = []
 
-    def take_over(self, module: torch.nn.Module, group: Any) -> None:
-        """Balance a model that the ranks of a group train.
+    def take_over(self, module: torch.nn.Module) -> None:
+        """Balance a model in DistributedDataParallel, or a module that FSDP shards.
 
         Raises:
-            SystemExit: the group has not all ranks.
+            SystemExit: the model is not trained by all ranks alike.
         """
         if dist.get_world_size() == 1:
             return
-        name = type(module).__name__
-        with _refusing():
-            if dist.get_world_size(group) != dist.get_world_size():
-                raise UsageError(refusal_of_group(name, dist.get_world_size(group), dist.get_world_size()))
-        if self.balancer is None:
-            self.balancer = Balancer(self.settings, name, next(module.parameters()).device)
+        with refusing():
+            if isinstance(module, DistributedDataParallel):
+                check_group(module.module, dist.get_world_size(module.process_group))
+            if self.balancer is None:
+                self.balancer = Balancer(self.settings, module)
+        for size in self._asked:
+            self.balancer.share(size)
+        self._asked = []
+        if not isinstance(module, DistributedDataParallel):
+            self._leave_out_gathers(module)
+        module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
-    def watch_forward(self, model: torch.nn.Module) -> None:
-        """Note the forward passes of a model that was taken over."""
-        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+    def share(self, batch_size: int) -> int:
+        """Return the samples of the next batch, which the script makes itself."""
+        if self.balancer is not None:
+            with refusing():
+                return self.balancer.share(batch_size)
+        self._asked.append(batch_size)
+        return batch_size
 
     def _replace(self, owner: Any, name: str, patched: Callable[[Any], Any]) -> None:
         if hasattr(owner, name):
@@ -110,8 +117,7 @@ class Patches:
         @wraps(original)
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             original(model, *args, **kwargs)
-            self.take_over(model.module, model.process_group)
-            self.watch_forward(model)
+            self.take_over(model)
 
         return init
 
@@ -123,9 +129,7 @@ class Patches:
         def init(state: Any, modules: Any, *args: Any, **kwargs: Any) -> None:
             original(state, modules, *args, **kwargs)
             for module in modules if isinstance(modules, tuple) else (modules,):
-                self.take_over(module, None)
-                self._leave_out_gathers(module)
-                self.watch_forward(module)
+                self.take_over(module)
 
         return init
 
@@ -133,7 +137,7 @@ class Patches:
         if self.balancer is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_inner(model):
             return
         self._is_synced = bool(getattr(model, "require_backward_grad_sync", True))
-        with _refusing():
+        with refusing():
             self.balancer.forward_began(set(_first_dimensions((inputs, kwargs))))
 
     def _leave_out_gathers(self, module: torch.nn.Module) -> None:
@@ -196,7 +200,7 @@ class Patches:
             self._is_in_backward = True
             try:
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-                with _refusing():
+                with refusing():
                     weight = balancer.weight_of(roots[0])
                 grads = grad_tensors if weight == 1.0 else _weighed(roots, grad_tensors, weight)
                 _call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
@@ -222,16 +226,6 @@ class Patches:
                 self.balancer.stopwatch.start()
 
         return call
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """End the script with a sentence where it cannot be balanced: its own handlers of errors are not meant."""
-    try:
-        yield
-    except UsageError as error:
-        print(f"paceline: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(REFUSED_STATUS) from None
 
 
 def _is_inner(module: torch.nn.Module) -> bool:

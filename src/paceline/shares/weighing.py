@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from paceline.balance.loss import WEIGHINGS, read_loss
-from paceline.balance.rank_times import RankTimes
-from paceline.balance.texts import refusal_of_loss, refusal_of_tokens
 from paceline.errors import UsageError
+from paceline.shares.loss import WEIGHINGS, read_loss
+from paceline.shares.rank_times import RankTimes
+from paceline.shares.texts import refusal_of_loss, refusal_of_tokens
 
 READ_ALWAYS, READ_EVERY = 10, 100  # passes; reading a loss waits for its device
 

@@ -1,13 +1,6 @@
-"""Training loops of many shapes, each run with equal shares and with shares that change all the time.
+"""Training loops of many shapes, for ranks that are balanced."""
 
-Started as ranks by torchrun's variables; prints the distance of the parameters of each case as JSON.
-"""
-
-import json
-import sys
-import traceback
 from contextlib import nullcontext
-from copy import deepcopy
 
 import torch
 import torch.distributed as dist
@@ -17,34 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
-import paceline.balance.balancer as balancer_module
-from paceline.balance.patches import Patches
-from paceline.balance.settings import BalanceSettings
-
 BATCH = 8
-CASES = {}
+LOOPS = {}
 
 
-class ChangingShares:
-    """Shares that change at each fifth update, by a fixed rule."""
-
-    def __init__(self, ranks, sizes):
-        self._ranks, self._sizes = ranks, sizes
-        self.shares = (sizes.batch_size,) * ranks
-        self.changes = 0
-        self._updates = 0
-
-    def decide(self, samples, seconds):
-        self._updates += 1
-        if self._updates % 5 == 1:
-            self.changes += 1
-            moved = self._sizes.size * (1, 3, -2, 4, 0)[self.changes % 5]
-            rest = [self._sizes.batch_size] * (self._ranks - 2)
-            self.shares = (self._sizes.batch_size - moved, *rest, self._sizes.batch_size + moved)
-
-
-def case(function):
-    CASES[function.__name__] = function
+def loop(function):
+    LOOPS[function.__name__] = function
     return function
 
 
@@ -84,25 +55,25 @@ def plain(model, optimizer, loader, loss_of=mse_loss):
     return model
 
 
-@case
+@loop
 def plain_loop():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data()))
 
 
-@case
+@loop
 def classes():
     model = DistributedDataParallel(net(out=5))
     return plain(model, adam(model), loader_of(data(classes=5)), cross_entropy)
 
 
-@case
+@loop
 def loader_with_processes():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data(), num_workers=2, persistent_workers=True))
 
 
-@case
+@loop
 def own_batch_sampler():
     model, dataset = DistributedDataParallel(net()), data()
     sampler = DistributedSampler(dataset, seed=3)
@@ -117,7 +88,7 @@ def own_batch_sampler():
     return model
 
 
-@case
+@loop
 def accumulation_with_clipping():
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -132,7 +103,7 @@ def accumulation_with_clipping():
     return model
 
 
-@case
+@loop
 def penalty_on_parameters():
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -153,7 +124,7 @@ class WithLoss(nn.Module):
         return mse_loss(self.net(x), y)
 
 
-@case
+@loop
 def forward_returns_loss():
     model = DistributedDataParallel(WithLoss())
     optimizer = adam(model)
@@ -164,13 +135,13 @@ def forward_returns_loss():
     return model
 
 
-@case
+@loop
 def output_used_twice():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data()), lambda out, y: mse_loss(out, y) + 0.3 * out.abs().mean())
 
 
-@case
+@loop
 def evaluation_in_between():
     model, held = DistributedDataParallel(net()), loader_of(data(64))
     optimizer = adam(model)
@@ -185,7 +156,7 @@ def evaluation_in_between():
     return model
 
 
-@case
+@loop
 def scaler_with_infinities():
     model = DistributedDataParallel(net())
     optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
@@ -211,13 +182,13 @@ class Unused(nn.Module):
         return self.net(x) + (self.other(x) if self.calls % 2 else 0)
 
 
-@case
+@loop
 def unused_parameters():
     model = DistributedDataParallel(Unused(), find_unused_parameters=True)
     return plain(model, adam(model), loader_of(data()))
 
 
-@case
+@loop
 def static_graph():
     model = DistributedDataParallel(net(), static_graph=True)
     return plain(model, adam(model), loader_of(data()))
@@ -232,19 +203,19 @@ class Checkpointed(nn.Module):
         return checkpoint(self.net, self.first(x), use_reentrant=self.is_reentrant)
 
 
-@case
+@loop
 def checkpointing():
     model = DistributedDataParallel(Checkpointed(False))
     return plain(model, adam(model), loader_of(data()))
 
 
-@case
+@loop
 def reentrant_checkpointing():
     model = DistributedDataParallel(Checkpointed(True))
     return plain(model, adam(model), loader_of(data()))
 
 
-@case
+@loop
 def gan():
     generator, critic = DistributedDataParallel(net()), DistributedDataParallel(net(3, 1))
     one, two = adam(generator), adam(critic)
@@ -258,7 +229,7 @@ def gan():
     return nn.ModuleList([generator, critic])
 
 
-@case
+@loop
 def gradient_penalty():
     model = DistributedDataParallel(net(out=1))
     optimizer = adam(model)
@@ -272,7 +243,7 @@ def gradient_penalty():
     return model
 
 
-@case
+@loop
 def output_fed_back():
     model = DistributedDataParallel(net(6, 6))
     optimizer = adam(model)
@@ -294,13 +265,13 @@ class KeepsLoss(nn.Module):
         return out
 
 
-@case
+@loop
 def loss_kept_in_module():
     model = DistributedDataParallel(KeepsLoss())
     return plain(model, adam(model), loader_of(data()), lambda out, y: mse_loss(out, y) + 0.1 * model.module.kept)
 
 
-@case
+@loop
 def batches_taken_ahead():
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -317,7 +288,7 @@ def batches_taken_ahead():
     return model
 
 
-@case
+@loop
 def two_loaders():
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -329,30 +300,49 @@ def two_loaders():
     return model
 
 
-@case
+@loop
 def sum_over_own_count():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data()), lambda out, y: (out - y).pow(2).sum() / len(y))
 
 
-@case
+@loop
 def sum_over_all():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data()), lambda out, y: (out - y).pow(2).sum() / 1000)
 
 
-@case
+def token_data():
+    """Return tokens of which a third is ignored."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 4, 6, generator=generator)
+    targets = torch.randint(0, 5, (200, 4), generator=generator)
+    targets[torch.rand(200, 4, generator=generator) < 0.33] = -100
+    return TensorDataset(inputs, targets)
+
+
+def token_loss(out, y):
+    return cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+@loop
 def tokens():
-    """Tokens of which a third is ignored: the mean over all tokens of the update, as of one process."""
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(200, 4, 6), torch.randint(0, 5, (200, 4))
-    targets[torch.rand(200, 4) < 0.33] = -100
     model = DistributedDataParallel(net(out=5))
-    loader = loader_of(TensorDataset(inputs, targets))
-    return plain(model, adam(model), loader, lambda out, y: cross_entropy(out.flatten(0, 1), y.flatten()))
+    return plain(model, adam(model), loader_of(token_data()), token_loss)
 
 
-@case
+def tokens_in_one_process():
+    """Return the model of a process that takes all samples of an update, of which each token counts alike."""
+    model, dataset, ranks = net(out=5), token_data(), dist.get_world_size()
+    sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=3)
+    loader = DataLoader(dataset, batch_size=BATCH * ranks, sampler=sampler)
+    return plain(model, adam(model), loader, token_loss)
+
+
+REFERENCES = {"tokens": tokens_in_one_process}
+
+
+@loop
 def frozen_base_with_adapters():
     base = net()
     for each in base.parameters():
@@ -361,7 +351,7 @@ def frozen_base_with_adapters():
     return plain(model, adam(model), loader_of(data()))
 
 
-@case
+@loop
 def closure():
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -377,7 +367,7 @@ def closure():
     return model
 
 
-@case
+@loop
 def collectives_in_the_loop():
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -400,13 +390,13 @@ def sharded(model):
     return fully_shard(model)
 
 
-@case
+@loop
 def fsdp2():
     model = sharded(net())
     return plain(model, adam(model), loader_of(data()))
 
 
-@case
+@loop
 def fsdp2_frozen_and_clipped():
     model = net()
     model[0].requires_grad_(False)
@@ -418,50 +408,3 @@ def fsdp2_frozen_and_clipped():
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
     return model
-
-
-def parameters_of(model):
-    values = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
-    return torch.cat([each.detach().flatten() for each in values])
-
-
-def run(name, patches, is_balanced):
-    patches.balancer = None
-    if is_balanced:
-        patches.install()
-    try:
-        model = deepcopy(CASES[name])()
-    finally:
-        patches.remove()
-    changes = patches.balancer._policy.changes if is_balanced else 0
-    return parameters_of(model), changes
-
-
-def distance_of(name):
-    patches = Patches(BalanceSettings())
-    try:
-        equal, _ = run(name, patches, False)
-        changed, changes = run(name, patches, True)
-        return {"distance": float((changed - equal).norm() / equal.norm()), "changes": changes}
-    except BaseException as error:
-        traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-def main():
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    balancer_module.ShareBalancer = ChangingShares
-    names = sys.argv[1:] or list(CASES)
-    for name in names:
-        result = distance_of(name)
-        if dist.get_rank() == 0 or "error" in result:
-            print(json.dumps({"case": name, **result}), flush=True)
-        if "error" in result:
-            raise SystemExit(1)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

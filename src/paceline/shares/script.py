@@ -1,0 +1,105 @@
+"""Functions with which a script itself asks for shares, and the patches of its rank."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from paceline.errors import UsageError
+from paceline.shares.settings import BalanceSettings
+from paceline.utils.validation import check_range
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.shares.patches import Patches
+
+Model = TypeVar("Model", bound="nn.Module")
+_patches: list[Patches] = []  # of this rank, one at most
+
+
+def install_patches(settings: BalanceSettings) -> Patches:
+    """Replace the functions of torch in this rank, once."""
+    from paceline.shares.patches import Patches
+
+    if not _patches:
+        patches = Patches(settings)
+        patches.install()
+        _patches.append(patches)
+        atexit.register(_say_end, patches)
+    return _patches[0]
+
+
+def balance(
+    model: Model,
+    *,
+    pieces: int = 8,
+    max_share: float = 1.5,
+    weigh: Literal["auto", "samples", "tokens", "none"] = "auto",
+) -> Model:
+    """Give each rank a share of the global batch by its speed; the parameters are those of equal shares.
+
+    Called once after the model was wrapped, it does what ``paceline run`` does to a script that stays as it is. In a
+    script without several ranks it changes nothing.
+
+    Args:
+        model: model in DistributedDataParallel, or sharded by ``fully_shard``.
+        pieces: m; shares differ by pieces of max(1, floor(B / m)) of the B samples of a rank's batch, >= 1.
+        max_share: largest share as a multiple of B, >= 1.
+        weigh: what a rank's gradient counts: "samples" for a loss that is a mean over the samples of its batch,
+            "tokens" for a mean over tokens that count, "none" for a sum; "auto" to read it from the first loss.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: the model is no model of several ranks, or an argument is out of its range.
+    """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    settings = BalanceSettings(pieces, max_share, weigh)
+    is_sharded = hasattr(model, "_get_fsdp_state")
+    if not is_sharded and not isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            f"balance({type(model).__name__}), expected a model in DistributedDataParallel or sharded by fully_shard: "
+            "call it after the model was wrapped"
+        )
+    if dist.get_world_size() > 1 and (not _patches or _patches[0].balancer is None):
+        patches = install_patches(settings)
+        for module in model.modules() if is_sharded else [model]:
+            if module is model or hasattr(module, "_get_fsdp_state"):
+                patches.take_over(module)
+    return model
+
+
+def share(batch_size: int) -> int:
+    """Return the number of samples of this rank's next batch, for a script that makes its batches itself.
+
+    Without `balance` or ``paceline run`` it is the batch size. Call it once for each batch, in the order in which the
+    batches are computed.
+
+    Args:
+        batch_size: samples of a batch with equal shares, >= 1, the same on every rank.
+
+    Example:
+        >>> share(16)
+        16
+    """
+    check_range("[1, inf)", int, batch_size=batch_size)
+    return _patches[0].share(batch_size) if _patches else batch_size
+
+
+def _say_end(patches: Patches) -> None:
+    """Say what the shares have gained, or that there was nothing to share."""
+    balancer = patches.balancer
+    if balancer is None or balancer.rank:
+        return
+    line = balancer.gain.line() if balancer.has_begun else _unused(balancer.model)
+    if line:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _unused(model: Any) -> str:
+    return f"paceline: no backward pass of {model} was seen, so its batches were not shared"

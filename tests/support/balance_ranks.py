@@ -1,0 +1,69 @@
+"""Ranks that run each training loop with equal shares, and with shares that change all the time.
+
+Started with torchrun's variables; rank 0 prints the distance of the parameters of each loop as JSON.
+"""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+
+import paceline.shares.balancer as balancer_module
+from balance_loops import LOOPS, REFERENCES
+from paceline.shares.patches import Patches
+from paceline.shares.settings import BalanceSettings
+
+
+class ChangingShares:
+    """Shares that change at each fifth update, by a fixed rule."""
+
+    def __init__(self, ranks, sizes):
+        self._ranks, self._sizes = ranks, sizes
+        self.shares = (sizes.batch_size,) * ranks
+        self.changes = 0
+        self._updates = 0
+
+    def decide(self, samples, seconds):
+        self._updates += 1
+        if self._updates % 5 == 1:
+            self.changes += 1
+            moved = self._sizes.size * (1, 3, -2, 4, 0)[self.changes % 5]
+            rest = [self._sizes.batch_size] * (self._ranks - 2)
+            self.shares = (self._sizes.batch_size - moved, *rest, self._sizes.batch_size + moved)
+
+
+def parameters_of(model):
+    values = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
+    return torch.cat([each.detach().flatten() for each in values])
+
+
+def changed(name, patches):
+    patches.install()
+    try:
+        return parameters_of(LOOPS[name]())
+    finally:
+        patches.remove()
+
+
+def result_of(name):
+    equal = parameters_of(REFERENCES.get(name, LOOPS[name])())
+    patches = Patches(BalanceSettings())
+    distance = (changed(name, patches) - equal).norm() / equal.norm()
+    return {"loop": name, "distance": float(distance), "changes": patches.balancer._policy.changes}
+
+
+def main():
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    balancer_module.ShareBalancer = ChangingShares
+    for name in sys.argv[1:] or LOOPS:
+        result = result_of(name)
+        if dist.get_rank() == 0:
+            print(json.dumps(result), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
