@@ -7,8 +7,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from balance_models import (
+    Checkpointed,
+    KeepsLoss,
+    Unused,
+    WithLoss,
+    data,
+    net,
+    sharded,
+    token_data,
+    token_loss,
+)
 
 BATCH = 8
 LOOPS = {}
@@ -19,22 +30,9 @@ def loop(function):
     return function
 
 
-def data(count=200, width=6, classes=0):
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(count, width, generator=generator)
-    if classes:
-        return TensorDataset(inputs, torch.randint(0, classes, (count,), generator=generator))
-    return TensorDataset(inputs, torch.randn(count, 3, generator=generator))
-
-
 def loader_of(dataset, **options):
     sampler = DistributedSampler(dataset, seed=3)
     return DataLoader(dataset, batch_size=BATCH, sampler=sampler, **options)
-
-
-def net(width=6, out=3):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, out))
 
 
 def adam(model):
@@ -115,15 +113,6 @@ def penalty_on_parameters():
     return model
 
 
-class WithLoss(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x, y):
-        return mse_loss(self.net(x), y)
-
-
 @loop
 def forward_returns_loss():
     model = DistributedDataParallel(WithLoss())
@@ -171,17 +160,6 @@ def scaler_with_infinities():
     return model
 
 
-class Unused(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.other = net(), net()
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.net(x) + (self.other(x) if self.calls % 2 else 0)
-
-
 @loop
 def unused_parameters():
     model = DistributedDataParallel(Unused(), find_unused_parameters=True)
@@ -192,15 +170,6 @@ def unused_parameters():
 def static_graph():
     model = DistributedDataParallel(net(), static_graph=True)
     return plain(model, adam(model), loader_of(data()))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, is_reentrant):
-        super().__init__()
-        self.first, self.net, self.is_reentrant = nn.Linear(6, 6), net(), is_reentrant
-
-    def forward(self, x):
-        return checkpoint(self.net, self.first(x), use_reentrant=self.is_reentrant)
 
 
 @loop
@@ -254,17 +223,6 @@ def output_fed_back():
     return model
 
 
-class KeepsLoss(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x):
-        out = self.net(x)
-        self.kept = out.pow(2).mean()
-        return out
-
-
 @loop
 def loss_kept_in_module():
     model = DistributedDataParallel(KeepsLoss())
@@ -310,19 +268,6 @@ def sum_over_own_count():
 def sum_over_all():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data()), lambda out, y: (out - y).pow(2).sum() / 1000)
-
-
-def token_data():
-    """Return tokens of which a third is ignored."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(200, 4, 6, generator=generator)
-    targets = torch.randint(0, 5, (200, 4), generator=generator)
-    targets[torch.rand(200, 4, generator=generator) < 0.33] = -100
-    return TensorDataset(inputs, targets)
-
-
-def token_loss(out, y):
-    return cross_entropy(out.flatten(0, 1), y.flatten())
 
 
 @loop
@@ -379,15 +324,6 @@ def collectives_in_the_loop():
         dist.all_reduce(loss.detach())
         optimizer.step()
     return model
-
-
-def sharded(model):
-    from torch.distributed.fsdp import fully_shard
-
-    for each in model:
-        if isinstance(each, nn.Linear):
-            fully_shard(each)
-    return fully_shard(model)
 
 
 @loop

@@ -24,8 +24,8 @@ from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
 
 
-class Interval(NamedTuple):
-    """Batches from one exchange of times to the next one.
+class TimedBatches(NamedTuple):
+    """Batches from one exchange of times to the next one, and the time that they took.
 
     Attributes:
         dealt: their shares.
@@ -74,9 +74,9 @@ class Balancer:
         self._policy: ShareBalancer | None = None
         self._batch_size = 0
         self._dealt: list[Dealt] = []  # since the last exchange
-        self._measured: deque[Interval] = deque()  # of which the times are not exchanged yet
+        self._measured: deque[TimedBatches] = deque()  # of which the times are not exchanged yet
         self._late = 0 if is_host else 1  # intervals for which a device is given time before its events are read
-        self._exchanged: Interval | None = None
+        self._exchanged: TimedBatches | None = None
         self._known_sizes: set[int] = set()
 
     @property
@@ -139,7 +139,7 @@ class Balancer:
         if seconds is not None and self._exchanged is not None:
             self._decide(self._policy, self._exchanged, [row[0] for row in seconds], now_s)
         sizes = {dealt.samples_of(self.rank) for dealt in self._dealt}
-        self._measured.append(Interval(self._dealt, self.stopwatch.take(), is_first=not sizes <= self._known_sizes))
+        self._measured.append(TimedBatches(self._dealt, self.stopwatch.take(), is_first=not sizes <= self._known_sizes))
         self._known_sizes |= sizes
         self._dealt = []
         if len(self._measured) > self._late:
@@ -147,7 +147,7 @@ class Balancer:
             own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
             self._times.begin([own_s])
 
-    def _decide(self, policy: ShareBalancer, interval: Interval, seconds: list[float], now_s: float) -> None:
+    def _decide(self, policy: ShareBalancer, interval: TimedBatches, seconds: list[float], now_s: float) -> None:
         samples = [interval.samples_of(rank) for rank in range(self.ranks)]
         self.gain.add(now_s, seconds, samples, sum(dealt.size for dealt in interval.dealt))
         policy.decide(samples, seconds)
