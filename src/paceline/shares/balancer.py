@@ -135,9 +135,10 @@ class Balancer:
         if not self._dealt or self._policy is None:
             return
         now_s = time.perf_counter()
-        seconds = self._times.end()
-        if seconds is not None and self._exchanged is not None:
-            self._decide(self._policy, self._exchanged, [row[0] for row in seconds], now_s)
+        rows = self._times.end()
+        if rows is not None and self._exchanged is not None:
+            self._weighing.check([row[1] for row in rows])
+            self._decide(self._policy, self._exchanged, [row[0] for row in rows], now_s)
         sizes = {dealt.samples_of(self.rank) for dealt in self._dealt}
         self._measured.append(TimedBatches(self._dealt, self.stopwatch.take(), is_first=not sizes <= self._known_sizes))
         self._known_sizes |= sizes
@@ -145,7 +146,7 @@ class Balancer:
         if len(self._measured) > self._late:
             self._exchanged = self._measured.popleft()
             own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
-            self._times.begin([own_s])
+            self._times.begin([own_s, self._weighing.divisor])
 
     def _decide(self, policy: ShareBalancer, interval: TimedBatches, seconds: list[float], now_s: float) -> None:
         samples = [interval.samples_of(rank) for rank in range(self.ranks)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-WEIGHINGS = ("samples", "tokens", "none")
+READINGS = ("samples", "tokens", "none", "divided")  # the last: by a number that is the rank's own, or that of all
 MEAN, SUM = 1, 2  # as _saved_reduction of torch's losses
 MOST_NODES = 200
 LINEAR = frozenset(
@@ -21,8 +21,8 @@ class Reading(NamedTuple):
     """What the graph of a loss shows.
 
     Attributes:
-        weighing: one of `WEIGHINGS`, what the passes of the ranks are weighed by; None if the graph does not show it.
-        divisor: number of samples, or of tokens, by which the rank itself has divided; None if that is not shown.
+        weighing: one of `READINGS`, what the passes of the ranks are weighed by; None if the graph does not show it.
+        divisor: number by which a sum was divided; None if that is not shown.
         name: name of the operation, for messages.
     """
 
@@ -35,7 +35,8 @@ def read_loss(loss: torch.Tensor, batch_size: int) -> Reading:
     """Return how a loss follows from the samples of the rank's batch.
 
     A mean counts its samples. A mean over tokens that are not ignored, or with weights of classes, counts what it
-    divides by. A sum, or a sum over a divisor that is not the rank's own, counts nothing: its gradients add up.
+    divides by. A sum counts nothing: its gradients add up. Of a sum over a number, only the other ranks' numbers show
+    whether it is the rank's own.
 
     Args:
         loss: root of a backward pass, a scalar.
@@ -82,8 +83,7 @@ def _reading(node: Any, name: str, divisor: torch.Tensor | None, batch_size: int
         sizes = getattr(node, "_saved_self_sym_sizes", None)
         if count == batch_size or (sizes is not None and count == prod(sizes)):
             return Reading("samples", count, name)
-        is_a_number = divisor.dtype == torch.float64  # a number of Python
-        return Reading("none" if is_a_number else "tokens", count, name)
+        return Reading("divided", count, name)
     return Reading(None, None, name)
 
 

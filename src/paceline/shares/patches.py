@@ -208,7 +208,8 @@ class Patches:
             finally:
                 self._is_in_backward = False
             if self._is_synced:
-                balancer.sums_ended()
+                with refusing():
+                    balancer.sums_ended()
 
         return backward
 

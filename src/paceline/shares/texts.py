@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.policies.shares import Pieces
@@ -51,8 +52,17 @@ def refusal_of_loss(reading: Reading) -> str:
 def refusal_of_tokens(reading: Reading) -> str:
     """Return why a loss that was a mean over all samples can no longer be weighed by them."""
     return (
-        f"the loss ({reading.name}) was a mean over all samples, and now divides by {reading.divisor:g}, as where some "
-        "are ignored: give --weigh tokens"
+        f"the loss ({reading.name}) was a mean over all samples, and now is not, as where some are ignored: give "
+        "--weigh tokens"
+    )
+
+
+def refusal_of_divisors(divisors: Sequence[float]) -> str:
+    """Return why a sum over a number can no longer count as a sum."""
+    shown = ", ".join(f"{each:g}" for each in divisors)
+    return (
+        f"the loss is a sum over a number that was the same on all ranks, and now is {shown}: give --weigh tokens for "
+        "the rank's own number of tokens, --weigh none for a number of all ranks"
     )
 
 

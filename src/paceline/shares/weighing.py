@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import isnan, nan
+
 import torch
 
 from paceline.errors import UsageError
-from paceline.shares.loss import WEIGHINGS, read_loss
+from paceline.shares.loss import READINGS, read_loss
 from paceline.shares.rank_times import RankTimes
-from paceline.shares.texts import refusal_of_loss, refusal_of_tokens
+from paceline.shares.texts import refusal_of_divisors, refusal_of_loss, refusal_of_tokens
 
 READ_ALWAYS, READ_EVERY = 10, 100  # passes; reading a loss waits for its device
 
@@ -23,6 +26,9 @@ class Weighing:
         given: "samples", "tokens" or "none"; "auto" to read the graph of the first loss.
         ranks: exchange with the other ranks.
         is_read_always: whether reading a loss waits for nothing.
+
+    Attributes:
+        divisor: number by which the latest loss was divided; nan if it was not read.
     """
 
     def __init__(self, given: str, ranks: RankTimes, *, is_read_always: bool) -> None:
@@ -31,6 +37,7 @@ class Weighing:
         self._is_read_always = is_read_always
         self._kind = ""
         self._passes = 0
+        self.divisor = nan
 
     def begin(self, loss: torch.Tensor, samples: int) -> str:
         """Return what passes are weighed by, the same on all ranks.
@@ -40,12 +47,28 @@ class Weighing:
         """
         reading = read_loss(loss, samples)
         found = reading.weighing if self._given == "auto" else self._given
-        kinds = {row[0] for row in self._ranks.gather([float(WEIGHINGS.index(found)) if found else -1.0])}
-        names = {WEIGHINGS[int(kind)] for kind in kinds if kind >= 0}
-        if -1.0 in kinds or not (len(names) == 1 or names == {"samples", "tokens"}):
+        rows = self._ranks.gather([float(READINGS.index(found)) if found else nan, _number(reading.divisor)])
+        names = {READINGS[int(row[0])] for row in rows if not isnan(row[0])}
+        if any(isnan(row[0]) for row in rows) or names > {"none"}:
             raise UsageError(refusal_of_loss(reading))
-        self._kind = "tokens" if "tokens" in names else names.pop()
+        if names == {"divided"} and len({row[1] for row in rows}) == 1:
+            self._kind = "none"
+        else:
+            self._kind = names.pop() if names in ({"samples"}, {"none"}) else "tokens"
         return self._kind
+
+    def check(self, divisors: Sequence[float]) -> None:
+        """Check that a sum is divided by the same number on all ranks, if that is why it is not weighed.
+
+        Args:
+            divisors: divisor of each rank in an update; nan where it was not read.
+
+        Raises:
+            UsageError: they differ.
+        """
+        known = {each for each in divisors if not isnan(each)}
+        if self._kind == "none" and self._given == "auto" and len(known) > 1:
+            raise UsageError(refusal_of_divisors(sorted(known)))
 
     def weight_of(self, loss: torch.Tensor, samples: int, equal: int) -> float:
         """Return the factor of a pass.
@@ -58,9 +81,8 @@ class Weighing:
         Raises:
             UsageError: the loss is not what it was at first.
         """
-        if self._kind == "none":
-            return 1.0
         self._passes += 1
+        self.divisor = nan
         if self._kind == "tokens":
             tokens = read_loss(loss, samples).divisor
             if tokens is None:
@@ -68,9 +90,14 @@ class Weighing:
             return tokens * self._ranks.count / self._ranks.sum(tokens)
         if self._given == "auto" and self._is_due():
             reading = read_loss(loss, samples)
-            if reading.weighing == "tokens":
+            self.divisor = _number(reading.divisor)
+            if self._kind == "samples" and reading.weighing != "samples":
                 raise UsageError(refusal_of_tokens(reading))
-        return samples / equal
+        return samples / equal if self._kind == "samples" else 1.0
 
     def _is_due(self) -> bool:
         return self._is_read_always or self._passes <= READ_ALWAYS or self._passes % READ_EVERY == 0
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value

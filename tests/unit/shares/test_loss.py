@@ -1,0 +1,98 @@
+"""What the graph of a loss shows about its divisor."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from paceline.shares.loss import read_loss
+
+SAMPLES, CLASSES = 6, 4
+
+
+@pytest.fixture
+def weight():
+    torch.manual_seed(0)
+    return torch.randn(5, CLASSES, requires_grad=True)
+
+
+@pytest.fixture
+def output(weight):
+    return torch.randn(SAMPLES, 5) @ weight
+
+
+@pytest.fixture
+def target():
+    return torch.randint(0, CLASSES, (SAMPLES,))
+
+
+def kind(loss):
+    return read_loss(loss, SAMPLES).weighing
+
+
+def test_means_count_samples(output, target, weight):
+    one_hot = functional.one_hot(target, CLASSES).float()
+    for loss in (
+        functional.cross_entropy(output, target),
+        functional.mse_loss(output, one_hot),
+        functional.l1_loss(output, one_hot),
+        functional.smooth_l1_loss(output, one_hot),
+        functional.huber_loss(output, one_hot),
+        functional.binary_cross_entropy_with_logits(output, one_hot),
+        functional.kl_div(output.log_softmax(1), one_hot, reduction="batchmean"),
+        functional.cross_entropy(output, target, reduction="none").mean(),
+        functional.cross_entropy(output, target) / 4,
+        functional.cross_entropy(output, target) * 1024.0,
+        (output - one_hot).pow(2).mean(),
+        (output - one_hot).pow(2).sum() / SAMPLES,
+        functional.cross_entropy(output, target) + 0.1 * output.pow(2).mean(),
+        functional.cross_entropy(output, target) + 1e-4 * weight.pow(2).sum(),
+        functional.cross_entropy(output, target) + 1e-4 * weight.abs().sum(),
+        functional.cross_entropy(output, target) + 1e-4 * weight.norm(),
+    ):
+        assert kind(loss) == "samples", loss.grad_fn
+
+
+def test_means_over_tokens_count_what_they_divide_by(output, target):
+    target[:2] = -100
+    reading = read_loss(functional.cross_entropy(output, target), SAMPLES)
+    assert (reading.weighing, reading.divisor) == ("tokens", 4.0)
+    mask = torch.tensor([1.0, 1, 0, 0, 0, 1])
+    reading = read_loss((functional.mse_loss(output, output * 2, reduction="none").sum(1) * mask).sum() / mask.sum(), 6)
+    assert (reading.weighing, reading.divisor) == ("divided", 3.0)
+    weights = torch.tensor([1.0, 2, 3, 4])
+    whole = torch.randint(0, CLASSES, (SAMPLES,))
+    reading = read_loss(functional.cross_entropy(output, whole, weight=weights), SAMPLES)
+    assert (reading.weighing, reading.divisor) == ("tokens", pytest.approx(float(weights[whole].sum())))
+
+
+def test_sums_count_nothing(output, target):
+    for loss in (
+        functional.cross_entropy(output, target, reduction="sum"),
+        output.pow(2).sum(),
+        -output.pow(2).sum() * 0.5,
+    ):
+        assert kind(loss) == "none", loss.grad_fn
+
+
+def test_a_sum_over_a_number_shows_the_number(output, target):
+    for divisor in (1000, 1000.0, torch.tensor(1000), torch.tensor(1000.0)):
+        reading = read_loss(functional.cross_entropy(output, target, reduction="sum") / divisor, SAMPLES)
+        assert (reading.weighing, reading.divisor) == ("divided", 1000.0)
+
+
+def test_what_the_graph_does_not_show_is_not_guessed(output, target):
+    similarity = functional.normalize(output) @ functional.normalize(output).T
+    for loss in (
+        functional.cross_entropy(output, target) + output.pow(2).sum(),  # a mean and a sum
+        output.logsumexp(0).logsumexp(0),
+        output.pow(2).mean().sqrt(),
+        output.std(),
+        output.max(),
+        torch.linalg.vector_norm(output),
+        similarity.exp().sum().log(),
+    ):
+        assert kind(loss) is None, loss.grad_fn
+
+
+def test_label_smoothing_is_a_mean(output, target):
+    assert kind(functional.cross_entropy(output, target, label_smoothing=0.1)) == "samples"
