@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer
-from paceline.shares.batches import CutSampler, Dealt, is_dealt_by_rank
+from paceline.shares.batches import CutSampler, Dealt
 from paceline.shares.gain import Gain
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
+from paceline.shares.rank_batches import is_dealt_by_rank
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from typing import Any, NamedTuple
 
-from torch.utils.data import DistributedSampler
-
-Batch = list[Any]  # of indices
-NAMES = (("num_replicas", "rank"), ("num_processes", "process_index"))  # of torch's samplers, and of Accelerate's
+from paceline.shares.rank_batches import Batch, batches_of_ranks
 
 
 def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
@@ -85,58 +81,9 @@ class CutSampler:
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of this rank."""
         self.dealt.clear()
-        for batches in zip(*streams(self._sampler, self._ranks), strict=True):
+        for batches in zip(*batches_of_ranks(self._sampler, self._ranks), strict=True):
             size = len(batches[0])
             is_even = all(len(batch) == size for batch in batches)
             shares = self._shares_for(size) if is_even else None
             self.dealt.append(Dealt(shares, size))
             yield batches[self._rank] if shares is None else cut(batches, shares, self._rank)
-
-
-def is_dealt_by_rank(sampler: Any, ranks: int) -> bool:
-    """Return whether the batches of the other ranks are known on each rank."""
-    owner = _owner(sampler)
-    return owner is not None and getattr(owner, _names(owner)[0]) == ranks  # type: ignore[index]
-
-
-def streams(sampler: Any, ranks: int) -> list[Iterator[Batch]]:
-    """Return the batches of each rank, from copies of a batch sampler that believe to be on that rank.
-
-    Args:
-        sampler: batch sampler for which `is_dealt_by_rank` holds.
-        ranks: number of ranks.
-    """
-    owner = _owner(sampler)
-    if owner is sampler:
-        return [iter(_as_rank(sampler, rank)) for rank in range(ranks)]
-    found = []
-    whole = list(_whole(owner)) if type(owner).__iter__ is DistributedSampler.__iter__ else None
-    for rank in range(ranks):
-        each = copy(sampler)
-        each.sampler = _as_rank(owner, rank) if whole is None else whole[rank::ranks]
-        found.append(iter(each))
-    return found
-
-
-def _owner(sampler: Any) -> Any:
-    """Return the sampler that knows its rank: the batch sampler itself, or the one that it reads; None for none."""
-    candidates = (sampler, getattr(sampler, "sampler", None))
-    return next((each for each in candidates if each is not None and _names(each)), None)
-
-
-def _names(sampler: Any) -> tuple[str, str] | None:
-    own = vars(sampler) if hasattr(sampler, "__dict__") else {}
-    return next((names for names in NAMES if all(name in own for name in names)), None)
-
-
-def _as_rank(sampler: Any, rank: int) -> Any:
-    each = copy(sampler)
-    setattr(each, _names(sampler)[1], rank)  # type: ignore[index]
-    return each
-
-
-def _whole(sampler: DistributedSampler[Any]) -> Iterator[Any]:
-    """Return the samples of all ranks in order: each copy would draw the same permutation of the whole data set."""
-    whole = copy(sampler)
-    whole.num_replicas, whole.rank, whole.num_samples = 1, 0, sampler.total_size
-    return iter(whole)

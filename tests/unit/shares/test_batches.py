@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from paceline.shares.batches import CutSampler, cut, is_dealt_by_rank
+from paceline.errors import UsageError
+from paceline.shares.batches import CutSampler, cut
+from paceline.shares.rank_batches import is_dealt_by_rank
 
 
 @st.composite
@@ -81,3 +83,44 @@ def test_with_shares_an_update_has_the_samples_of_equal_ones(sampler_type):
 def test_samplers_that_do_not_know_their_rank_are_not_cut():
     assert not is_dealt_by_rank(BatchSampler(torch.utils.data.SequentialSampler(range(9)), 2, False), 3)
     assert not is_dealt_by_rank(BatchSampler(DistributedSampler(Numbers(9), 2, 0), 2, False), 3)
+
+
+class DealsBatches:
+    """Batch sampler that deals the batches of another one to the ranks, as Accelerate's does."""
+
+    def __init__(self, batch_sampler, ranks, rank):
+        self.batch_sampler, self.num_processes, self.process_index = batch_sampler, ranks, rank
+
+    def __iter__(self):
+        return (
+            batch
+            for number, batch in enumerate(self.batch_sampler)
+            if number % self.num_processes == self.process_index
+        )
+
+
+def test_batches_that_are_drawn_once_for_all_ranks_are_drawn_once():
+    def shuffled(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return BatchSampler(torch.utils.data.RandomSampler(range(48), generator=generator), 4, True)
+
+    equal = [list(DealsBatches(shuffled(3), 3, rank)) for rank in range(3)]
+    cutting = [CutSampler(DealsBatches(shuffled(3), 3, rank), 3, rank, lambda size: None) for rank in range(3)]
+    assert [list(each) for each in cutting] == equal
+
+
+class Forgetful(DistributedSampler):
+    """Sampler that draws from one generator, which goes on."""
+
+    generator = torch.Generator().manual_seed(0)
+
+    def __iter__(self):
+        return iter(
+            torch.randperm(len(self.dataset), generator=self.generator).tolist()[self.rank :: self.num_replicas]
+        )
+
+
+def test_a_sampler_that_draws_anew_is_refused():
+    cutting = CutSampler(BatchSampler(Forgetful(Numbers(48), 3, 0), 4, True), 3, 0, lambda size: None)
+    with pytest.raises(UsageError, match="Forgetful draws other samples at each pass"):
+        next(iter(cutting))
