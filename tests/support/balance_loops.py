@@ -125,6 +125,17 @@ def forward_returns_loss():
 
 
 @loop
+def forward_returns_loss_of_unused_parameters():
+    model = DistributedDataParallel(WithLoss(), find_unused_parameters=True)
+    optimizer = adam(model)
+    for x, y in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        model(x, y).backward()
+        optimizer.step()
+    return model
+
+
+@loop
 def output_used_twice():
     model = DistributedDataParallel(net())
     return plain(model, adam(model), loader_of(data()), lambda out, y: mse_loss(out, y) + 0.3 * out.abs().mean())

@@ -71,7 +71,7 @@ class Balancer:
         self._times = RankTimes(self.ranks)
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
-        self._batches = HandedOutBatches(self.rank)
+        self._batches = HandedOutBatches(self.rank, self._loaders.trains)
         self._policy: ShareBalancer | None = None
         self._batch_size = 0
         self._dealt: list[Dealt] = []  # since the last exchange
@@ -105,10 +105,6 @@ class Balancer:
         if loader is not None and dealt is not None:
             self._loaders.handed_out(loader, dealt.size)
 
-    def ended(self, loader: Loader | None) -> None:
-        """Note the end of a loader."""
-        self._batches.add(HandedOut(loader, None))
-
     def forward_began(self, sizes: Collection[int]) -> None:
         """Note a forward pass with gradients, which reads tensors of these first dimensions."""
         self._batches.forward_began(sizes)
@@ -120,7 +116,7 @@ class Balancer:
         Raises:
             UsageError: the batch was not dealt by rank, or the loss cannot be weighed.
         """
-        loader, dealt = self._batches.take()
+        loader, dealt = self._batches.backward_began()
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
         self._loaders.backward_began(loader, dealt.size)
@@ -148,6 +144,10 @@ class Balancer:
             self._exchanged = self._measured.popleft()
             own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
             self._times.begin([own_s, self._weighing.divisor])
+
+    def close(self) -> None:
+        """End what is under way with the other ranks."""
+        self._times.close()
 
     def _decide(self, policy: ShareBalancer, interval: TimedBatches, seconds: list[float], now_s: float) -> None:
         samples = [interval.samples_of(rank) for rank in range(self.ranks)]

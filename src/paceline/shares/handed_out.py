@@ -1,9 +1,9 @@
-"""Batches that loaders have handed out, and which of them a forward pass reads."""
+"""Batches that loaders have handed out, and which of them a pass computes."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from paceline.errors import UsageError
 from paceline.shares.batches import Dealt
 
-DEEPEST = 3  # batches that a script may take ahead of the one that it computes
+MOST_WAITING = 256  # batches that a script has taken and not computed
 
 Loader = DataLoader[Any]
 
@@ -21,7 +21,7 @@ class HandedOut(NamedTuple):
 
     Attributes:
         loader: loader; None for a batch that the script has made itself.
-        dealt: shares of the batch; None if it was not dealt by rank, or at the end of the loader.
+        dealt: shares of the batch; None if it was not dealt by rank.
     """
 
     loader: Loader | None
@@ -29,25 +29,28 @@ class HandedOut(NamedTuple):
 
 
 class HandedOutBatches:
-    """Latest batches of all loaders.
+    """Latest batches of all loaders, in the order in which a script computes them.
 
-    A script computes the batch that it was given last, unless it takes batches ahead, as Accelerate and many loops for
-    devices do. How many it takes ahead shows when batches of unlike sizes follow each other: a forward pass reads
-    tensors of the size of its own batch.
+    A script may take batches ahead: one, as Accelerate does, or those of a whole update, as transformers does. A
+    forward pass reads tensors whose first dimension is that of its batch, by which batches of unlike sizes are told
+    apart. Where it does not, the latest batch counts.
 
     Args:
         rank: number of this rank.
+        is_training: function that tells whether a loader is known to have training batches.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, is_training: Callable[[Loader | None], bool]) -> None:
         self._rank = rank
-        self._latest: deque[HandedOut] = deque(maxlen=DEEPEST + 1)
-        self._ahead: int | None = None  # batches that the script takes ahead, once it is known
-        self._read: HandedOut | None = None
+        self._is_training = is_training
+        self._waiting: deque[HandedOut] = deque(maxlen=MOST_WAITING)
+        self._current = HandedOut(None, None)
+        self._is_seen = False  # whether a forward pass was seen since the last backward pass
+        self._is_told_apart = False
 
     def add(self, batch: HandedOut) -> None:
-        """Add a batch, or the end of a loader as one without shares."""
-        self._latest.append(batch)
+        """Add a batch."""
+        self._waiting.append(batch)
 
     def forward_began(self, sizes: Collection[int]) -> None:
         """Note a forward pass with gradients.
@@ -56,25 +59,41 @@ class HandedOutBatches:
             sizes: first dimension of each tensor that it reads.
 
         Raises:
-            UsageError: the passes do not agree on how many batches are taken ahead.
+            UsageError: it cannot be told which batch it computes.
         """
-        own = [each.dealt.samples_of(self._rank) if each.dealt else None for each in reversed(self._latest)]
-        if len({size for size in own if size is not None}) > 1:
-            fitting = [ahead for ahead, size in enumerate(own) if size in sizes]
-            if self._ahead is None and fitting:
-                self._ahead = fitting[0]
-            elif fitting and self._ahead not in fitting:
-                raise UsageError(
-                    f"a forward pass reads a batch of {own[fitting[0]]} samples, and the loader has handed out "
-                    f"{own[self._ahead or 0]}: the batches that are computed cannot be told apart; start the script "
-                    "with torchrun"
-                )
-        self._read = self._at(self._ahead or 0)
+        self._is_seen = True
+        known = [each for each in self._waiting if self._is_training(each.loader)]
+        waiting = known or list(self._waiting)
+        in_order = known or waiting[::-1]  # at first, batches for evaluation may come before
+        fitting = next((each for each in in_order if self._samples(each) in sizes), None)
+        if fitting is not None:
+            self._is_told_apart |= self._samples(fitting) != self._samples(waiting[-1])
+            while self._waiting.popleft() is not fitting:
+                pass
+            self._current = fitting
+        elif waiting and self._samples(self._current) not in sizes:
+            self._take_latest(waiting)
 
-    def take(self) -> HandedOut:
-        """Return the batch of the backward pass that begins: that of the forward pass before it, if one was seen."""
-        read, self._read = self._read, None
-        return read or self._at(self._ahead or 0)
+    def backward_began(self) -> HandedOut:
+        """Return the batch of a backward pass: that of the latest forward pass, if one was seen since it was taken.
 
-    def _at(self, ahead: int) -> HandedOut:
-        return self._latest[-1 - ahead] if len(self._latest) > ahead else HandedOut(None, None)
+        Raises:
+            UsageError: it cannot be told which batch it computes.
+        """
+        if not self._is_seen and self._waiting:
+            self._take_latest(list(self._waiting))
+        self._is_seen = False
+        return self._current
+
+    def _take_latest(self, waiting: list[HandedOut]) -> None:
+        if self._is_told_apart or len({self._samples(each) for each in waiting}) > 1:
+            sizes = ", ".join(str(self._samples(each)) for each in waiting)
+            raise UsageError(
+                f"the script has taken batches of {sizes} samples, and the model does not show which one it computes: "
+                "take one batch at a time, or start the script with torchrun"
+            )
+        self._current = waiting[-1]
+        self._waiting.clear()
+
+    def _samples(self, batch: HandedOut) -> int | None:
+        return batch.dealt.samples_of(self._rank) if batch.dealt is not None else None

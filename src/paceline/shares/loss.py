@@ -42,7 +42,7 @@ def read_loss(loss: torch.Tensor, batch_size: int) -> Reading:
         loss: root of a backward pass, a scalar.
         batch_size: samples of the batch.
     """
-    readings = list(_readings(loss.grad_fn, batch_size))
+    readings = list(_readings(loss, batch_size))
     kinds = {reading.weighing for reading in readings}
     if kinds == {"samples", "tokens"}:
         kinds = {"tokens"}
@@ -51,19 +51,21 @@ def read_loss(loss: torch.Tensor, batch_size: int) -> Reading:
     return next(reading for reading in readings if reading.weighing in kinds)
 
 
-def _readings(root: Any, batch_size: int) -> Iterator[Reading]:
+def _readings(loss: torch.Tensor, batch_size: int) -> Iterator[Reading]:
     """Yield what each term of a sum of terms shows."""
-    waiting: list[tuple[Any, Any]] = [(root, None)]
+    waiting: list[tuple[Any, int, Any]] = [(loss.grad_fn, loss.output_nr, None)]
     for _ in range(MOST_NODES):
         if not waiting:
             return
-        node, divisor = waiting.pop()
+        node, output, divisor = waiting.pop()
         if node is None or _is_penalty(node):
             continue
         name = _name(node)
-        if name in LINEAR:
+        if name == "_DDPSink":  # through which DDP passes the outputs of a model in which a parameter may be unused
+            waiting += [(*child, divisor) for child in node.next_functions[output : output + 1]]
+        elif name in LINEAR:
             by = node._saved_other if name == "Div" and node._saved_other is not None else divisor
-            waiting += [(child, by) for child, _ in node.next_functions]
+            waiting += [(*child, by) for child in node.next_functions]
         else:
             yield _reading(node, name, divisor, batch_size)
 

@@ -72,6 +72,7 @@ class Patches:
         for name in COLLECTIVES:
             self._replace(dist, name, self._paused)
         self._replace(dist.Work, "wait", self._paused)
+        self._replace(dist, "destroy_process_group", self._with_destroy)
 
     def remove(self) -> None:
         """Put the functions of torch back."""
@@ -180,11 +181,7 @@ class Patches:
             loader = found() if found is not None else None
             if threading.get_ident() == self._thread:
                 self.balancer.stopwatch.restart()
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                self.balancer.ended(loader)
-                raise
+            batch = original(iterator)
             self.balancer.handed_out(loader, iterator._index_sampler)
             return batch
 
@@ -212,6 +209,15 @@ class Patches:
                     balancer.sums_ended()
 
         return backward
+
+    def _with_destroy(self, original: Function) -> Function:
+        @wraps(original)
+        def destroy(*args: Any, **kwargs: Any) -> None:
+            if self.balancer is not None:
+                self.balancer.close()
+            original(*args, **kwargs)
+
+        return destroy
 
     def _paused(self, original: Function) -> Function:
         """Return a function during which the time of this rank stands still."""

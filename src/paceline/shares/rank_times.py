@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -34,6 +35,13 @@ class RankTimes:
         self._pending.wait()
         self._pending = None
         return [row.tolist() for row in self._rows]
+
+    def close(self) -> None:
+        """Wait for the rows that are under way: a process that ends meanwhile would abort those of the other ranks."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with suppress(RuntimeError):  # a rank has been lost
+                pending.wait()
 
     def gather(self, row: list[float]) -> list[list[float]]:
         """Return the rows of all ranks, which are waited for."""

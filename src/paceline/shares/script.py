@@ -94,7 +94,10 @@ def share(batch_size: int) -> int:
 def _say_end(patches: Patches) -> None:
     """Say what the shares have gained, or that there was nothing to share."""
     balancer = patches.balancer
-    if balancer is None or balancer.rank:
+    if balancer is None:
+        return
+    balancer.close()
+    if balancer.rank:
         return
     line = balancer.gain.line() if balancer.has_begun else _unused(balancer.model)
     if line:

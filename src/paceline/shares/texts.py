@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.policies.shares import Pieces
 from paceline.shares.loss import Reading
+from paceline.utils.wording import counted
 
 WEIGHED = {
     "samples": "the loss is a mean, weighed by samples",
@@ -18,11 +19,11 @@ WITHOUT = "or start the script with torchrun"
 
 def start_line(model: str, loader: Any, ranks: int, sizes: Pieces, weighing: str) -> str:
     """Return what is taken over, in one line."""
-    piece = "sample" if sizes.size == 1 else f"{sizes.size} samples"
+    piece = counted(sizes.size, "sample")
     few = "; a batch below 4 samples can gain little" if sizes.batch_size < 4 else ""
     return (
         f"paceline: {ranks} ranks share the batches of {model} by their speed: {sizes.fewest} to {sizes.most} samples "
-        f"for {sizes.batch_size} of {_name(loader)}, in steps of a {piece}{few}; {WEIGHED[weighing]}"
+        f"for {sizes.batch_size} of {_name(loader)}, in steps of {piece}{few}; {WEIGHED[weighing]}"
     )
 
 

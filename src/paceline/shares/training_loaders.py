@@ -34,3 +34,7 @@ class TrainingLoaders:
     def batch_size(self, loader: Loader) -> int | None:
         """Return the samples of a rank's batch with equal shares; None for a loader that does not train."""
         return self._sizes.get(loader)
+
+    def trains(self, loader: Loader | None) -> bool:
+        """Return whether a loader is known to train, or the script makes its batches itself."""
+        return loader is None or loader in self._sizes
