@@ -12,10 +12,13 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from balance_models import (
     Checkpointed,
     KeepsLoss,
+    MeanOfSequence,
+    Sequences,
     Unused,
     WithLoss,
     data,
     net,
+    pad,
     sharded,
     token_data,
     token_loss,
@@ -309,6 +312,17 @@ def masked_tokens():
 
 
 REFERENCES = {"tokens": tokens_in_one_process, "masked_tokens": tokens_in_one_process}
+
+
+@loop
+def sequences_of_unequal_length():
+    model = DistributedDataParallel(MeanOfSequence())
+    optimizer = adam(model)
+    for x, counts in epochs(loader_of(Sequences(200), collate_fn=pad)):
+        optimizer.zero_grad()
+        model(x, counts).pow(2).mean().backward()
+        optimizer.step()
+    return model
 
 
 @loop

@@ -80,3 +80,30 @@ def sharded(model):
         if isinstance(each, nn.Linear):
             fully_shard(each)
     return fully_shard(model)
+
+
+class Sequences(list):
+    """Samples of unequal length, as a data set of Hugging Face that knows them."""
+
+    def __init__(self, count):
+        generator = torch.Generator().manual_seed(2)
+        lengths = torch.randint(1, 30, (count,), generator=generator).tolist()
+        super().__init__({"input_ids": torch.randn(length, 6, generator=generator)} for length in lengths)
+
+
+def pad(samples):
+    sequences = [each["input_ids"] for each in samples]
+    counts = torch.tensor([len(each) for each in sequences])
+    return nn.utils.rnn.pad_sequence(sequences, batch_first=True), counts
+
+
+class MeanOfSequence(nn.Module):
+    """Model whose output does not depend on the padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x, counts):
+        is_there = torch.arange(x.shape[1])[None, :, None] < counts[:, None, None]
+        return (self.net(x) * is_there).sum(1) / counts[:, None]

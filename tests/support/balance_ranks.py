@@ -24,6 +24,10 @@ class ChangingShares:
         self.changes = 0
         self._updates = 0
 
+    @property
+    def seconds(self):
+        return [1 + self.changes % 3 * rank for rank in range(self._ranks)]
+
     def decide(self, samples, seconds):
         self._updates += 1
         if self._updates % 5 == 1:

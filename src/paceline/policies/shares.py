@@ -126,11 +126,17 @@ class ShareBalancer:
         self._seconds = [RestartingMedian(WINDOW) for _ in range(ranks)]
         self.shares = (sizes.batch_size,) * ranks
 
-    def decide(self, samples: Sequence[int], seconds: Sequence[float]) -> ShareDecision | None:
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds per sample of each rank that the present shares follow; 1 for each while they are equal."""
+        is_equal = len(set(self.shares)) == 1
+        return [1.0 if is_equal else known.median for known in self._seconds]
+
+    def decide(self, samples: Sequence[float], seconds: Sequence[float]) -> ShareDecision | None:
         """Take the times of an update, and return new shares; None to keep the present ones.
 
         Args:
-            samples: samples of each rank in the update, >= 0.
+            samples: samples of each rank in the update, or their cost, >= 0.
             seconds: seconds of each rank for them, without waiting for other ranks; 0 for a time that does not count.
         """
         for known, count, taken in zip(self._seconds, samples, seconds, strict=True):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer
-from paceline.shares.batches import CutSampler, Dealt
+from paceline.shares.batches import CutSampler, Dealt, cut, divided
+from paceline.shares.costs import CostOf, cost_function, deal_by_cost, how_known, pads
 from paceline.shares.gain import Gain
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
-from paceline.shares.rank_batches import is_dealt_by_rank
+from paceline.shares.rank_batches import Batch, is_dealt_by_rank
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
@@ -38,9 +41,15 @@ class TimedBatches(NamedTuple):
     spans: Spans
     is_first: bool
 
-    def samples_of(self, rank: int) -> int:
-        """Return the samples of a rank."""
-        return sum(each.samples_of(rank) for each in self.dealt)
+    @property
+    def work(self) -> list[float]:
+        """Work of each rank."""
+        return [sum(each) for each in zip(*(dealt.work for dealt in self.dealt), strict=True)]
+
+    @property
+    def equal_work(self) -> list[float]:
+        """Work of each rank with equal shares."""
+        return [sum(each) for each in zip(*(dealt.equal_work for dealt in self.dealt), strict=True)]
 
 
 class Balancer:
@@ -72,6 +81,7 @@ class Balancer:
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
         self._batches = HandedOutBatches(self.rank, self._loaders.trains)
+        self._costs: WeakKeyDictionary[Loader, CostOf | None] = WeakKeyDictionary()
         self._policy: ShareBalancer | None = None
         self._batch_size = 0
         self._dealt: list[Dealt] = []  # since the last exchange
@@ -89,14 +99,13 @@ class Balancer:
         """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
         if sampler is not loader.batch_sampler or not is_dealt_by_rank(sampler, self.ranks):
             return sampler
-        return CutSampler(sampler, self.ranks, self.rank, lambda size: self._shares_for(loader, size))
+        return CutSampler(sampler, self.ranks, partial(self._deal, loader))
 
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
-        shares = self._scaled(batch_size)
-        dealt = Dealt(shares, batch_size)
+        dealt = divided(self._scaled(batch_size), batch_size)
         self._batches.add(HandedOut(None, dealt))
-        return dealt.samples_of(self.rank)
+        return dealt.samples[self.rank]
 
     def handed_out(self, loader: Loader | None, sampler: Any) -> None:
         """Note the batch that a loader has just returned."""
@@ -122,10 +131,9 @@ class Balancer:
         self._loaders.backward_began(loader, dealt.size)
         if not self._dealt or self._dealt[-1] is not dealt:
             self._dealt.append(dealt)
-        own = dealt.samples_of(self.rank)
         if self._policy is None:
-            self._begin(loss, dealt.size, loader)
-        return self._weighing.weight_of(loss, own, dealt.size)
+            self._begin(loss, dealt.samples[self.rank], loader)
+        return self._weighing.weight_of(loss, dealt.samples[self.rank], dealt.weight(self.rank))
 
     def sums_ended(self) -> None:
         """Exchange times, after a backward pass whose sums have ended, and decide by those of the exchange before."""
@@ -136,7 +144,7 @@ class Balancer:
         if rows is not None and self._exchanged is not None:
             self._weighing.check([row[1] for row in rows])
             self._decide(self._policy, self._exchanged, [row[0] for row in rows], now_s)
-        sizes = {dealt.samples_of(self.rank) for dealt in self._dealt}
+        sizes = {dealt.samples[self.rank] for dealt in self._dealt}
         self._measured.append(TimedBatches(self._dealt, self.stopwatch.take(), is_first=not sizes <= self._known_sizes))
         self._known_sizes |= sizes
         self._dealt = []
@@ -150,27 +158,36 @@ class Balancer:
         self._times.close()
 
     def _decide(self, policy: ShareBalancer, interval: TimedBatches, seconds: list[float], now_s: float) -> None:
-        samples = [interval.samples_of(rank) for rank in range(self.ranks)]
-        self.gain.add(now_s, seconds, samples, sum(dealt.size for dealt in interval.dealt))
-        policy.decide(samples, seconds)
+        self.gain.add(now_s, seconds, interval.work, interval.equal_work)
+        policy.decide(interval.work, seconds)
 
-    def _shares_for(self, loader: Loader, size: int) -> tuple[int, ...] | None:
-        """Return the shares of the batches that a loader asks for now; None for equal ones."""
-        return self._scaled(size) if size == self._loaders.batch_size(loader) else None
+    def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
+        """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
+        counts = [len(batch) for batch in batches]
+        size = self._loaders.batch_size(loader)
+        if self._policy is None or set(counts) != {size}:
+            return batches[self.rank], divided(counts, counts[0] if len(set(counts)) == 1 else 0)
+        if (cost_of := self._cost_of(loader)) is not None:
+            return deal_by_cost(batches, self.rank, cost_of, self._policy.seconds, is_padded=pads(loader.collate_fn))
+        shares = self._scaled(counts[0])
+        return cut(batches, shares, self.rank), divided(shares, counts[0])
 
-    def _scaled(self, size: int) -> tuple[int, ...] | None:
-        """Return the shares of batches of a size, which are those of the first loader; None for equal ones.
+    def _cost_of(self, loader: Loader) -> CostOf | None:
+        if loader not in self._costs:
+            self._costs[loader] = cost_function(self._settings.cost, loader.dataset)
+        return self._costs[loader]
+
+    def _scaled(self, size: int) -> Sequence[int]:
+        """Return the shares of batches of a size, which are in proportion to those of the first loader.
 
         Raises:
             UsageError: they are no whole numbers.
         """
-        if self._policy is None or self._policy.shares.count(self._batch_size) == self.ranks:
-            return None
-        if size == self._batch_size:
-            return self._policy.shares
+        if self._policy is None or len(set(self._policy.shares)) == 1:
+            return [size] * self.ranks
         if any(share * size % self._batch_size for share in self._policy.shares):
             raise UsageError(refusal_of_sizes(self._batch_size, size))
-        return tuple(share * size // self._batch_size for share in self._policy.shares)
+        return [share * size // self._batch_size for share in self._policy.shares]
 
     def _begin(self, loss: torch.Tensor, size: int, loader: Loader | None) -> None:
         """Agree with the other ranks on what is taken over, and say so."""
@@ -182,6 +199,7 @@ class Balancer:
         pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
-            print(start_line(self.model, loader, self.ranks, pieces, kind), file=sys.stderr, flush=True)
+            costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""
+            print(start_line(self.model, loader, pieces, kind, costs), file=sys.stderr, flush=True)
         if self._settings.dry_run:
             raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""Batches of an update: which ones all ranks would read with equal shares, and how they are cut by other shares."""
+"""Batches of an update: how they are cut by shares, or dealt by the costs of their samples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,37 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from paceline.shares.rank_batches import Batch, batches_of_ranks
+
+
+class Dealt(NamedTuple):
+    """Division of the samples of an update.
+
+    Attributes:
+        samples: samples of each rank.
+        size: samples of a rank with equal shares; 0 if the script has dealt the batch itself.
+        work: cost of each rank's batch; its samples, where costs are not known.
+        equal_work: the same with equal shares.
+    """
+
+    samples: tuple[int, ...]
+    size: int
+    work: tuple[float, ...]
+    equal_work: tuple[float, ...]
+
+    def weight(self, rank: int) -> float:
+        """Return what the mean over a rank's samples counts in the mean of the ranks."""
+        return self.samples[rank] / self.size if self.size else 1.0
+
+
+def divided(shares: Sequence[int], size: int = 0) -> Dealt:
+    """Return a division by samples alone.
+
+    Args:
+        shares: samples of each rank.
+        size: samples of a rank with equal shares; 0 if the script has dealt the batch itself.
+    """
+    equal = [size] * len(shares) if size else shares
+    return Dealt(tuple(shares), size, tuple(shares), tuple(equal))
 
 
 def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
@@ -34,42 +65,22 @@ def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
     return own
 
 
-class Dealt(NamedTuple):
-    """Batch that a loader was given to load.
-
-    Attributes:
-        shares: samples of each rank in this update; None if this batch is not cut.
-        size: samples of a rank with equal shares.
-    """
-
-    shares: tuple[int, ...] | None
-    size: int
-
-    def samples_of(self, rank: int) -> int:
-        """Return the samples of a rank."""
-        return self.size if self.shares is None else self.shares[rank]
-
-
 class CutSampler:
-    """Batch sampler that cuts each update's batches by the shares that hold when the batch is asked for.
+    """Batch sampler that deals the batches of each update anew when they are asked for.
 
-    Ranks ask for batches at the same places of the same script, so the shares of an update are the same on all of them.
-    Batches that the processes of a loader hold already keep their shares.
+    Ranks ask for batches at the same places of the same script, so they all divide an update alike. Batches that the
+    processes of a loader hold already stay as they were dealt.
 
     Args:
         sampler: batch sampler of the script, which yields the batches of this rank.
         ranks: number of ranks.
-        rank: number of this rank.
-        shares_for: function that returns the shares for a batch size; None to leave a batch as it is.
+        deal: function that returns this rank's batch, and how the update is divided, from the batches of all ranks.
     """
 
-    def __init__(
-        self, sampler: Any, ranks: int, rank: int, shares_for: Callable[[int], tuple[int, ...] | None]
-    ) -> None:
+    def __init__(self, sampler: Any, ranks: int, deal: Callable[[Sequence[Batch]], tuple[Batch, Dealt]]) -> None:
         self._sampler = sampler
         self._ranks = ranks
-        self._rank = rank
-        self._shares_for = shares_for
+        self._deal = deal
         self.dealt: deque[Dealt] = deque()
 
     def __len__(self) -> int:
@@ -82,8 +93,6 @@ class CutSampler:
         """Yield the batches of this rank."""
         self.dealt.clear()
         for batches in zip(*batches_of_ranks(self._sampler, self._ranks), strict=True):
-            size = len(batches[0])
-            is_even = all(len(batch) == size for batch in batches)
-            shares = self._shares_for(size) if is_even else None
-            self.dealt.append(Dealt(shares, size))
-            yield batches[self._rank] if shares is None else cut(batches, shares, self._rank)
+            own, dealt = self._deal(batches)
+            self.dealt.append(dealt)
+            yield own

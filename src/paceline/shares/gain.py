@@ -10,10 +10,10 @@ from paceline.utils.wording import counted
 class Gain:
     """Sum of the times of updates, measured and with equal shares.
 
-    An update from one end of the sums to the next one takes d. With shares s_i the slowest rank is busy for max_i t_i;
-    with equal shares of B samples it would be for max_i t_i B / s_i, and the rest of the update would be the same:
+    An update from one end of the sums to the next one takes d. Rank i is busy for t_i with its work w_i, and would be
+    for t_i e_i / w_i with the work e_i of equal shares; the rest of the update would be the same:
 
-        d + max_i (t_i B / s_i) - max_i t_i.
+        d + max_i (t_i e_i / w_i) - max_i t_i.
 
     Attributes:
         updates: number of updates.
@@ -26,18 +26,18 @@ class Gain:
         self.seconds = self.equal_s = 0.0
         self._ended_s: float | None = None
 
-    def add(self, now_s: float, seconds: Sequence[float], samples: Sequence[int], equal: int) -> None:
+    def add(self, now_s: float, seconds: Sequence[float], work: Sequence[float], equal_work: Sequence[float]) -> None:
         """Add an update.
 
         Args:
             now_s: time at which its sums ended.
             seconds: t_i, seconds of each rank.
-            samples: s_i, samples of each rank.
-            equal: B, samples of a rank with equal shares.
+            work: w_i, samples of each rank or their cost.
+            equal_work: e_i, the same with equal shares.
         """
-        if self._ended_s is not None and all(seconds) and all(samples):
+        if self._ended_s is not None and all(seconds) and all(work):
             taken_s = now_s - self._ended_s
-            equal_s = max(busy * equal / count for busy, count in zip(seconds, samples, strict=True))
+            equal_s = max(t * e / w for t, e, w in zip(seconds, equal_work, work, strict=True))
             self.updates += 1
             self.seconds += taken_s
             self.equal_s += taken_s + equal_s - max(seconds)

@@ -96,4 +96,4 @@ class HandedOutBatches:
         self._waiting.clear()
 
     def _samples(self, batch: HandedOut) -> int | None:
-        return batch.dealt.samples_of(self._rank) if batch.dealt is not None else None
+        return batch.dealt.samples[self._rank] if batch.dealt is not None else None

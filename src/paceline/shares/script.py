@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from paceline.errors import UsageError
@@ -37,6 +38,7 @@ def balance(
     pieces: int = 8,
     max_share: float = 1.5,
     weigh: Literal["auto", "samples", "tokens", "none"] = "auto",
+    cost: Callable[[Any], float] | str | None = None,
 ) -> Model:
     """Give each rank a share of the global batch by its speed; the parameters are those of equal shares.
 
@@ -49,6 +51,8 @@ def balance(
         max_share: largest share as a multiple of B, >= 1.
         weigh: what a rank's gradient counts: "samples" for a loss that is a mean over the samples of its batch,
             "tokens" for a mean over tokens that count, "none" for a sum; "auto" to read it from the first loss.
+        cost: cost of a sample as a function of its index, or the path of a file of numpy with a cost for each; by
+            default the length of its tokens, where the data set knows it.
 
     Returns:
         The model.
@@ -59,7 +63,7 @@ def balance(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    settings = BalanceSettings(pieces, max_share, weigh)
+    settings = BalanceSettings(pieces, max_share, weigh, cost)
     is_sharded = hasattr(model, "_get_fsdp_state")
     if not is_sharded and not isinstance(model, DistributedDataParallel):
         raise UsageError(

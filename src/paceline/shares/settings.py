@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces
@@ -22,12 +22,15 @@ class BalanceSettings:
         pieces: m, pieces of a rank's batch, >= 1.
         max_share: largest share as a multiple of the batch, >= 1.
         weigh: what backward passes are weighed by; "auto" to read it from the graph of the loss.
+        cost: path of a file with the cost of each sample, or a function of its index; None to look for lengths in the
+            data set.
         dry_run: whether the script ends once it is known what is taken over.
     """
 
     pieces: int = 8
     max_share: float = 1.5
     weigh: Literal["auto", "samples", "tokens", "none"] = "auto"
+    cost: Callable[[Any], float] | str | None = None
     dry_run: bool = False
 
     def __post_init__(self) -> None:

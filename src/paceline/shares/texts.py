@@ -7,7 +7,6 @@ from typing import Any
 
 from paceline.policies.shares import Pieces
 from paceline.shares.loss import Reading
-from paceline.utils.wording import counted
 
 WEIGHED = {
     "samples": "the loss is a mean, weighed by samples",
@@ -17,13 +16,21 @@ WEIGHED = {
 WITHOUT = "or start the script with torchrun"
 
 
-def start_line(model: str, loader: Any, ranks: int, sizes: Pieces, weighing: str) -> str:
-    """Return what is taken over, in one line."""
-    piece = counted(sizes.size, "sample")
+def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str) -> str:
+    """Return what is taken over, in one line.
+
+    Args:
+        model: name of the model.
+        loader: loader of its batches; None for batches of the script itself.
+        sizes: sizes of a share.
+        weighing: what backward passes are weighed by.
+        costs: how the samples' costs are known; empty if they are not.
+    """
     few = "; a batch below 4 samples can gain little" if sizes.batch_size < 4 else ""
+    by_speed = f"{sizes.fewest} to {sizes.most} samples in steps of {sizes.size}"
     return (
-        f"paceline: {ranks} ranks share the batches of {model} by their speed: {sizes.fewest} to {sizes.most} samples "
-        f"for {sizes.batch_size} of {_name(loader)}, in steps of {piece}{few}; {WEIGHED[weighing]}"
+        f"paceline: ranks share the batches of {model} by their speed: {costs or by_speed} for "
+        f"{sizes.batch_size} of {_name(loader)}{few}; {WEIGHED[weighing]}"
     )
 
 
@@ -76,4 +83,4 @@ def refusal_of_sizes(first: int, other: int) -> str:
 
 
 def _name(loader: Any) -> str:
-    return f"{type(loader).__name__}({type(loader.dataset).__name__})" if loader is not None else "no loader"
+    return f"{type(loader).__name__}({type(loader.dataset).__name__})" if loader is not None else "the script itself"

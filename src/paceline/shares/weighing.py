@@ -70,13 +70,13 @@ class Weighing:
         if self._kind == "none" and self._given == "auto" and len(known) > 1:
             raise UsageError(refusal_of_divisors(sorted(known)))
 
-    def weight_of(self, loss: torch.Tensor, samples: int, equal: int) -> float:
+    def weight_of(self, loss: torch.Tensor, samples: int, weight: float) -> float:
         """Return the factor of a pass.
 
         Args:
             loss: root of the pass.
             samples: samples of this rank's batch.
-            equal: samples of a rank's batch with equal shares.
+            weight: what the mean over these samples counts in the mean of the ranks.
 
         Raises:
             UsageError: the loss is not what it was at first.
@@ -93,7 +93,7 @@ class Weighing:
             self.divisor = _number(reading.divisor)
             if self._kind == "samples" and reading.weighing != "samples":
                 raise UsageError(refusal_of_tokens(reading))
-        return samples / equal if self._kind == "samples" else 1.0
+        return weight if self._kind == "samples" else 1.0
 
     def _is_due(self) -> bool:
         return self._is_read_always or self._passes <= READ_ALWAYS or self._passes % READ_EVERY == 0

@@ -59,7 +59,7 @@ def test_without_shares_a_rank_reads_its_own_batches(sampler_type, shuffle, drop
         own = sampler_type(Numbers(count), 3, rank, shuffle=shuffle, seed=4, drop_last=drop_last)
         own.set_epoch(5)
         batches = BatchSampler(own, 4, drop_last)
-        cutting = CutSampler(batches, 3, rank, lambda size: None)
+        cutting = CutSampler(batches, 3, lambda each, rank=rank: (each[rank], None))
         assert is_dealt_by_rank(batches, 3)
         assert list(cutting) == list(batches)
         assert len(cutting) == len(batches)
@@ -69,7 +69,11 @@ def test_without_shares_a_rank_reads_its_own_batches(sampler_type, shuffle, drop
 def test_with_shares_an_update_has_the_samples_of_equal_ones(sampler_type):
     def batches_of(rank, shares):
         sampler = sampler_type(Numbers(50), 3, rank, seed=4)
-        return list(CutSampler(BatchSampler(sampler, 4, False), 3, rank, lambda size: shares if size == 4 else None))
+
+        def deal(batches):
+            return (cut(batches, shares, rank) if shares and len(batches[0]) == 4 else batches[rank]), None
+
+        return list(CutSampler(BatchSampler(sampler, 4, False), 3, deal))
 
     equal = [batches_of(rank, None) for rank in range(3)]
     shared = [batches_of(rank, (1, 5, 6)) for rank in range(3)]
@@ -105,7 +109,10 @@ def test_batches_that_are_drawn_once_for_all_ranks_are_drawn_once():
         return BatchSampler(torch.utils.data.RandomSampler(range(48), generator=generator), 4, True)
 
     equal = [list(DealsBatches(shuffled(3), 3, rank)) for rank in range(3)]
-    cutting = [CutSampler(DealsBatches(shuffled(3), 3, rank), 3, rank, lambda size: None) for rank in range(3)]
+    cutting = [
+        CutSampler(DealsBatches(shuffled(3), 3, rank), 3, lambda each, rank=rank: (each[rank], None))
+        for rank in range(3)
+    ]
     assert [list(each) for each in cutting] == equal
 
 
@@ -121,6 +128,6 @@ class Forgetful(DistributedSampler):
 
 
 def test_a_sampler_that_draws_anew_is_refused():
-    cutting = CutSampler(BatchSampler(Forgetful(Numbers(48), 3, 0), 4, True), 3, 0, lambda size: None)
+    cutting = CutSampler(BatchSampler(Forgetful(Numbers(48), 3, 0), 4, True), 3, lambda each: (each[0], None))
     with pytest.raises(UsageError, match="Forgetful draws other samples at each pass"):
         next(iter(cutting))

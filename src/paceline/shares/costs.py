@@ -1,0 +1,106 @@
+"""Costs of the samples of a data set, where they are known before the samples are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate, default_convert
+
+from paceline.errors import UsageError
+from paceline.policies.dealing import deal_padded, deal_samples
+from paceline.shares.batches import Dealt
+from paceline.shares.rank_batches import Batch
+
+CostOf = Callable[[Any], float]  # of an index
+MAX_WORK = 1.5  # largest work of a rank, as a multiple of the largest one with equal shares
+NOT_PADDING = ("flatten", "pack")
+COLUMNS = ("length", "lengths")  # of data sets of Hugging Face
+
+
+def cost_function(given: CostOf | str | None, dataset: Any) -> CostOf | None:
+    """Return the cost of each sample by its index; None if it is not known, or the same for all.
+
+    Args:
+        given: function of the index; the path of a file of numpy with a cost for each sample; None to look for lengths
+            in the data set.
+        dataset: data set of the loader.
+
+    Raises:
+        UsageError: the file has not one positive cost for each sample.
+    """
+    if callable(given):
+        return given
+    lengths = _read(given, dataset) if given else _lengths(dataset)
+    if lengths is None or len(lengths) == 0 or lengths.min() == lengths.max():
+        return None
+    return lengths.__getitem__
+
+
+def _read(path: str, dataset: Any) -> Any:
+    try:
+        costs = np.load(Path(path), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--cost {path} cannot be read as an array of numpy ({error})") from error
+    if costs.shape != (len(dataset),):
+        raise UsageError(
+            f"--cost {path} has the shape {costs.shape}, expected a cost for each of {len(dataset)} samples"
+        )
+    if not np.isfinite(costs).all() or costs.min() <= 0:
+        raise UsageError(f"--cost {path} has costs that are not positive numbers")
+    return costs.astype(float)
+
+
+def _lengths(dataset: Any) -> Any:
+    """Return the lengths of token sequences that a data set has at hand; None without."""
+    names = getattr(dataset, "column_names", None) or ()
+    for name in COLUMNS:
+        if name in names:
+            return np.asarray(dataset[name], dtype=float)
+    if isinstance(dataset, Sequence) and len(dataset) and isinstance(dataset[0], dict) and "input_ids" in dataset[0]:
+        return np.asarray([len(each["input_ids"]) for each in dataset], dtype=float)
+    return None
+
+
+def pads(collate: Any) -> bool:
+    """Return whether a collate function is taken to pad the samples of a batch to the longest one.
+
+    That of torch cannot, and those that flatten or pack the samples into one sequence do not.
+    """
+    name = getattr(collate, "__name__", type(collate).__name__)
+    return collate not in (default_collate, default_convert) and not any(each in name.lower() for each in NOT_PADDING)
+
+
+def how_known(cost_of: CostOf | None, collate: Any) -> str:
+    """Return how the samples of a loader are dealt by their costs, for a message; empty if they are not."""
+    if cost_of is None:
+        return ""
+    return "samples of like length together" if pads(collate) else "samples by their cost"
+
+
+def deal_by_cost(
+    batches: Sequence[Batch], rank: int, cost_of: CostOf, seconds: Sequence[float], *, is_padded: bool
+) -> tuple[Batch, Dealt]:
+    """Return a rank's batch of an update, and how the update is divided, so that all ranks end together.
+
+    Args:
+        batches: batch of each rank with equal shares, all of one size.
+        rank: number of the rank.
+        cost_of: cost of a sample by its index, > 0.
+        seconds: seconds of each rank per unit of cost.
+        is_padded: whether each sample of a batch costs as much as the longest one.
+    """
+    samples = [sample for batch in batches for sample in batch]
+    costs = [float(cost_of(sample)) for sample in samples]
+    size = len(batches[0])
+    equal = [_work(costs[begin : begin + size], is_padded) for begin in range(0, len(costs), size)]
+    groups = (deal_padded if is_padded else deal_samples)(costs, seconds, MAX_WORK * max(equal))
+    work = [_work([costs[each] for each in group], is_padded) for group in groups]
+    dealt = Dealt(tuple(map(len, groups)), size, tuple(work), tuple(equal))
+    return [samples[each] for each in groups[rank]], dealt
+
+
+def _work(costs: Sequence[float], is_padded: bool) -> float:
+    return max(costs) * len(costs) if is_padded else sum(costs)
