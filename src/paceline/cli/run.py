@@ -50,7 +50,8 @@ def run(
     """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
 
     The options and the variables of the ranks are those of torchrun. When a rank is lost, the others go on. When rank 0
-    is lost, all are started again, and the run goes on from its last checkpoint.
+    is lost, all are started again, and the run goes on from its last checkpoint; ranks of DDP and FSDP are all started
+    again whichever is lost, and go on from the script's own checkpoint.
     """
     from paceline.launcher.launch import launch
 

@@ -16,6 +16,7 @@ SERVER = "PACELINE_SERVER"  # host and port of the server that a process joins, 
 SIDECAR = "PACELINE_SIDECAR"  # number of the worker that runs in a process started by rank 0
 KEEPS_RANKS = "PACELINE_KEEPS_RANKS"  # "1" under `paceline run`, which starts a rank again alone
 STANDBY, ENDED = "paceline/standby", "paceline/ended"  # in the store of `paceline run`: what holds for the run
+BOUND = "paceline/bound"  # in that store: the ranks are in a process group of torch, and none goes on without another
 BEGUN = "paceline/begun"  # in that store: digests of the runs that have begun, a line each
 BEGUN_BEFORE = "PACELINE_BEGUN"  # the same of the attempts before this one
 SPAWN_SIDECARS = "PACELINE_SPAWN_SIDECARS"  # "1" where the command of a process cannot be run again, as in Ray

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
-from paceline.clusters.launch_env import ENDED, STANDBY
+from paceline.clusters.launch_env import BOUND, ENDED, STANDBY
 from paceline.clusters.rank_restarts import EndRank, MakeRank, RankRestarts, Return
 from paceline.utils.rank_logger import RankLogger
 
@@ -81,9 +81,9 @@ class LaunchSupervisor:
     """Supervisor of the ranks of one host: decides which are started again, and with which status the launcher ends.
 
     A rank that is lost is started again with its number, after a pause that doubles with each loss, and the others go
-    on. If rank 0 is lost, all are started again, unless its standby goes on. A rank that fails `MOST_FAILURES` times in
-    a row, each within a minute of its start, is not started again; if none has worked for a minute by then, the script
-    is wrong, and the launcher ends.
+    on. If rank 0 is lost, all are started again, unless its standby goes on. Ranks in a process group of torch are all
+    started again, whichever is lost. A rank that fails `MOST_FAILURES` times in a row, each within a minute of its
+    start, is not started again; if none has worked for a minute by then, the script is wrong, and the launcher ends.
 
     The run ends with rank 0, or with the first rank that ends after a standby has taken its place. The status of the
     launcher is that of rank 0, or that of a rank that fails afterwards.
@@ -137,7 +137,8 @@ class LaunchSupervisor:
             rank: rank whose process has ended.
             status: its status.
             now: time in seconds.
-            told: what rank 0 has told about the run: `STANDBY` if it has one, `ENDED` if the run has ended.
+            told: what ranks have told about the run: `STANDBY` if rank 0 has one, `ENDED` if the run has ended, `BOUND`
+                if no rank can go on without another.
         """
         self._note_work(now)
         each = self._ranks[rank]
@@ -157,7 +158,7 @@ class LaunchSupervisor:
             each.phase = RankPhase.GONE
             self._has_successor = True
         else:
-            return self._lose(rank, now)
+            return self._lose(rank, now, is_bound=BOUND in told)
         return []
 
     def on_ended(self, rank: int, now: float) -> list[LaunchAction]:
@@ -256,21 +257,24 @@ class LaunchSupervisor:
             each = self._ranks[rank]
             each.phase, each.status = RankPhase.GONE, status
 
-    def _lose(self, rank: int, now: float) -> list[LaunchAction]:
-        """Handle the end of a rank before that of the run."""
+    def _lose(self, rank: int, now: float, *, is_bound: bool) -> list[LaunchAction]:
+        """Handle the end of a rank before that of the run; the loss of a bound rank is one of all ranks."""
         each = self._ranks[rank]
         is_failure = each.status > 0
-        each.losses += 1
-        each.failures = each.failures + 1 if is_failure and now - each.started_s < WORK_S else 0
+        for lost in self._ranks.values() if is_bound else [each]:
+            lost.losses += 1
+            lost.failures = lost.failures + 1 if is_failure and now - each.started_s < WORK_S else 0
         how = f"rank {rank} {describe_end(each.status)}"
         if each.status == USAGE_STATUS and not self._has_worked:
             return self._fail(rank, f"{how}, as a wrong command does; it is not started again")
         if each.failures < MOST_FAILURES:
             limit = f"--max-restarts {self._restarts.max_restarts}"
-            outcome = self._restarts.after_loss(rank, others_go_on=rank > 0)
+            outcome = self._restarts.after_loss(
+                min(self._ranks) if is_bound else rank, others_go_on=rank > 0 and not is_bound
+            )
         else:
             limit = f"{MOST_FAILURES} failures in a row, each within {WORK_S:g} s of its start"
-            outcome = Return.WITHOUT if rank else Return.NEVER
+            outcome = Return.WITHOUT if rank and not is_bound else Return.NEVER
         if outcome is Return.NEVER or (outcome is Return.WITHOUT and is_failure and not self._has_worked):
             return self._fail(rank, f"{how}, after {limit}: the run ends")
         if outcome is Return.WITHOUT:
@@ -282,7 +286,8 @@ class LaunchSupervisor:
             LOG.warning("%s; it is started again in %g s", how, pause_s)
             each.phase, each.due_s = RankPhase.WAITING, now + pause_s
             return []
-        LOG.warning("%s: all ranks of this host are started again in %g s", how, pause_s)
+        why = ", from the script's own checkpoint: no rank of DDP or FSDP goes on without another" if is_bound else ""
+        LOG.warning("%s: all ranks of this host are started again in %g s%s", how, pause_s, why)
         self._again_s = now + pause_s
         return self._end(self._ranks)
 

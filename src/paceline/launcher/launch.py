@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from paceline.clusters.launch_env import BEGUN_BEFORE, ENDED, STANDBY
+from paceline.clusters.launch_env import BEGUN_BEFORE, BOUND, ENDED, STANDBY
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.launch_supervisor import KillRank, LaunchAction, LaunchSupervisor, PassSignal
 from paceline.clusters.rank_restarts import EndRank, MakeRank
@@ -150,7 +150,7 @@ class Launch:
             elif process.ending is Ending.NONE and (status := process.status) is not None:
                 process.ending = Ending.OVER
                 self._pass_on()
-                told = [fact for fact in (STANDBY, ENDED) if rank == 0 and self._store and self._store.holds(fact)]
+                told = [fact for fact in (STANDBY, ENDED, BOUND) if self._store and self._store.holds(fact)]
                 self._carry_out(self._supervisor.on_exit(rank, status, now, told), now)
         self._carry_out(self._supervisor.on_time(now), now)
 

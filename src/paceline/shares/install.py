@@ -21,6 +21,8 @@ def _patch(settings: BalanceSettings) -> None:
     if dist.is_available():
         from paceline.shares.refusals import refuse_others
         from paceline.shares.script import install_patches
+        from paceline.shares.survival.install import tell_launcher_of_groups
 
         install_patches(settings)
         refuse_others()
+        tell_launcher_of_groups()

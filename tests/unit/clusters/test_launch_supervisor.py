@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from paceline.clusters.launch_env import ENDED, STANDBY
+from paceline.clusters.launch_env import BOUND, ENDED, STANDBY
 from paceline.clusters.launch_supervisor import (
     LATE_S,
     LONGEST_PAUSE_S,
@@ -97,6 +97,43 @@ def test_a_rank_that_waits_or_has_ended_is_started_again_with_rank_0():
     for rank in range(3):
         supervisor.on_ended(rank, 7.0)
     assert supervisor.on_time(7.0) == ALL
+
+
+def lose_bound(supervisor, rank, status, now):
+    """Let a rank be lost without which the others cannot go on, and start all again; return the time of that."""
+    assert supervisor.on_exit(rank, status, now, [BOUND]) == [EndRank(0), EndRank(1), EndRank(2)]
+    for each in range(3):
+        assert supervisor.on_ended(each, now) == []
+    due_s = supervisor.wake_s
+    assert supervisor.on_time(due_s) == ALL
+    return due_s
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_ranks_in_a_process_group_are_all_started_again_whichever_is_lost(rank, caplog):
+    supervisor = started()
+    assert lose_bound(supervisor, rank, KILLED, 5.0) == 6.0
+    assert f"rank {rank} was killed by SIGKILL: all ranks of this host are started again in 1 s, from" in caplog.text
+    assert lose_bound(supervisor, (rank + 1) % 3, KILLED, 7.0) == 9.0  # a loss of one is a loss of all
+    assert end_all(supervisor, {0: 0, 1: 0, 2: 0}) == 0
+
+
+def test_a_script_whose_ranks_fail_in_turn_is_started_again_as_often_as_one_whose_rank_fails(caplog):
+    supervisor = started()
+    now = lose_bound(supervisor, 2, 1, 1.0)
+    now = lose_bound(supervisor, 1, 1, now + 1.0)
+    assert supervisor.on_exit(2, 1, now + 1.0, [BOUND]) == [EndRank(0), EndRank(1)]
+    assert "rank 2 ended with status 1, after 3 failures in a row" in caplog.text
+
+
+@pytest.mark.parametrize("second", [1, 2])
+def test_the_restarts_of_bound_ranks_are_counted_together(second, caplog):
+    supervisor = started(max_restarts=1)
+    now = lose_bound(supervisor, 1, KILLED, 100.0)
+    assert supervisor.on_exit(second, KILLED, now + 100.0, [BOUND]) == [
+        EndRank(rank) for rank in range(3) if rank != second
+    ]
+    assert f"rank {second} was killed by SIGKILL, after --max-restarts 1: the run ends" in caplog.text
 
 
 def test_a_standby_goes_on_without_rank_0(caplog):
