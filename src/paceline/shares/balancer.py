@@ -23,7 +23,7 @@ from paceline.shares.rank_batches import Batch, is_dealt_by_rank
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
-from paceline.shares.texts import refusal_of_loader, refusal_of_sizes, start_line
+from paceline.shares.texts import refusal_of_gather, refusal_of_loader, refusal_of_sizes, start_line
 from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
 
@@ -84,6 +84,7 @@ class Balancer:
         self._costs: WeakKeyDictionary[Loader, CostOf | None] = WeakKeyDictionary()
         self._policy: ShareBalancer | None = None
         self._batch_size = 0
+        self._has_changed = False  # whether an update was divided unequally
         self._dealt: list[Dealt] = []  # since the last exchange
         self._measured: deque[TimedBatches] = deque()  # of which the times are not exchanged yet
         self._late = 0 if is_host else 1  # intervals for which a device is given time before its events are read
@@ -131,6 +132,7 @@ class Balancer:
         self._loaders.backward_began(loader, dealt.size)
         if not self._dealt or self._dealt[-1] is not dealt:
             self._dealt.append(dealt)
+        self._has_changed |= len(set(dealt.samples)) > 1
         if self._policy is None:
             self._begin(loss, dealt.samples[self.rank], loader)
         return self._weighing.weight_of(loss, dealt.samples[self.rank], dealt.weight(self.rank))
@@ -152,6 +154,18 @@ class Balancer:
             self._exchanged = self._measured.popleft()
             own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
             self._times.begin([own_s, self._weighing.divisor])
+
+    def check_sizes(self, function: str, sizes: Sequence[int]) -> None:
+        """Check that tensors that a script gathers have the same sizes on all ranks; a backend may abort if not.
+
+        Raises:
+            UsageError: they differ.
+        """
+        if not self._has_changed:
+            return
+        rows = self._times.gather([float(sum(sizes)), float(len(sizes))])
+        if len({tuple(row) for row in rows}) > 1:
+            raise UsageError(refusal_of_gather(function, [int(row[0]) for row in rows]))
 
     def close(self) -> None:
         """End what is under way with the other ranks."""

@@ -38,6 +38,8 @@ COLLECTIVES = (
     *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
 )
 
+GATHERED = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}  # with the place of the rank's own tensor
+
 
 class Patches:
     """Functions of torch that are replaced in this rank.
@@ -71,6 +73,8 @@ class Patches:
         self._replace(DistributedDataParallel, "_sync_buffers", self._paused)
         for name in COLLECTIVES:
             self._replace(dist, name, self._paused)
+        for name, at in GATHERED.items():
+            self._replace(dist, name, partial(self._with_sizes, at))
         self._replace(dist.Work, "wait", self._paused)
         self._replace(dist, "destroy_process_group", self._with_destroy)
 
@@ -218,6 +222,21 @@ class Patches:
             original(*args, **kwargs)
 
         return destroy
+
+    def _with_sizes(self, at: int, original: Function) -> Function:
+        """Return a collective that compares the sizes of its tensors on the ranks first."""
+
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            group = kwargs.get("group", next((each for each in args if isinstance(each, dist.ProcessGroup)), None))
+            if self.balancer is not None and dist.get_world_size(group) == self.balancer.ranks:
+                given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
+                tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
+                with refusing():
+                    self.balancer.check_sizes(original.__name__, [each.numel() for each in tensors])
+            return original(*args, **kwargs)
+
+        return call
 
     def _paused(self, original: Function) -> Function:
         """Return a function during which the time of this rank stands still."""

@@ -74,6 +74,14 @@ def refusal_of_divisors(divisors: Sequence[float]) -> str:
     )
 
 
+def refusal_of_gather(function: str, sizes: Sequence[int]) -> str:
+    """Return why tensors of unequal sizes cannot be gathered."""
+    return (
+        f"{function} of tensors with {', '.join(map(str, sizes))} elements: the batches of the ranks have unequal "
+        f"sizes; gather a value for each rank, or use all_gather_object, {WITHOUT}"
+    )
+
+
 def refusal_of_sizes(first: int, other: int) -> str:
     """Return why loaders with batches of two sizes cannot be cut by the same shares."""
     return (
