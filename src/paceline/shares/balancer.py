@@ -23,7 +23,14 @@ from paceline.shares.rank_batches import Batch, is_dealt_by_rank
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
-from paceline.shares.texts import refusal_of_gather, refusal_of_loader, refusal_of_sizes, start_line
+from paceline.shares.texts import (
+    hint_of_size,
+    note_on_layers,
+    refusal_of_gather,
+    refusal_of_loader,
+    refusal_of_sizes,
+    start_line,
+)
 from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
 
@@ -73,6 +80,7 @@ class Balancer:
     def __init__(self, settings: BalanceSettings, model: torch.nn.Module) -> None:
         self._settings = settings
         self.model = type(getattr(model, "module", model)).__name__
+        self._note = note_on_layers(model)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
         is_host = next(model.parameters()).device.type == "cpu"
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
@@ -155,6 +163,14 @@ class Balancer:
             own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
             self._times.begin([own_s, self._weighing.divisor])
 
+    @property
+    def hint(self) -> str:
+        """What to look at if the script fails now, because its batch has another size; empty if it has not."""
+        dealt = self._batches.latest.dealt
+        if dealt is None or dealt.samples[self.rank] == dealt.size:
+            return ""
+        return hint_of_size(dealt.samples[self.rank], dealt.size)
+
     def check_sizes(self, function: str, sizes: Sequence[int]) -> None:
         """Check that tensors that a script gathers have the same sizes on all ranks; a backend may abort if not.
 
@@ -214,6 +230,6 @@ class Balancer:
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
             costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""
-            print(start_line(self.model, loader, pieces, kind, costs), file=sys.stderr, flush=True)
+            print(start_line(self.model, loader, pieces, kind, costs) + self._note, file=sys.stderr, flush=True)
         if self._settings.dry_run:
             raise SystemExit(0)

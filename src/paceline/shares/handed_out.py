@@ -48,6 +48,11 @@ class HandedOutBatches:
         self._is_seen = False  # whether a forward pass was seen since the last backward pass
         self._is_told_apart = False
 
+    @property
+    def latest(self) -> HandedOut:
+        """Batch that was handed out last."""
+        return self._waiting[-1] if self._waiting else self._current
+
     def add(self, batch: HandedOut) -> None:
         """Add a batch."""
         self._waiting.append(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from paceline.errors import UsageError
@@ -29,6 +30,7 @@ def install_patches(settings: BalanceSettings) -> Patches:
         patches.install()
         _patches.append(patches)
         atexit.register(_say_end, patches)
+        sys.excepthook = partial(_show_error, patches, sys.excepthook)
     return _patches[0]
 
 
@@ -93,6 +95,13 @@ def share(batch_size: int) -> int:
     """
     check_range("[1, inf)", int, batch_size=batch_size)
     return _patches[0].share(batch_size) if _patches else batch_size
+
+
+def _show_error(patches: Patches, show: Callable[..., object], kind: type, error: BaseException, trace: Any) -> None:
+    """Show an error that ends the script, and that its batch had another size, if it had."""
+    show(kind, error, trace)
+    if patches.balancer is not None and not issubclass(kind, KeyboardInterrupt) and (hint := patches.balancer.hint):
+        print(hint, file=sys.stderr, flush=True)
 
 
 def _say_end(patches: Patches) -> None:

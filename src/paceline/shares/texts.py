@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from paceline.policies.shares import Pieces
 from paceline.shares.loss import Reading
 
@@ -31,6 +33,20 @@ def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str
     return (
         f"paceline: ranks share the batches of {model} by their speed: {costs or by_speed} for "
         f"{sizes.batch_size} of {_name(loader)}{few}; {WEIGHED[weighing]}"
+    )
+
+
+def note_on_layers(model: nn.Module) -> str:
+    """Return what to know of layers that see a batch as a whole; empty without any."""
+    has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return "; batch normalization sees batches of these sizes" if has_norm else ""
+
+
+def hint_of_size(samples: int, equal: int) -> str:
+    """Return what may be the cause if a script fails at a batch of another size."""
+    return (
+        f"paceline: this rank's batch has {samples} samples, not {equal}: where the script counts on the batch size, "
+        f"let it read len(batch), or ask paceline.share({equal}); {WITHOUT}"
     )
 
 

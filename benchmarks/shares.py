@@ -1,0 +1,80 @@
+"""Shares of an unchanged DDP or FSDP2 script under `paceline run`, against the same script under torchrun.
+
+Four ranks sleep in proportion to their samples. Each part alternates torchrun and `paceline run`, and gives the
+ratio of their seconds per update; 20 updates come before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import options, report, spread
+
+SCRIPT = Path(__file__).with_name("shares_script.py")
+LIMIT_S = 300
+QUARTER = ["--pattern", "slow", "--slow", "4", "--seconds", "0.4"]
+HALF = ["--pattern", "slow", "--slow", "2", "--seconds", "0.4"]
+LARGE = ["--batch", "32"]
+PIECES = "balanced(m=16, leases=1)"
+EACH_15 = ["--pattern", "moving", "--slow", "3"]
+# Bars: torchrun's time over that of paceline, at least; below 1 for the parts in which no rank is slow.
+PARTS: dict[str, tuple[list[str], float]] = {
+    "even, 1 M": (["--pattern", "even"], 1 / 1.03),
+    "even, 11.7 M": (["--pattern", "even", "--parameters", "1.17e7"], 1 / 1.05),
+    "even, FSDP2": (["--pattern", "even", "--fsdp", "--seconds", "0.2"], 1 / 1.03),
+    "one at half": ([*HALF, *LARGE], 1.55),
+    "one at a quarter": ([*QUARTER, *LARGE], 2.85),
+    "one at half, FSDP2": ([*HALF, *LARGE, "--fsdp"], 1.40),
+    "one at a quarter, FSDP2": ([*QUARTER, *LARGE, "--fsdp"], 2.4),
+    "another one each 15 updates": (EACH_15, 1.45),
+    "... two processes of the loader": ([*EACH_15, "--processes", "2"], 0.0),
+    "jitter": (["--pattern", "jitter"], 1 / 1.03),
+    "lengths": (["--lengths"], 2.0),
+}
+
+
+def main() -> None:
+    parser = options(__doc__ or "", rounds=5)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--updates", type=int, default=100)
+    args = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name in args.parts:
+        given, bar = PARTS[name]
+        pairs = [pair([*given, "--updates", str(args.updates)]) for _ in range(args.rounds)]
+        ratio = spread([one / other for one, other in pairs])
+        results[name] = {
+            "torchrun_s": spread([one for one, _ in pairs]),
+            "paceline_s": spread([other for _, other in pairs]),
+            "ratio": ratio,
+            "bar": round(bar, 3),
+            "meets_bar": ratio["median"] >= bar,
+        }
+        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+    report("shares", args, results)
+
+
+def pair(given: list[str]) -> tuple[float, float]:
+    """Return the seconds per update under torchrun and under `paceline run`."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    paceline = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", "4", "--protocol", PIECES]
+    one, other = (seconds([*command, str(SCRIPT), *given]) for command in (torchrun, paceline))
+    return one, other
+
+
+def seconds(command: list[str]) -> float:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"seconds"' in line]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr}")
+    return float(json.loads(lines[0])["seconds"])
+
+
+if __name__ == "__main__":
+    main()
