@@ -1,0 +1,108 @@
+"""An unchanged script under `paceline run`: what is said, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+
+from paths import environment
+
+pytestmark = [pytest.mark.slow]
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+data = TensorDataset(torch.randn(400, 6))
+loader = {loader}
+model = {model}
+model = {wrapped}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in loader:
+    optimizer.zero_grad()
+    out = model(x)
+    loss = {loss}
+    loss.backward()
+    optimizer.step()
+print("trained", dist.get_rank())
+"""
+PARTS = {
+    "loader": "DataLoader(data, batch_size=8, sampler=DistributedSampler(data))",
+    "model": "nn.Linear(6, 3)",
+    "wrapped": "nn.parallel.DistributedDataParallel(model)",
+    "loss": "out.pow(2).mean()",
+}
+
+
+def run(folder, *options, **changed):
+    (folder / "train.py").write_text(SCRIPT.format(**{**PARTS, **changed}))
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", "2", *options, "train.py"]
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+def test_a_script_is_told_what_is_taken_over_and_what_it_has_gained(tmp_path):
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if "trained" in line) == [
+        "[rank 0] trained 0",
+        "[rank 1] trained 1",
+    ]
+    assert (
+        "paceline: ranks share the batches of Linear by their speed: 1 to 12 samples in steps of 1 for 8 of "
+        "DataLoader(TensorDataset); the loss is a mean, weighed by samples\n" in done.stderr
+    )
+    assert " updates in 0:00; with equal shares 0:00 (" in done.stderr
+
+
+def test_a_dry_run_trains_nothing(tmp_path):
+    done = run(tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "share the batches of Linear" in done.stderr
+    assert "trained" not in done.stdout
+
+
+def test_a_script_under_another_launcher_is_its_rank(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.format(**PARTS))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, "-m", "paceline", "run", "train.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "share the batches of Linear" in done.stderr
+    assert done.stdout.count("trained") == 2
+
+
+STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(torch.randn(50, 1, 6))})())"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"loader": "DataLoader(data, batch_size=8, shuffle=True)"}, "does not deal its samples to 2 ranks"),
+        ({"loader": STREAM}, "DataLoader(Stream) does not deal its samples"),
+        ({"loader": "[(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
+        ({"loss": "out.logsumexp(0).sum().exp().log()"}, "give --weigh samples"),
+        ({"wrapped": "nn.DataParallel(model)"}, "DataParallel is not balanced"),
+        (
+            {"wrapped": "nn.parallel.DistributedDataParallel(model, process_group=dist.new_subgroups(1)[0])"},
+            "Linear is trained by groups of 1 of the 2 ranks",
+        ),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(tmp_path, changed, told):
+    done = run(tmp_path, **changed)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "trained" not in done.stdout

@@ -1,0 +1,103 @@
+"""Which batch a pass computes, and which loaders train."""
+
+import pytest
+from torch.utils.data import DataLoader
+
+from paceline.errors import UsageError
+from paceline.shares.batches import divided
+from paceline.shares.handed_out import HandedOut, HandedOutBatches
+from paceline.shares.training_loaders import TrainingLoaders
+
+LOADER, OTHER = DataLoader(range(4)), DataLoader(range(4))
+
+
+def batch(own, loader=LOADER):
+    """Return a batch of rank 0, of which rank 1 computes the rest of 16."""
+    return HandedOut(loader, divided((own, 16 - own), 8))
+
+
+@pytest.fixture
+def batches():
+    return HandedOutBatches(0, lambda loader: loader is LOADER)
+
+
+def test_a_plain_loop_computes_the_batch_that_it_was_given(batches):
+    for own in (8, 8, 10, 6):
+        given = batch(own)
+        batches.add(given)
+        batches.forward_began({own})
+        assert batches.backward_began() is given
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_batches_that_are_taken_ahead_are_told_apart_by_their_sizes(batches, ahead):
+    given = [batch(own) for own in (8, 8, 8, 10, 10, 6, 8, 8, 12, 12, 12)]
+    for number, each in enumerate(given):
+        for taken in given[number + ahead : number + ahead + 1] if number else given[: ahead + 1]:
+            batches.add(taken)
+        batches.forward_began({each.dealt.samples[0], 64})
+        assert batches.backward_began().dealt == each.dealt
+
+
+def test_batches_of_a_whole_update_may_be_taken_at_once(batches):
+    for update in ((8, 8, 8), (10, 10, 6), (6, 8, 8)):
+        given = [batch(own) for own in update]
+        for each in given:
+            batches.add(each)
+        for each in given:
+            batches.forward_began({each.dealt.samples[0]})
+            assert batches.backward_began().dealt == each.dealt
+
+
+def test_a_second_pass_computes_the_same_batch(batches):
+    batches.add(batch(10))
+    batches.forward_began({10})
+    first = batches.backward_began()
+    batches.forward_began({10})
+    assert batches.backward_began() is first
+    assert batches.backward_began() is first
+
+
+def test_batches_for_evaluation_do_not_count(batches):
+    batches.add(batch(8))
+    batches.forward_began({8})
+    batches.backward_began()
+    for _ in range(5):
+        batches.add(batch(8, OTHER))
+    trained = batch(8)
+    batches.add(trained)
+    batches.forward_began({8})
+    assert batches.backward_began() is trained
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_the_latest_batch_counts_where_the_model_does_not_show_it(batches, is_seen):
+    for own in (8, 10, 12):
+        given = batch(own)
+        batches.add(given)
+        if is_seen:
+            batches.forward_began({64})
+        assert batches.backward_began() is given
+
+
+def test_batches_taken_ahead_that_cannot_be_told_apart_are_refused(batches):
+    batches.add(batch(8))
+    batches.add(batch(10))
+    with pytest.raises(UsageError, match="taken batches of 8, 10 samples"):
+        batches.forward_began({64})
+
+
+def test_a_loader_trains_if_its_batch_is_computed_or_if_it_takes_part_in_two_passes_in_a_row():
+    loaders, second, evaluating = TrainingLoaders(), DataLoader(range(4)), DataLoader(range(4))
+    for _ in range(3):
+        loaders.handed_out(evaluating, 8)
+    for _ in range(3):
+        loaders.handed_out(second, 4)
+        loaders.handed_out(LOADER, 8)
+        loaders.backward_began(LOADER, 8)
+        loaders.backward_began(LOADER, 8)
+    loaders.handed_out(evaluating, 8)
+    loaders.handed_out(LOADER, 8)
+    loaders.backward_began(LOADER, 8)
+    assert [loaders.batch_size(each) for each in (LOADER, second, evaluating)] == [8, 4, None]
+    assert [loaders.trains(each) for each in (LOADER, second, evaluating, None)] == [True, True, False, True]
