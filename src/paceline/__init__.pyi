@@ -17,6 +17,7 @@ from .catalogue.protocols import asp as asp
 from .catalogue.protocols import auto as auto
 from .catalogue.protocols import b_dbw as b_dbw
 from .catalogue.protocols import backup as backup
+from .catalogue.protocols import balanced as balanced
 from .catalogue.protocols import bsp as bsp
 from .catalogue.protocols import dbw as dbw
 from .catalogue.protocols import dc_s3gd as dc_s3gd
@@ -94,6 +95,7 @@ from .policies.controllers.base import ReplaceWorker as ReplaceWorker
 from .policies.controllers.base import RestartWork as RestartWork
 from .policies.controllers.base import SetLead as SetLead
 from .policies.controllers.base import SetQuorum as SetQuorum
+from .policies.controllers.base import SetShares as SetShares
 from .policies.controllers.dbw import BDBW as BDBW
 from .policies.controllers.dbw import DBW as DBW
 from .policies.controllers.dynamic_lead import DynamicLead as DynamicLead

@@ -11,6 +11,7 @@ from paceline.errors import UsageError, did_you_mean
 from paceline.policies.compensation.delay import DCS3GD
 from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.auto import Auto
+from paceline.policies.controllers.balance import Balance
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.dynamic_lead import DynamicLead
@@ -42,6 +43,31 @@ def bsp() -> Protocol:
     Paper: Valiant, "A bridging model for parallel computation", 1990.
     """
     return Protocol("all", 0, "update", name="bsp")
+
+
+@named
+def balanced(m: int = 8, leases: int | None = None, max_share: float = 1.5) -> Phase:
+    """Balanced shares: the updates of BSP, of which each worker computes as many samples as its speed allows.
+
+    An update has the samples of a minibatch of every worker, so the parameters are those of BSP. Shares are decided
+    from the times of earlier updates, and change only for a gain above the noise.
+
+    Args:
+        m: number of pieces of a minibatch, >= 1; shares differ by whole pieces.
+        leases: number of shares of each worker in an update; 1, which must be given.
+        max_share: largest share as a multiple of a minibatch, >= 1.
+
+    Paper: Chen et al., "Semi-dynamic load balancing" (LB-BSP), 2020.
+    """
+    told = f", max_share={max_share:g}" if max_share != 1.5 else ""
+    if leases != 1:
+        given = f"balanced(m={m})" if leases is None else f"balanced(m={m}, leases={leases})"
+        raise UsageError(
+            f"{given}: workers that take several shares in an update from one queue are not available; "
+            f"type balanced(m={m}, leases=1{told})"
+        )
+    name = f"balanced(m={m}, leases=1{told})"
+    return Phase(replace(bsp(), name=name), (Balance(m, max_share),), name=name)
 
 
 @named

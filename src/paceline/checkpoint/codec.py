@@ -31,6 +31,7 @@ _KNOWN: dict[str, type[Any]] = {
         events.Joined,
         events.Lost,
         events.Minibatch,
+        events.MinibatchSlice,
         events.Restarted,
         events.Step,
         events.Timer,

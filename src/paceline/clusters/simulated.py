@@ -178,20 +178,27 @@ class RoundTrips:
         tiles = -(-cluster.n // TILE)
         self._tile = lru_cache(RECENT_TILES * tiles)(self._uniforms)
 
-    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        """Return the parts of a round trip that starts at virtual second ``start_s``; draws count from 1."""
-        compute_s = self._work_s(worker, draw)
+    def times(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> RoundTrip:
+        """Return the parts of a round trip.
+
+        Args:
+            worker: number of the worker, >= 0.
+            draw: number of its draw, >= 1.
+            start_s: virtual second at which it starts.
+            share: samples over those of a whole minibatch, which the compute time is proportional to.
+        """
+        compute_s = self._work_s(worker, draw) * share
         if not self._steady:
             compute_s = self._slowness(worker).duration_s(compute_s, start_s + self._pull_s)
         return RoundTrip(self._pull_s, compute_s, self._push_s)
 
-    def duration_s(self, worker: int, draw: int, start_s: float) -> float:
-        """Return ``times(worker, draw, start_s).total_s``, optimised because the simulator calls it for every event."""
+    def duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
+        """Return the seconds of these `times`, optimised because the simulator calls it for every event."""
         if not self._steady:
-            return self.times(worker, draw, start_s).total_s
+            return self.times(worker, draw, start_s, share).total_s
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
-        return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw))
+        return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw)) * share
 
     def local_steps(
         self, worker: int, draw: int, start_s: float, local_steps: LocalSteps, most: int
@@ -247,18 +254,18 @@ class ReplayedTrips(RoundTrips):
         self._replay = TraceReplay(trace, seed)
         self.is_certain = trace.is_certain
 
-    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        """Return the parts of a round trip that starts at virtual second ``start_s``; draws count from 1."""
+    def times(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> RoundTrip:
+        """Return the parts of a round trip, as `RoundTrips.times`."""
         pull_s, compute_s, push_s = self._replay.parts_s(worker, draw, start_s)
         pull_s += self._pull_s
-        compute_s /= self._cluster.speed_of(worker)
+        compute_s = compute_s * share / self._cluster.speed_of(worker)
         if not self._steady:
             compute_s = self._slowness(worker).duration_s(compute_s, start_s + pull_s)
         return RoundTrip(pull_s, compute_s, push_s + self._push_s)
 
-    def duration_s(self, worker: int, draw: int, start_s: float) -> float:
-        """Return ``times(worker, draw, start_s).total_s``."""
-        return self.times(worker, draw, start_s).total_s
+    def duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
+        """Return the seconds of these `times`."""
+        return self.times(worker, draw, start_s, share).total_s
 
     def sum_s(self, worker: int, draw: int, start_s: float) -> float:
         """Return the recorded seconds of the sum of this gradient, without the network."""

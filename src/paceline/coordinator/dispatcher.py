@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from itertools import takewhile
 from math import inf
 
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.minibatch_slices import cut
 from paceline.coordinator.ssp_bound import SSPBound
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, PROBED, WorkerState, WorkerStatus, WorkerTable
 from paceline.core.events import Compute, Interrupt, Minibatch
@@ -40,6 +41,7 @@ class Dispatcher(Stateful):
         self._minibatches = minibatches
         self._local_steps = local_steps
         self._workers, self._idle, self._in_flight = self.table.workers, self.table.idle, self.table.in_flight
+        self._dealt: dict[int, Minibatch | None] = {}  # work of the update that opens, until it is given
         self._once_an_update = False
         self._ssp_bound: SSPBound | None = None
         self._protocol: Protocol | None = None
@@ -82,14 +84,36 @@ class Dispatcher(Stateful):
 
     def has_data(self, worker: int) -> bool:
         """Return whether there is a minibatch for the worker now."""
-        return self._minibatches is None or self._minibatches.has_next(worker)
+        return self._minibatches is None or worker in self._dealt or self._minibatches.has_next(worker)
+
+    def deal_shares(self, shares: Mapping[int, int], batch_size: int) -> None:
+        """Assign the minibatches of the update that opens, cut by these shares.
+
+        They stay whole if other workers than these are idle, or if one of the minibatches is not whole.
+
+        Args:
+            shares: samples of each worker; their sum is that of whole minibatches.
+            batch_size: samples of a whole minibatch, >= 1.
+        """
+        if self._in_flight:
+            return
+        own: dict[int, Minibatch | None] = {}
+        for worker in self._idle:
+            if self.has_data(worker):
+                own[worker] = self._minibatches.next(worker) if self._minibatches is not None else None
+        draws = {worker: self._workers[worker].draw + 1 for worker in own}
+        self._dealt = cut(own, draws, shares, batch_size) if own.keys() == shares.keys() else own
 
     def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
         """Assign the next work, on the newest version, to an idle worker."""
         state = self._workers[worker]
         self.table.assign(worker, state, version, now)
         upcoming: tuple[Minibatch, ...] = ()
-        if self._minibatches is not None:
+        if worker in self._dealt:
+            state.minibatch = self._dealt.pop(worker)
+        elif self._minibatches is None:
+            state.minibatch = None
+        else:
             count = 1 if self._local_steps is None else self._local_steps.budget(state.minibatches)
             state.minibatch = self._minibatches.next(worker, count)
             upcoming = self._minibatches.upcoming(worker)

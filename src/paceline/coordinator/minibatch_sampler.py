@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from paceline.coordinator.minibatch_slices import each_slice
 from paceline.core.events import Minibatch
 
 
@@ -113,9 +114,9 @@ class MinibatchSampler:
         self._reserves = {worker: deque(reserve) for worker, reserve in reserves.items()}
 
     def put_back(self, minibatch: Minibatch) -> None:
-        """Queue a minibatch again whose gradient was not applied."""
+        """Queue a minibatch again whose gradient was not applied; slices of several ones apart."""
         if self._requeue:
-            self._queues[minibatch.shard].returned.append(minibatch)
+            self._queues[minibatch.shard].returned.extend(each_slice(minibatch))
 
     def put_back_unused(self, minibatch: Minibatch) -> None:
         """Queue minibatches again that were assigned, but not read."""

@@ -112,6 +112,7 @@ class PhaseRunner:
         self._update = update
         self._scaling = scaling
         self._measures_always = settings.measure_steps
+        self._batch_size = settings.batch_size
         self._momentum = MomentumTracker(settings.per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
         self.limits_momentum = self._momentum is not None
         self._index = -1
@@ -226,6 +227,7 @@ class PhaseRunner:
         staleness: int = 0,
         accepted: bool = False,
         trip_s: float = 0.0,
+        share: float = 1.0,
     ) -> None:
         """Ask the controllers of this phase, and apply their actions.
 
@@ -234,6 +236,7 @@ class PhaseRunner:
             arrival: gradient that has just arrived, if any.
             busy_s: seconds that its worker has spent on it.
             trip_s: seconds since its work was assigned.
+            share: samples of that work over those of a whole minibatch.
             staleness: staleness of that gradient, in versions.
             accepted: whether it entered the update.
         """
@@ -257,6 +260,8 @@ class PhaseRunner:
             arrival=arrival,
             busy_s=busy_s,
             trip_s=trip_s,
+            share=share,
+            batch_size=self._batch_size,
             staleness=staleness,
             accepted=accepted,
             interrupted=self._interrupted if trigger == "open" else (),
@@ -299,6 +304,11 @@ class PhaseRunner:
                     raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
                 run.decide("quorum", f"k={k}: {reason}", k=k)
                 self._update.change_quorum(k, reason)
+            case control.SetShares(shares, batch_size, reason):
+                if reason:
+                    numbers = {str(worker): float(samples) for worker, samples in shares.items()}
+                    run.decide("shares", reason, numbers=numbers)
+                self._membership.dispatcher.deal_shares(shares, batch_size)
             case control.CloseUpdate(reason):
                 self._update.close(reason)
             case control.CallAgainAt(at_s):

@@ -19,6 +19,7 @@ class CoordinatorSettings:
         schedule: scale of learning rate and weight decay by workload; None for a constant one.
         evaluate_every: updates, gradients or seconds between evaluations; None for no evaluation.
         measure_steps: whether every step is measured, even if no controller reads steps.
+        batch_size: samples of a minibatch; None where only times are simulated.
         noise: reference of the learning-rate rule "noise"; None for another rule.
     """
 
@@ -27,6 +28,7 @@ class CoordinatorSettings:
     schedule: ScheduleCurve | None = None
     evaluate_every: Duration | None = None
     measure_steps: bool = False
+    batch_size: int | None = None
     noise: NoiseRule | None = None
 
 

@@ -96,6 +96,7 @@ class UpdateRunner:
                 trip_s=event.complete_s - worker.started_s,
                 staleness=staleness,
                 accepted=accepted,
+                share=worker.minibatch.share if worker.minibatch is not None else 1.0,
             )
 
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
@@ -105,7 +106,7 @@ class UpdateRunner:
         self._update.hold(command)
         worker.contributed_to = self._run.version
         worker.rejections = worker.skips = 0
-        self._monitor.accept(event.loss)
+        self._monitor.accept(event.loss, event.samples)
         if self._scaling.noise is not None:
             self._scaling.noise.accept(event)
         if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.loss)):

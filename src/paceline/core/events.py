@@ -20,6 +20,26 @@ from paceline.core.update import Step as Step
 from paceline.core.update import UpdateApplied as UpdateApplied
 
 
+class MinibatchSlice(NamedTuple):
+    """Range of the samples of a minibatch.
+
+    Attributes:
+        worker: number of the worker that would compute the minibatch, for samples drawn with replacement.
+        draw: number of the draw of that worker.
+        epoch: number of the pass over the data; None if samples are drawn with replacement.
+        number: position in the shuffled epoch; None if samples are drawn with replacement.
+        begin: first sample, from 0.
+        end: sample after the last one.
+    """
+
+    worker: int
+    draw: int
+    epoch: int | None
+    number: int | None
+    begin: int
+    end: int
+
+
 class Minibatch(NamedTuple):
     """Number of a minibatch, from which the job computes sample indices; with local steps, a run of minibatches.
 
@@ -28,12 +48,16 @@ class Minibatch(NamedTuple):
         epoch: number of the pass over the shard; None if samples are drawn with replacement.
         number: position in the shuffled epoch; None if samples are drawn with replacement.
         length: number of minibatches from this position on, >= 1.
+        slices: ranges of samples in place of the whole minibatch; empty for all of it.
+        share: samples of these ranges over those of a whole minibatch, > 0.
     """
 
     shard: int
     epoch: int | None
     number: int | None
     length: int = 1
+    slices: tuple[MinibatchSlice, ...] = ()
+    share: float = 1.0
 
     def after(self, count: int) -> Minibatch:
         """Return this run of minibatches without its first ones."""

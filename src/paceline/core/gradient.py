@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -11,6 +11,17 @@ NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
 SKIPPED = "its loop skipped the step"
 NOTICE = "its worker sent a notice in its place, because an update had made it too stale"
+
+
+def mean_by_samples(values: Collection[float], samples: Collection[int]) -> float:
+    """Return the mean of a scalar of gradients, each weighed by its samples.
+
+    >>> mean_by_samples([1.0, 2.0], [3, 1])
+    1.25
+    """
+    if len(set(samples)) == 1:
+        return sum(values) / len(values)
+    return sum(value * count for value, count in zip(values, samples, strict=True)) / sum(samples)
 
 
 class Compensation(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.core import events
 from paceline.core.events import Outcome
+from paceline.core.gradient import mean_by_samples
 from paceline.core.targets import MetricTarget, Target, targets
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.checked_dataclass import checked_dataclass
@@ -23,7 +24,8 @@ class Stop:
     """Stop conditions: the first one that is reached ends the run. They are checked when an update is made.
 
     Args:
-        loss: upper bound on the mean training loss of the last max(n, 10) accepted gradients, > 0.
+        loss: upper bound on the mean training loss of the last max(n, 10) accepted gradients, > 0; each counts by its
+            samples.
         accuracy: lower bound on the accuracy of an evaluation, in (0, 1].
         eval_loss: upper bound on the loss of an evaluation, > 0.
         metric: bound on a metric that `Job.step` returns, as ("nll", "<=", 1.4), or several of them. Written as
@@ -212,10 +214,12 @@ class StopMonitor:
         self._updates = stop.updates or inf
         self._gradients = stop.workload(per_epoch) or inf
         self._losses: deque[float] = deque(maxlen=max(workers, LEAST_LOSS_WINDOW))
+        self._samples: deque[int] = deque(maxlen=self._losses.maxlen)
 
-    def accept(self, loss: float) -> None:
-        """Add the loss of an accepted gradient."""
+    def accept(self, loss: float, samples: int = 1) -> None:
+        """Add the loss of an accepted gradient of this number of samples."""
         self._losses.append(loss)
+        self._samples.append(samples)
 
     def after_update(self, version: int, workload: int) -> events.EndRun | None:
         """Check loss, updates and workload."""
@@ -236,7 +240,7 @@ class StopMonitor:
         target, most = self._stop.loss, self._stop.max_loss
         if (target is None and most is None) or len(self._losses) < (self._losses.maxlen or 0):
             return None
-        mean = sum(self._losses) / len(self._losses)
+        mean = mean_by_samples(self._losses, self._samples)
         if target is not None and mean <= target:
             return events.EndRun(Outcome.LOSS, f"mean loss {mean:.6g} reached the target {target:g}")
         if most is not None and mean >= most:
@@ -252,12 +256,13 @@ class StopMonitor:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the recent losses."""
-        return {"losses": list(self._losses)}
+        """Return the recent losses and their samples."""
+        return {"losses": list(self._losses), "samples": list(self._samples)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load such a state, also that of other conditions."""
         self._losses.extend(state["losses"])
+        self._samples.extend(state.get("samples", [1] * len(state["losses"])))  # missing in early runs
 
     def after_evaluation(self, version: int, metrics: Mapping[str, float]) -> events.EndRun | None:
         """Check the metrics of a version; a metric that is missing or not finite ends the run too."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.policies.estimators.restarting_median import RestartingMedian
+from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 WINDOW = 15
@@ -102,28 +103,33 @@ class ShareDecision(NamedTuple):
     reason: str
 
 
-class ShareBalancer:
+class ShareBalancer(Stateful):
     """Policy of the shares: they follow the speeds, and change only for a gain above the noise.
 
     With the median c_i of the seconds per sample of rank i, an update with shares s_i takes max_i s_i c_i. New shares
     are taken if the present ones take longer by more than max(a, z e), where e is the standard error of the medians:
     e = 1.25 sigma / sqrt(N), sigma the standard deviation of log(c) of all ranks around their own medians, and N the
-    fewest times of a rank.
+    fewest times of a rank. Equal shares are taken again as soon as they would not be slower than unequal ones, whatever
+    the noise: after times that were slow by chance, unequal shares would stay for long.
 
     Args:
         ranks: number of ranks n, >= 1.
         sizes: sizes that a share may have.
+        known: seconds per sample of each rank as far as they are known already; None for none.
 
     Attributes:
         shares: samples of each rank, as decided last.
+        known: latest seconds per sample of each rank.
 
     Source: the prediction of a share from recent speeds is that of LB-BSP (Chen et al., SoCC 2020).
     """
 
-    def __init__(self, ranks: int, sizes: Pieces) -> None:
+    _saved = ("shares",)
+
+    def __init__(self, ranks: int, sizes: Pieces, known: Sequence[RestartingMedian | None] = ()) -> None:
         check_range("[1, inf)", ranks=ranks)
         self._sizes = sizes
-        self._seconds = [RestartingMedian(WINDOW) for _ in range(ranks)]
+        self.known = [each or RestartingMedian(WINDOW) for each in known or [None] * ranks]
         self.shares = (sizes.batch_size,) * ranks
 
     @property
@@ -139,26 +145,43 @@ class ShareBalancer:
             samples: samples of each rank in the update, or their cost, >= 0.
             seconds: seconds of each rank for them, without waiting for other ranks; 0 for a time that does not count.
         """
-        for known, count, taken in zip(self._seconds, samples, seconds, strict=True):
+        for known, count, taken in zip(self.known, samples, seconds, strict=True):
             if count and taken > 0:
                 known.add(taken / count)
-        fewest = min(len(known.values) for known in self._seconds)
+        fewest = min(len(known.values) for known in self.known)
         if fewest < LEAST_TIMES:
             return None
-        costs = [known.median for known in self._seconds]
-        new = deal(costs, self._sizes)
-        before_s, after_s = _longest(self.shares, costs), _longest(new, costs)
-        gain = before_s / after_s - 1
-        needed = max(LEAST_GAIN, NOISE_FACTOR * 1.25 * self._spread() / sqrt(fewest))
-        if new == self.shares or gain <= needed:
-            return None
-        self.shares = new
-        return ShareDecision(new, f"an update takes {after_s:.3g} s, and {before_s:.3g} s with the shares before")
+        costs = [known.median for known in self.known]
+        before_s = _longest(self.shares, costs)
+        equal = (self._sizes.batch_size,) * len(costs)
+        for new in (deal(costs, self._sizes), equal):
+            after_s = _longest(new, costs)
+            gain = before_s / after_s - 1
+            if new != self.shares and (gain >= 0 if new == equal else self._is_above_noise(gain, fewest)):
+                self.shares = new
+                return ShareDecision(
+                    new, f"an update takes {after_s:.3g} s, and {before_s:.3g} s with the shares before"
+                )
+        return None
+
+    def _is_above_noise(self, gain: float, times: int) -> bool:
+        return gain > LEAST_GAIN and gain > NOISE_FACTOR * 1.25 * self._spread() / sqrt(times)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the shares, their sizes, and the known seconds per sample."""
+        known = [each.state_dict() for each in self.known]
+        return {**super().state_dict(), "sizes": vars(self._sizes), "known": known}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state of as many ranks and the same sizes."""
+        super().load_state_dict(state)
+        for each, saved in zip(self.known, state["known"], strict=True):
+            each.load_state_dict(saved)
 
     def _spread(self) -> float:
         """Return sigma, with one degree of freedom less for each rank."""
         squares, count = 0.0, 0
-        for known in self._seconds:
+        for known in self.known:
             middle = known.median
             squares += sum(log(value / middle) ** 2 for value in known.values)
             count += len(known.values) - 1

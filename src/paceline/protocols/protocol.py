@@ -247,6 +247,11 @@ class Plan:
         """Local steps of each worker's work; None for one gradient."""
         return self.phases[0].local_steps
 
+    @property
+    def sets_shares(self) -> bool:
+        """Whether a controller cuts the minibatches of an update into unequal shares."""
+        return any(controller.sets_shares for phase in self.phases for controller in phase.controllers)
+
     def checked(
         self,
         n: int,
@@ -338,7 +343,7 @@ def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -
 def _check_compensators(phase: Phase) -> None:
     if not phase.compensators:
         return
-    if phase.protocol.max_staleness == 0 and not phase.controllers:
+    if phase.protocol.max_staleness == 0 and all(controller.sets_shares for controller in phase.controllers):
         raise UsageError(
             f"{phase}: no gradient of {phase.protocol.name} is ever stale, so there is nothing to compensate; "
             "leave the compensator out, or take a protocol such as asp"
@@ -386,6 +391,11 @@ def _check_local_steps(phase: Phase, first: Phase) -> None:
                 "steps hands in the sum of its steps; type staleness_weight() in its place, or leave it out"
             )
     for controller in phase.controllers:
+        if controller.sets_shares:
+            raise UsageError(
+                f"{phase}: {controller} cuts minibatches into shares, and a local step takes a whole one; type "
+                f"bsp + {phase.local_steps}"
+            )
         if controller.reads == "noise":
             raise UsageError(
                 f"{phase}: {controller} sets the learning rate from the variance of gradients, and a worker with local "

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paceline.core.gradient import mean_by_samples
 from paceline.core.records import Column, GradientArrived, Record, RunEnded, UpdateMade, WorkInterrupted
 from paceline.utils.representation import Representation
 
@@ -194,7 +195,8 @@ def idle_share(busy_s: float, live_s: float) -> float:
     return 0.0 if abs(share) < ROUNDING else share
 
 
-def mean_loss(losses: Sequence[float]) -> float:
-    """Return the mean of the losses that are not nan; nan if there is none."""
-    known = [loss for loss in losses if not isnan(loss)]
-    return sum(known) / len(known) if known else nan
+def mean_loss(losses: Sequence[float], samples: Sequence[int] | None = None) -> float:
+    """Return the mean of the losses that are not nan, weighed by samples if these are given; nan if there is none."""
+    counts = samples or [1] * len(losses)
+    known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if not isnan(loss)]
+    return mean_by_samples(*zip(*known, strict=True)) if known else nan

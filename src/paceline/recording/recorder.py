@@ -164,9 +164,10 @@ class Recorder(Stateful):
                 self._arrival(now, event, command)
             case events.Interrupt():
                 work, started_s = self._cancel(command.worker, now)
-                length = work.minibatch.length if work.minibatch is not None else self._minibatches
+                minibatch = work.minibatch
+                length = self._minibatches if minibatch is None else minibatch.length * minibatch.share
                 about = (now, command.worker, command.draw, work.version, started_s)
-                self._publish(records.WorkInterrupted(*about, samples=length * self._batch_size))
+                self._publish(records.WorkInterrupted(*about, samples=round(length * self._batch_size)))
             case events.Apply():
                 self._update(now, command)
             case events.Evaluate():
@@ -207,7 +208,7 @@ class Recorder(Stateful):
                 k=k,
                 workload=self._workload,
                 samples=sum(gradient.samples for gradient in command.gradients),
-                loss=mean_loss(self._losses),
+                loss=mean_loss(self._losses, [gradient.samples for gradient in command.gradients]),
                 learning_rate=self._rate * command.lr_scale,
                 staleness=sum(staleness) / k,
                 max_staleness=max(staleness),

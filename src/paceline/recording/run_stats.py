@@ -99,6 +99,7 @@ class StatsCounter:
     def __init__(self) -> None:
         self.totals = Totals()
         self._losses: deque[float] = deque(maxlen=LEAST_LOSS_WINDOW)
+        self._samples: deque[int] = deque(maxlen=LEAST_LOSS_WINDOW)
         self._live_s = array("d")  # worker-seconds at versions 1, 2, ...
         self._evaluations: deque[records.VersionEvaluated] = deque(maxlen=2)
         self._end: records.RunEnded | None = None
@@ -111,9 +112,11 @@ class StatsCounter:
         match record:
             case records.RunStarted() | records.RunResumed():
                 self._losses = deque(self._losses, max(record.workers, LEAST_LOSS_WINDOW))
+                self._samples = deque(self._samples, self._losses.maxlen)
                 self._end = None
             case records.GradientArrived(used=True):
                 self._losses.append(record.loss)
+                self._samples.append(record.samples)
             case records.UpdateMade():
                 self._live_s.append(record.live_s)
             case records.VersionEvaluated():
@@ -137,7 +140,7 @@ class StatsCounter:
             mean_staleness=totals.mean_staleness,
             max_staleness=max(totals.staleness, default=0),
             idle_share=totals.idle_share,
-            loss=mean_loss(self._losses),
+            loss=mean_loss(self._losses, self._samples),
             metrics=dict(self._evaluations[-1].metrics) if self._evaluations else {},
         )
 

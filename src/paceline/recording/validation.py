@@ -138,6 +138,7 @@ RULES: Mapping[str, tuple[Type, str]] = {
     "minibatches": (dict[str, Any] | None, "a mapping"),
     "learning_rate": (dict[str, Any], "a mapping"),
     "schedule": (dict[str, Any] | None, "a mapping"),
+    "batch_size": (WHOLE, "a whole number"),
     "worker_timeout_s": (TIMEOUT | None, "seconds"),
     "evaluate_every": (_Interval | None, "a unit and an amount"),
     "measure_steps": (bool, "true or false"),

@@ -75,6 +75,8 @@ class RunConfig:
             plan.found_for.check(job=self.job.name, model=model, batch_size=self.job.batch_size)
         if plan.local_steps is not None:
             self._check_local_steps(plan)
+        if plan.sets_shares:
+            self._check_shares(plan)
         return plan
 
     def _check_local_steps(self, plan: Plan) -> None:
@@ -83,6 +85,15 @@ class RunConfig:
             raise UsageError(
                 f"{plan}: the workers step with the rate of the optimizer and of scheduler=, but job {job.name} has "
                 f"lr_rule={job.lr_rule!r}, lr_is={job.lr_is!r} and schedule={job.schedule}; leave them out"
+            )
+
+    def _check_shares(self, plan: Plan) -> None:
+        job = self.job
+        if job.is_iterable or job.sharding == "partitioned":
+            data = "iterable data" if job.is_iterable else "sharding='partitioned'"
+            raise UsageError(
+                f"{plan}: a worker computes samples of other workers' minibatches, but with {data} of job {job.name} "
+                "each worker reads its own; give data with numbered samples and sharding='shared', or type bsp"
             )
 
     @cached_property
@@ -149,6 +160,7 @@ class RunConfig:
             "learning_rate": vars(self.job.learning_rate),
             "noise": vars(self.noise) if self.noise else None,
             "schedule": vars(self.schedule) if self.schedule else None,
+            "batch_size": self.job.batch_size,
             "worker_timeout_s": self.worker_timeout_s,
             "derives_timeout": self.worker_timeout_s is None and not isinstance(self.cluster, Cluster),
             "evaluate_every": vars(self.evaluations) if self.evaluations else None,

@@ -24,8 +24,8 @@ def make_coordinator(
     Args:
         plan: phases of protocols, already checked.
         stop: conditions that end the run.
-        rules: entries of `run.json`: workers, per_epoch, minibatches, learning_rate, noise, schedule, worker_timeout_s,
-            derives_timeout, evaluate_every and measure_steps.
+        rules: entries of `run.json`: workers, per_epoch, minibatches, learning_rate, noise, schedule, batch_size,
+            worker_timeout_s, derives_timeout, evaluate_every and measure_steps.
         failure_detector: timeout on silent workers; None for the one in the rules.
     """
     every = rules["evaluate_every"]
@@ -40,6 +40,7 @@ def make_coordinator(
             noise=NoiseRule(**rules["noise"]) if rules.get("noise") else None,
             schedule=ScheduleCurve(**schedule) if schedule else None,
             evaluate_every=Duration(**every) if every else None,
+            batch_size=rules.get("batch_size"),  # missing in early runs
             measure_steps=rules.get("measure_steps", False),
         ),
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,

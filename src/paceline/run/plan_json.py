@@ -14,6 +14,7 @@ from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
 from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.auto import Auto
+from paceline.policies.controllers.balance import Balance
 from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.dynamic_lead import DynamicLead
@@ -37,6 +38,7 @@ _KINDS: Mapping[str, type[Part]] = {
     "Auto": Auto,
     "BDBW": BDBW,
     "DBW": DBW,
+    "balance": Balance,
     "DynamicLead": DynamicLead,
     "FixedQuorum": FixedQuorum,
     "IdleWorkers": IdleWorkers,

@@ -137,6 +137,11 @@ def attach(
     """
     check_range("[1, inf)", accumulate=accumulate)
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+    if plan.sets_shares:
+        raise UsageError(
+            f"{plan} cuts the batches of the ranks, and the loader of an attached loop gives whole ones; type bsp, or "
+            "leave DistributedDataParallel in the script and start it with paceline run, which balances it"
+        )
     callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)

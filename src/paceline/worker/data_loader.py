@@ -79,6 +79,18 @@ class MinibatchLoader:
     def indices(self, worker: int, draw: int, minibatch: Minibatch | None) -> NDArray[np.int64]:
         """Return the indices of the samples in the batch of a worker's draw, for map-style data."""
         minibatch = minibatch or WHOLE
+        if minibatch.slices:
+            return np.concatenate(
+                [
+                    self._whole(part.worker, part.draw, minibatch._replace(epoch=part.epoch, number=part.number))[
+                        part.begin : part.end
+                    ]
+                    for part in minibatch.slices
+                ]
+            )
+        return self._whole(worker, draw, minibatch)
+
+    def _whole(self, worker: int, draw: int, minibatch: Minibatch) -> NDArray[np.int64]:
         size = self._job.batch_size
         if minibatch.epoch is not None and minibatch.number is not None:
             order = self._order(minibatch.shard, minibatch.epoch)

@@ -88,17 +88,17 @@ class TaskRunner:
             self._replica.before_step = before_step
         else:
             self._inject_fault(draw)
-            self._slow_down(draw, run_s)
+            self._slow_down(draw, run_s, 1.0 if minibatch is None else minibatch.share)
         slept_s = time.monotonic() - start_s
         measured = self._replica.gradient(self._worker, draw, minibatch, version, gradient)
         fault = self._faults.get(draw)
         finite = measured.finite and (fault is None or fault.kind != "not_finite")
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
 
-    def _slow_down(self, number: int, run_s: float) -> None:
-        """Sleep for the simulated time of a minibatch."""
+    def _slow_down(self, number: int, run_s: float, share: float = 1.0) -> None:
+        """Sleep for the simulated time of a share of a minibatch."""
         if self._slowness is not None:
-            self._sleep(self._slowness.times(self._worker, number, run_s).compute_s)
+            self._sleep(self._slowness.times(self._worker, number, run_s, share).compute_s)
 
     def _inject_fault(self, draw: int, step: int = 1) -> None:
         fault = self._faults.get(draw)

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from paceline.core.records import GradientArrived, Record, WorkInterrupted, WorkUnfinished
+from paceline.core.records import DecisionMade, GradientArrived, Record, WorkInterrupted, WorkUnfinished
 from paceline.errors import UsageError, describe_read_error
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.files import ContentError, open_table, write_out
@@ -142,7 +142,7 @@ class Trace:
             source: origin of the trace, for messages.
 
         Raises:
-            UsageError: the run has local steps, so that a round trip is not that of one gradient.
+            UsageError: the run has local steps or unequal shares, so that a round trip is not that of one minibatch.
         """
         rows: dict[tuple[int, int], TraceRow] = {}
         has_server = True
@@ -151,6 +151,11 @@ class Trace:
                 raise UsageError(
                     f"{source} has local steps: a round trip has the time of {record.minibatches} gradients, and a "
                     "trace those of single ones; record a run without local steps"
+                )
+            if isinstance(record, DecisionMade) and record.kind == "shares":
+                raise UsageError(
+                    f"{source} has unequal shares: a round trip has the time of a share of a minibatch, and a trace "
+                    "those of whole ones; record a run of bsp"
                 )
             if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
                 rows[record.worker, record.draw] = _row(record)

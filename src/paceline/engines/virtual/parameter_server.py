@@ -159,6 +159,6 @@ class VirtualEngine(TimingEngine):
         self._times[command.worker] = times = super()._local_round_trip(command, local_steps)
         return times
 
-    def _stored_duration_s(self, worker: int, draw: int, start_s: float) -> float:
-        self._times[worker] = times = self._round_trips.times(worker, draw, start_s)
+    def _stored_duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
+        self._times[worker] = times = self._round_trips.times(worker, draw, start_s, share)
         return times.total_s

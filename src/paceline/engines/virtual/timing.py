@@ -108,13 +108,14 @@ class TimingEngine(Stateful, Engine):
 
     def compute(self, command: events.Compute) -> None:
         """Schedule the arrival of the gradient after a round trip."""
-        worker, _, draw, *_ = command
+        worker, _, draw, minibatch, *_ = command
         self.pulls += 1
         self._current[worker] = draw
         self._started_s[worker] = self.now
         self._sequence += 1
         if self._local_steps is None:
-            at_s = self.now + self._duration_s(worker, draw, self.now)
+            share = 1.0 if minibatch is None else minibatch.share
+            at_s = self.now + self._duration_s(worker, draw, self.now, share)
         else:
             at_s = self.now + self._local_round_trip(command, self._local_steps).total_s
         heappush(self._heap, (at_s, self._sequence, worker, draw))

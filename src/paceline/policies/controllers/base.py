@@ -59,6 +59,8 @@ class Observation:
         arrival: gradient that has just arrived, also the probe of an excluded worker; else None.
         busy_s: seconds that its worker spent on it, without waiting for other workers.
         trip_s: seconds from the assignment of its work to its arrival.
+        share: samples of its work over those of a whole minibatch.
+        batch_size: samples of a whole minibatch; None where only times are simulated.
         staleness: staleness of the arrival, versions, >= 0.
         accepted: whether the arrival entered the open update.
         interrupted: work that was cancelled since the update before was opened, when an update is opened.
@@ -88,6 +90,8 @@ class Observation:
     arrival: Arrival | None = None
     busy_s: float = 0.0
     trip_s: float = 0.0
+    share: float = 1.0
+    batch_size: int | None = None
     staleness: int = 0
     accepted: bool = False
     interrupted: Sequence[Work] = ()
@@ -122,6 +126,21 @@ class SetLead(NamedTuple):
 
     lead: int
     reason: str
+
+
+@checked_types
+class SetShares(NamedTuple):
+    """Cut the minibatches of the update that opens, so that each worker computes its share of their samples.
+
+    Attributes:
+        shares: samples of each live worker, >= 1; their sum is that of a whole minibatch for each.
+        batch_size: samples of a whole minibatch, >= 1.
+        reason: text for the log; empty for shares that stay.
+    """
+
+    shares: Mapping[int, int]
+    batch_size: int
+    reason: str = ""
 
 
 @checked_types
@@ -243,7 +262,8 @@ class Note(NamedTuple):
     numbers: Mapping[str, float] | None = None
 
 
-# In the order in which actions of several controllers apply: notes, membership, lead, protocol, quorum, timers.
+# In the order in which actions of several controllers apply: notes, membership, lead, protocol, quorum, shares,
+# timers.
 Action = (
     Note
     | Exclude
@@ -254,6 +274,7 @@ Action = (
     | SetLead
     | ChangeProtocol
     | SetQuorum
+    | SetShares
     | CloseUpdate
     | CallAgainAt
 )
@@ -272,11 +293,13 @@ class Controller(ABC, Generic[State]):
             "noise" turns the learning-rate rule "noise" on.
         reads_work: whether the controller reads the work in flight.
         may_interrupt: whether the controller may change to a protocol that interrupts work.
+        sets_shares: whether the controller cuts the minibatches of an update into unequal shares.
     """
 
     reads: ClassVar[Literal["times", "losses", "steps", "noise"]] = "times"
     reads_work: ClassVar[bool] = False
     may_interrupt: ClassVar[bool] = False
+    sets_shares: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Return the controller as its call, the same in every process, because it identifies the plan."""

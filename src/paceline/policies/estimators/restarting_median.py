@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
@@ -37,13 +39,20 @@ class RestartingMedian(Stateful):
     Source: none; the two windows in one were found with a model of stragglers that move and of jitter.
     """
 
-    _saved = ("values",)
-    __slots__ = (*_saved, "_window")
+    __slots__ = ("_window", "values")
 
     def __init__(self, window: int) -> None:
         check_range("[1, inf)", window=window)
         self._window = window
         self.values: deque[float] = deque(maxlen=window)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values."""
+        return {"values": list(self.values)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such values."""
+        self.values = deque(state["values"], maxlen=self._window)
 
     @property
     def median(self) -> float:
