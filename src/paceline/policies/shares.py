@@ -78,17 +78,21 @@ def deal(seconds: Sequence[float], sizes: Pieces) -> tuple[int, ...]:
 
     Source: greedy list scheduling (Graham, 1966) of equal pieces on ranks of different speeds.
     """
-    shares = [sizes.fewest] * len(seconds)
-    left = len(seconds) * (sizes.batch_size - sizes.fewest) // sizes.size
-    waiting = [(cost * (sizes.fewest + sizes.size), sizes.fewest, rank) for rank, cost in enumerate(seconds)]
+    size, fewest, most = sizes.size, sizes.fewest, sizes.most
+    shares = [fewest] * len(seconds)
+    waiting = [(cost * (fewest + size), fewest, rank) for rank, cost in enumerate(seconds)]
     heapq.heapify(waiting)
-    while left:
-        _, _, rank = heapq.heappop(waiting)
-        shares[rank] += sizes.size
-        left -= 1
-        if shares[rank] < sizes.most:
-            heapq.heappush(waiting, (seconds[rank] * (shares[rank] + sizes.size), shares[rank], rank))
+    for _ in range(len(seconds) * (sizes.batch_size - fewest) // size):
+        _, share, rank = heapq.heappop(waiting)
+        shares[rank] = share = share + size
+        if share < most:
+            heapq.heappush(waiting, (seconds[rank] * (share + size), share, rank))
     return tuple(shares)
+
+
+def longest(shares: Sequence[int], seconds: Sequence[float]) -> float:
+    """Return the seconds of an update of these shares, given the seconds per sample of each rank."""
+    return max(share * each for share, each in zip(shares, seconds, strict=True))
 
 
 class ShareDecision(NamedTuple):
@@ -152,10 +156,10 @@ class ShareBalancer(Stateful):
         if fewest < LEAST_TIMES:
             return None
         costs = [known.median for known in self.known]
-        before_s = _longest(self.shares, costs)
+        before_s = longest(self.shares, costs)
         equal = (self._sizes.batch_size,) * len(costs)
         for new in (deal(costs, self._sizes), equal):
-            after_s = _longest(new, costs)
+            after_s = longest(new, costs)
             gain = before_s / after_s - 1
             if new != self.shares and (gain >= 0 if new == equal else self._is_above_noise(gain, fewest)):
                 self.shares = new
@@ -186,7 +190,3 @@ class ShareBalancer(Stateful):
             squares += sum(log(value / middle) ** 2 for value in known.values)
             count += len(known.values) - 1
         return sqrt(squares / count) if count else inf
-
-
-def _longest(shares: Sequence[int], costs: Sequence[float]) -> float:
-    return max(share * cost for share, cost in zip(shares, costs, strict=True))

@@ -82,9 +82,15 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
 
 
 def _check_alike(cluster: Cluster) -> None:
+    if _differ(cluster.timing) or _differ(cluster.speed):
+        raise NoTheoryError("a cluster whose workers differ")
+    check_steady(cluster)
+
+
+def check_steady(cluster: Cluster) -> None:
+    """Raise a NoTheoryError for a cluster with a trace, slowdowns, faults or server time."""
     reasons = {
         "with a trace as its timing": isinstance(cluster.timing, Trace),
-        "whose workers differ": _differ(cluster.timing) or _differ(cluster.speed),
         "with slowdowns of workers": bool(cluster.slowdowns) or cluster.transient is not None,
         "with scripted faults": bool(cluster.faults),
         "with server time": cluster.server != ServerTime(),
@@ -205,7 +211,7 @@ def protocol_family(protocol: Protocol | Phase | Plan, n: int) -> ProtocolFamily
     """Return the family of a protocol on n workers.
 
     If an update waits for all workers, no gradient is stale, so every protocol with one gradient per worker is
-    `k_sync`. If it waits for one gradient, `k_async` equals `k_batch_async`. All-reduce of gradients is `k_sync` with
+    `k_sync`, and so are those with shares. If it waits for one gradient, `k_async` equals `k_batch_async`. All-reduce of gradients is `k_sync` with
     the sum as part of the round trip.
 
     Raises:
@@ -239,6 +245,6 @@ def _check_reduction(plan: Plan) -> None:
 
 def _constant_protocol(protocol: Protocol | Phase | Plan) -> Protocol:
     plan = as_plan(protocol)
-    if len(plan.phases) > 1 or plan.phases[0].controllers:
+    if len(plan.phases) > 1 or not all(controller.sets_shares for controller in plan.phases[0].controllers):
         raise NoTheoryError(f"{plan}, whose knobs change during the run")
     return plan.phases[0].protocol

@@ -7,8 +7,10 @@ from typing import Literal
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Deterministic, Distribution, Exponential
 from paceline.errors import UsageError
+from paceline.policies.controllers.balance import Balance
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.theory import assumptions
+from paceline.theory.balanced_runtime import bounds_s
 from paceline.theory.order_statistics import log_harmonic, order_statistic
 from paceline.theory.renewal import MOST, time_of_gradients
 from paceline.theory.stale_work import finish_and_continue, finish_and_idle
@@ -62,10 +64,11 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
       bounds at most 1 % apart.
     - K-async: E[X_{K:n}] if exponential (Theorem 2), X / floor(n/K) if constant, and otherwise bounds.
     - Backup workers that finish stale work, `backup` (Push & Wait) and `pull`: a Markov chain, if exponential.
+    - Shares that follow the speeds, `balanced`: the best division if times are constant, and otherwise bounds.
 
     Args:
         protocol: protocol of one of these families.
-        cluster: simulated cluster of identical workers.
+        cluster: simulated cluster of identical workers; for `balanced` they may differ in their speeds.
         payload_bytes: size of the parameters, and of a gradient, in bytes, >= 0.
 
     Raises:
@@ -73,12 +76,15 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
         UsageError: the expectation is infinite, or n workers can never fill the quorum. The expectation of K-batch-sync
             is infinite if E[X_{1:n}] is: for Pareto times of shape at most 1/n.
 
-    >>> from paceline.catalogue.protocols import bsp, k_async
-    >>> from paceline.clusters.timing.distributions import Uniform
+    >>> from paceline.catalogue.protocols import balanced, bsp, k_async
+    >>> from paceline.clusters.timing.distributions import Deterministic, Uniform
     >>> expected(bsp(), Cluster(2))
     Expected(seconds_per_update=1.5, kind='exact', source='Lemma 3', lower_s=1.5, upper_s=1.5, k=2)
     >>> expected(k_async(k=2), Cluster(4, Uniform(0.0, 1.0))).kind
     'upper bound'
+    >>> one_at_half = Cluster(4, Deterministic(0.1), speed=[1, 1, 1, 0.5])
+    >>> [expected(each, one_at_half).seconds_per_update for each in (balanced(m=8, leases=1), balanced(m=64, leases=1))]
+    [0.125, 0.115625]
 
     Source: Dutta et al., "Slow and Stale Gradients Can Win the Race", AISTATS 2018, Sect. 4.
 
@@ -89,6 +95,8 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
     is computed, for K up to 256.
     """
     known, n = assumptions.protocol_family(protocol, cluster.n), cluster.n
+    if as_plan(protocol).sets_shares:
+        return _balanced(as_plan(protocol), cluster, payload_bytes)
     distribution = assumptions.round_trip(cluster, payload_bytes, has_server=as_plan(protocol).allreduce is None)
     k = known.k
     match known.name:
@@ -104,6 +112,15 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
             return _chain(distribution, k, finish_and_idle(k, n))
         case "pull":
             return _chain(distribution, k, finish_and_continue(k, n))
+
+
+def _balanced(plan: Plan, cluster: Cluster, payload_bytes: float) -> Expected:
+    [balance] = plan.phases[0].controllers
+    assert isinstance(balance, Balance)
+    lower_s, upper_s = bounds_s(balance, cluster, payload_bytes)
+    if lower_s == upper_s:
+        return _exact(lower_s, "shares", cluster.n)
+    return Expected(upper_s, "upper bound", "shares", lower_s, upper_s, cluster.n)
 
 
 @checked_types

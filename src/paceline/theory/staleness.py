@@ -87,10 +87,10 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     are not exponential it bounds p_0 by 1/n from above (new longer than used; the bound of K-async is K/n) or from
     below (new shorter than used). In addition ``p_0 >= 1 - mean``, because a stale gradient adds at least 1.
     """
-    distribution = assumptions.round_trip(cluster, payload_bytes)
     known = assumptions.protocol_family(protocol, cluster.n)
     if known.is_fresh:
         return Staleness(0.0, 1.0, 1.0, lambda s: float(s <= 0))
+    distribution = assumptions.round_trip(cluster, payload_bytes)
     mean = cluster.n / known.k - 1 if known.name == "k_async" else (cluster.n - 1) / known.k
     if assumptions.memoryless(distribution):
         at_least = _memoryless(known, cluster.n)

@@ -118,7 +118,9 @@ def test_jitter_is_no_reason(sigma):
     for seed in range(5):
         draws, policy = np.random.default_rng(seed), ShareBalancer(4, B)
         for _ in range(300):
-            changes += policy.decide(policy.shares, policy.shares * np.exp(sigma * draws.standard_normal(4))) is not None
+            changes += (
+                policy.decide(policy.shares, policy.shares * np.exp(sigma * draws.standard_normal(4))) is not None
+            )
     assert changes == 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import Action, Observation, SetShares, StatefulController
-from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.policies.shares import Pieces, ShareBalancer, ShareDecision
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 
@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 Times = dict[int, tuple[int, float]]  # samples and seconds of each worker in an update
 
 
-class _State(Stateful):
-    """State of the shares: their policy, and the times of the latest two updates."""
+class ShareState(Stateful):
+    """State of the shares: their policy, and the times of the latest two updates.
+
+    Attributes:
+        workers: workers that the policy is of, in its order.
+        policy: policy of the shares; None before the first update.
+        latest: samples and seconds of each worker in the latest update.
+        before: those of the update before it.
+    """
 
     _saved = ("workers", "latest", "before")
 
     def __init__(self) -> None:
         self.workers: list[int] = []
-        self.policy: ShareBalancer | None = None  # of these workers, in their order
+        self.policy: ShareBalancer | None = None
         self.latest: Times = {}
         self.before: Times = {}
 
@@ -50,9 +57,15 @@ class _State(Stateful):
             self.workers = list(workers)
         return self.policy
 
+    def decide(self, policy: ShareBalancer) -> ShareDecision | None:
+        """Let the policy decide by the update before the latest one, which is the latest one in the next call."""
+        times = [self.before.get(worker, (0, 0.0)) for worker in self.workers]
+        self.before, self.latest = self.latest, {}
+        return policy.decide([samples for samples, _ in times], [seconds for _, seconds in times])
+
 
 @checked_dataclass(frozen=True, repr=False)
-class Balance(StatefulController[_State]):
+class Balance(StatefulController[ShareState]):
     """Shares by speed: each update has the samples of whole minibatches, and a slow worker computes fewer of them.
 
     The shares of an update follow from the times of all updates but the latest one, as in a loop whose ranks exchange
@@ -71,7 +84,7 @@ class Balance(StatefulController[_State]):
     sets_shares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        Pieces(1, self.pieces, self.max_share)
+        self.sizes(1)
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Check that every update waits for all workers."""
@@ -81,11 +94,15 @@ class Balance(StatefulController[_State]):
                 "worker; type balanced(m=8, leases=1)"
             )
 
-    def begin(self, n: int) -> _State:
-        """Return the initial state: no times."""
-        return _State()
+    def sizes(self, batch_size: int) -> Pieces:
+        """Return the sizes of shares of minibatches of this number of samples."""
+        return Pieces(batch_size, self.pieces, self.max_share)
 
-    def decide(self, state: _State, observation: Observation) -> tuple[_State, Sequence[Action]]:
+    def begin(self, n: int) -> ShareState:
+        """Return the initial state: no times."""
+        return ShareState()
+
+    def decide(self, state: ShareState, observation: Observation) -> tuple[ShareState, Sequence[Action]]:
         """Note the time of every gradient, and set the shares when an update opens."""
         if observation.quorum < inf:
             raise UsageError(
@@ -99,10 +116,8 @@ class Balance(StatefulController[_State]):
         if observation.trigger != "open":
             return state, []
         workers = sorted(observation.workers)
-        policy = state.follow(workers, Pieces(size, self.pieces, self.max_share))
-        times = [state.before.get(worker, (0, 0.0)) for worker in workers]
-        decision = policy.decide([samples for samples, _ in times], [seconds for _, seconds in times])
-        state.before, state.latest = state.latest, {}
+        policy = state.follow(workers, self.sizes(size))
+        decision = state.decide(policy)
         if set(policy.shares) == {size}:
             return state, []
         reason = f"{', '.join(map(str, policy.shares))} samples: {decision.reason}" if decision else ""

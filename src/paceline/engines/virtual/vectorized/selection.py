@@ -9,9 +9,11 @@ from paceline.clusters.timing.trace import Trace
 from paceline.engines.virtual.vectorized.lockstep import Lockstep
 from paceline.engines.virtual.vectorized.renewal import Renewal
 from paceline.engines.virtual.vectorized.rounds import Rounds
+from paceline.engines.virtual.vectorized.shares import SharedRounds
+from paceline.policies.controllers.balance import Balance
 from paceline.protocols.protocol import Plan
 
-VectorizedSimulation = Lockstep | Renewal | Rounds
+VectorizedSimulation = Lockstep | Renewal | Rounds | SharedRounds
 
 # Below these the coordinator is as fast, by measurement (exponential times; processor seconds per update).
 RENEWAL_WORKERS = 16
@@ -32,6 +34,11 @@ def vectorized_simulation(
     """
     if not is_exact(plan, cluster):
         return None
+    [phase] = plan.phases
+    if phase.controllers:
+        [balance] = phase.controllers
+        assert isinstance(balance, Balance)
+        return SharedRounds(balance, cluster, seed, payload_bytes)
     kind = _kind(plan, cluster)
     return kind(plan.phases[0].protocol, cluster, seed, payload_bytes) if _gains(kind, plan, cluster) else None
 
@@ -39,12 +46,13 @@ def vectorized_simulation(
 def is_exact(plan: Plan, cluster: Cluster) -> bool:
     """Return whether a vectorized simulation makes the same updates as the coordinator.
 
-    It does for one protocol without controllers, local steps or a bound on the lead, on workers that are never lost,
-    with times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need the
-    coordinator.
+    It does for one protocol without controllers but `Balance`, local steps or a bound on the lead, on workers that are
+    never lost, with times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need
+    the coordinator.
     """
     [first, *others] = plan.phases
-    is_plain = not (others or first.controllers or first.allreduce or first.local_steps)
+    is_controlled = bool(first.controllers) and [type(each) for each in first.controllers] != [Balance]
+    is_plain = not (others or is_controlled or first.allreduce or first.local_steps)
     is_fixed = is_plain and first.protocol.max_lead == inf
     is_steady = not (cluster.slowdowns or cluster.transient or cluster.faults or isinstance(cluster.timing, Trace))
     return is_fixed and is_steady and cluster.server.gradient_s == 0

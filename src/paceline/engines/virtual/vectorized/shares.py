@@ -1,0 +1,56 @@
+"""Simulation of synchronous rounds in which the shares of the workers follow their speeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.clusters.simulated import TILE, Cluster
+from paceline.clusters.timing.network import Network
+from paceline.engines.virtual.vectorized.accounting import Observer, VectorizedAccounting
+from paceline.engines.virtual.vectorized.sampling import RoundTripSampler
+from paceline.policies.controllers.balance import Balance, ShareState
+
+
+class SharedRounds:
+    """Simulation of rounds whose shares are decided from the times before: an update takes the longest round trip.
+
+    Args:
+        balance: controller of the shares.
+        cluster: cluster with times independent of the virtual time, and no server time per gradient.
+        seed: seed of the run, >= 0.
+        payload_bytes: bytes of the parameters, and of a gradient, >= 0.
+    """
+
+    def __init__(self, balance: Balance, cluster: Cluster, seed: int, payload_bytes: float = 0) -> None:
+        self.accounting = VectorizedAccounting(cluster.n)
+        self._n = cluster.n
+        self._balance = balance
+        self._update_s = cluster.server.update_s
+        self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
+        self._sampler = RoundTripSampler(replace(cluster, network=Network()), seed)  # of compute times alone
+
+    def run(self, updates: int, observe: Observer | None = None) -> None:
+        """Simulate this number of updates."""
+        accounting, n, size = self.accounting, self._n, self._balance.pieces
+        fresh = np.zeros(n, np.int64)
+        state = ShareState()
+        policy = state.follow(list(range(n)), self._balance.sizes(size))
+        samples = policy.shares
+        for update in range(updates):
+            if update % TILE == 0:
+                block_s = self._sampler.block_s(update // TILE)
+            start_s = accounting.now
+            trips_s = self._network_s + block_s[update % TILE] * (np.array(samples) / size)
+            ends_s = start_s + trips_s
+            accounting.now = float(ends_s.max()) + self._update_s
+            accounting.idle_s += n * (accounting.now - start_s) - float(trips_s.sum())
+            if observe is not None:
+                observe(accounting.now, fresh)
+            state.latest = dict(enumerate(zip(samples, (ends_s - start_s).tolist(), strict=True)))
+            state.decide(policy)
+            samples = policy.shares
+        accounting.updates = updates
+        accounting.pulls = accounting.pushes = updates * n
+        accounting.use_fresh(updates * n)
