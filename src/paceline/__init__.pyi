@@ -81,6 +81,7 @@ from .policies.compensation.base import StaleGradient as StaleGradient
 from .policies.compensation.base import chain as chain
 from .policies.controllers.adasync import AdaSync as AdaSync
 from .policies.controllers.auto import Auto as Auto
+from .policies.controllers.balance import Balance as Balance
 from .policies.controllers.base import Action as Action
 from .policies.controllers.base import CallAgainAt as CallAgainAt
 from .policies.controllers.base import ChangeProtocol as ChangeProtocol

@@ -133,7 +133,7 @@ def _text(command):
     match command:
         case Compute(worker, version, draw, None):
             return f"compute w{worker}.{draw} on v{version}"
-        case Compute(worker, version, draw, (shard, epoch, number, 1)):
+        case Compute(worker, version, draw, (shard, epoch, number, 1, (), 1)):
             return f"compute w{worker}.{draw} on v{version} shard {shard} epoch {epoch} number {number}"
         case Interrupt(worker, draw):
             return f"interrupt w{worker}.{draw}"

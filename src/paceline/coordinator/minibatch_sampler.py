@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from paceline.coordinator.minibatch_slices import each_slice
 from paceline.core.events import Minibatch
 
 
@@ -114,9 +113,9 @@ class MinibatchSampler:
         self._reserves = {worker: deque(reserve) for worker, reserve in reserves.items()}
 
     def put_back(self, minibatch: Minibatch) -> None:
-        """Queue a minibatch again whose gradient was not applied; slices of several ones apart."""
+        """Queue a minibatch again whose gradient was not applied."""
         if self._requeue:
-            self._queues[minibatch.shard].returned.extend(each_slice(minibatch))
+            self._queues[minibatch.shard].returned.append(minibatch)
 
     def put_back_unused(self, minibatch: Minibatch) -> None:
         """Queue minibatches again that were assigned, but not read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.errors import UsageError
@@ -65,14 +65,3 @@ def _taken(left: list[MinibatchSlice], samples: int) -> tuple[list[MinibatchSlic
         if end < first.end:
             left = [first._replace(begin=end), *left]
     return taken, left
-
-
-def each_slice(minibatch: Minibatch) -> Iterator[Minibatch]:
-    """Yield a minibatch, or each of its slices as one."""
-    if not minibatch.slices:
-        yield minibatch
-        return
-    samples = sum(each.end - each.begin for each in minibatch.slices)
-    for each in minibatch.slices:
-        share = minibatch.share * (each.end - each.begin) / samples
-        yield minibatch._replace(epoch=each.epoch, number=each.number, slices=(each,), share=share)

@@ -211,8 +211,8 @@ def protocol_family(protocol: Protocol | Phase | Plan, n: int) -> ProtocolFamily
     """Return the family of a protocol on n workers.
 
     If an update waits for all workers, no gradient is stale, so every protocol with one gradient per worker is
-    `k_sync`, and so are those with shares. If it waits for one gradient, `k_async` equals `k_batch_async`. All-reduce of gradients is `k_sync` with
-    the sum as part of the round trip.
+    `k_sync`, also where their shares differ. If it waits for one gradient, `k_async` equals `k_batch_async`. All-reduce
+    of gradients is `k_sync` with the sum as part of the round trip.
 
     Raises:
         NoTheoryError: the protocol is in no family.

@@ -19,7 +19,7 @@ SLOW_LAST = (1.0, 1.0, 1.0, 2.0)
 
 
 def allowed(sizes, ranks):
-    return [each for each in range(sizes.fewest, sizes.most + 1, sizes.size)] if ranks > 1 else [sizes.batch_size]
+    return list(range(sizes.fewest, sizes.most + 1, sizes.size)) if ranks > 1 else [sizes.batch_size]
 
 
 def longest(shares, seconds):
@@ -160,17 +160,15 @@ def test_shares_are_always_allowed_and_a_change_is_predicted_to_be_faster(update
 def test_a_saved_policy_decides_as_if_it_had_not_been_saved():
     draws = np.random.default_rng(1)
     times = [np.exp(0.1 * draws.standard_normal(4)) * ([1, 1, 3, 1] if u // 10 % 2 else 1) for u in range(60)]
-    whole, first = ShareBalancer(4, B), ShareBalancer(4, B)
-    found = []
-    for policy in (whole, first):
-        found.append([policy.decide(policy.shares, policy.shares * seconds) for seconds in times[:37]])
-    resumed = ShareBalancer(4, B)
-    resumed.load_state_dict(decode(encode(first.state_dict(), {}), {}))
-    for policy in (whole, resumed):
-        found.append([policy.decide(policy.shares, policy.shares * seconds) for seconds in times[37:]])
+    whole, resumed = ShareBalancer(4, B), ShareBalancer(4, B)
+    for seconds in times[:37]:
+        whole.decide(whole.shares, whole.shares * seconds)
+    resumed.load_state_dict(decode(encode(whole.state_dict(), {}), {}))
+    found = [
+        [policy.decide(policy.shares, policy.shares * seconds) for seconds in times[37:]] for policy in (whole, resumed)
+    ]
     assert found[0] == found[1]
-    assert found[2] == found[3]
-    assert any(found[2])
+    assert any(found[0])
 
 
 def test_known_times_of_ranks_are_kept_for_other_ranks():

@@ -1,0 +1,180 @@
+"""Shares of the workers in an update: parameters of BSP, at the speed of the average worker."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import paceline as pl
+from paceline.core.records import DecisionMade, GradientArrived, UpdateMade
+from paceline.errors import UsageError
+from paceline.policies.controllers.base import Controller, SetShares
+from paceline.run.replay import replay
+from selections import parametrize_few
+from tiny_jobs import dataset, largest_relative_difference, parameters_of, tiny_job
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from dataset()
+
+
+EXACT = 1e-12
+N, UPDATES = 4, 30
+BALANCED = "balanced(m=4, leases=1)"
+CLUSTER = pl.Cluster(N, pl.LogNormal(0.1, 0.05), speed=[1, 1, 1, 0.5])
+
+
+class Forced(Controller[int]):
+    """Controller that sets other shares every five updates, whatever the times."""
+
+    sets_shares: ClassVar[bool] = True
+
+    def begin(self, n):
+        return 0
+
+    def decide(self, state, observation):
+        if observation.trigger != "open" or state < 5:
+            return state + (observation.trigger == "open"), []
+        random, size = np.random.default_rng(state // 5), observation.batch_size
+        ends = np.sort(random.choice(np.arange(1, N * size), N - 1, replace=False))
+        shares = np.diff([0, *ends, N * size]).tolist()
+        return state + 1, [SetShares(dict(enumerate(shares)), size, f"{shares}")]
+
+
+def trained(protocol, cluster=CLUSTER, updates=UPDATES, **job):
+    return pl.train(tiny_job(**job), protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=3)
+
+
+def difference(ours, theirs):
+    return largest_relative_difference(parameters_of(ours.model), parameters_of(theirs.model))
+
+
+def shares_of(result):
+    return [each for each in result.history.of(DecisionMade) if each.kind == "shares"]
+
+
+ADAM = partial(torch.optim.AdamW, lr=0.01)
+JOBS = {
+    "replacement": {},
+    "epoch": {"sampling": "epoch"},
+    "adam": {"optimizer": ADAM, "sampling": "epoch"},
+    "clipped": {"clip_norm": 0.1},
+    "microbatches": {"microbatches": 3},
+    "scheduler": {"sampling": "epoch", "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=20)},
+    "no whole pieces": {"batch_size": 7},
+    "noise": {"lr_rule": "noise", "microbatches": 2},
+}
+
+
+@parametrize_few("job", JOBS.values(), ids=JOBS, keep=3)
+def test_parameters_are_those_of_bsp_under_shares_that_change(job):
+    forced, bsp = trained(pl.bsp().controlled_by(Forced()), **job), trained("bsp", **job)
+    assert len({each.reason for each in shares_of(forced)}) == 5
+    assert difference(forced, bsp) < EXACT
+    losses = [[each.loss for each in run.history.of(UpdateMade)] for run in (forced, bsp)]
+    assert np.allclose(*losses, rtol=1e-9)
+
+
+@parametrize_few("job", JOBS.values(), ids=JOBS, keep=2)
+def test_parameters_are_those_of_bsp_under_shares_that_follow_speeds(job):
+    balanced, bsp = trained(BALANCED, **job), trained("bsp", **job)
+    assert shares_of(balanced)
+    assert difference(balanced, bsp) < EXACT
+    assert balanced.time_s < bsp.time_s / 1.3
+
+
+@pytest.mark.parametrize("law", [pl.Deterministic(0.1), pl.LogNormal(0.1, 0.3)])
+def test_even_workers_have_the_bits_of_bsp(law):
+    balanced, bsp = (trained(protocol, pl.Cluster(N, law)) for protocol in (BALANCED, "bsp"))
+    assert shares_of(balanced) == []
+    assert torch.equal(parameters_of(balanced.model), parameters_of(bsp.model))
+    assert balanced.time_s == bsp.time_s
+
+
+def test_every_update_has_the_samples_of_a_minibatch_of_each_worker():
+    result = trained(BALANCED)
+    assert {each.samples for each in result.history.of(UpdateMade)} == {N * 8}
+    assert {each.worker: each.samples for each in result.history.of(GradientArrived)}[3] == 4  # in the last update
+
+
+def test_simulated_times_are_those_of_training():
+    cluster = replace(CLUSTER, network=pl.Network(latency_s=0.01))
+    pieces = pl.simulate("balanced(m=8, leases=1)", cluster, updates=UPDATES, seed=3)
+    assert trained("balanced(m=8, leases=1)", cluster).time_s == pytest.approx(pieces.time_s)
+
+
+def test_a_recorded_run_replays_with_its_shares(tmp_path):
+    moving = [
+        pl.Periodic(on_s=2.0, every_s=8.0, slowdown=3.0, workers=(worker,), at_s=2.0 * worker) for worker in (0, 1)
+    ]
+    cluster = pl.Cluster(N, pl.LogNormal(0.1, 0.1), slowdowns=moving)
+    result = pl.train(tiny_job(), protocol=BALANCED, cluster=cluster, stop="updates=60", seed=1, out=tmp_path / "run")
+    assert len(shares_of(result)) >= 3
+    replayed = replay(tmp_path / "run")
+    assert replayed.is_same, replayed.difference
+
+
+def test_a_trace_of_shares_is_refused():
+    with pytest.raises(UsageError, match=r"has unequal shares: .* record a run of bsp"):
+        pl.Trace.of(trained(BALANCED).history)
+
+
+def test_a_worker_that_dies_and_comes_back():
+    faults = [pl.Fault(0, 12, back_after_s=1.0)]
+    result = trained(BALANCED, replace(CLUSTER, faults=faults), updates=60, sampling="epoch")
+    workers = [sorted(map(int, each.numbers)) for each in shares_of(result)]
+    assert [0, 1, 2, 3] == workers[0] == workers[-1]
+    assert [1, 2, 3] in workers
+
+
+def test_a_plan_with_shares_in_one_part():
+    result = trained(f"{BALANCED}@updates=20 >> asp", updates=60)
+    late = [each for each in result.history.of(GradientArrived) if each.version > 20]
+    assert shares_of(result)
+    assert {each.samples for each in late} == {8}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "text"),
+    [
+        ("balanced", r"balanced\(m=8\): .* type balanced\(m=8, leases=1\)"),
+        ("balanced(m=4)", r"balanced\(m=4\): .* type balanced\(m=4, leases=1\)"),
+        ("balanced(m=4, leases=2)", r"balanced\(m=4, leases=2\): .* type balanced\(m=4, leases=1\)"),
+        ("balanced(m=0, leases=1)", "pieces"),
+        ("balanced(leases=1, max_share=0.5)", "max_share"),
+        (f"{BALANCED} + local_steps(H=4)", r"a local step takes a whole one; type bsp \+ local_steps\(H=4\)"),
+        (f"{BALANCED} + staleness_lr(C=0.01)", "no gradient of .* is ever stale"),
+        (pl.k_sync(k=3) + pl.Balance(), r"updates of one fresh gradient of every worker; type balanced"),
+        (pl.bsp() + pl.Balance() + pl.FixedQuorum(k=2), "made of 2 gradients; leave one of the two out"),
+    ],
+    ids=str,
+)
+def test_what_shares_cannot_be_is_refused_by_name(protocol, text):
+    with pytest.raises(UsageError, match=text):
+        trained(protocol)
+
+
+@pytest.mark.parametrize(
+    "job", [{"data": Endless()}, {"sharding": "partitioned", "sampling": "epoch"}], ids=["iterable", "partitioned"]
+)
+def test_data_that_a_worker_has_alone_are_refused(job):
+    with pytest.raises(UsageError, match=r"each worker reads its own; give .*, or type bsp"):
+        trained(BALANCED, **job)
+
+
+def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
+    slowness = pl.Cluster(N, pl.Deterministic(0.04), speed=[1, 1, 1, 0.25])
+    balanced = trained(BALANCED, pl.LocalCluster(N, slowness=slowness), sampling="epoch")
+    bsp = trained("bsp", slowness, sampling="epoch")
+    assert difference(balanced, bsp) < EXACT
+    assert {each.samples for each in balanced.history.of(UpdateMade)} == {N * 8}
+    computed = Counter()
+    for each in balanced.history.of(GradientArrived):
+        computed[each.worker] += each.samples
+    assert computed[3] < 0.8 * min(computed[worker] for worker in range(3))
