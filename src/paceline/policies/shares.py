@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
-from paceline.policies.estimators.restarting_median import RestartingMedian
+from paceline.policies.estimators.restarting_median import JumpCounts, RestartingMedian
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 WINDOW = 15
 LEAST_GAIN = 0.03
 NOISE_FACTOR = 3.0  # a gain of that many standard errors is no chance
-LEAST_TIMES = 2  # of each rank, before a decision
+LEAST_TIMES = 2  # of each rank before a decision, unless jumps last mostly
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,6 @@ class ShareBalancer(Stateful):
     Args:
         ranks: number of ranks n, >= 1.
         sizes: sizes that a share may have.
-        known: seconds per sample of each rank as far as they are known already; None for none.
 
     Attributes:
         shares: samples of each rank, as decided last.
@@ -130,17 +129,29 @@ class ShareBalancer(Stateful):
 
     _saved = ("shares",)
 
-    def __init__(self, ranks: int, sizes: Pieces, known: Sequence[RestartingMedian | None] = ()) -> None:
+    def __init__(self, ranks: int, sizes: Pieces) -> None:
         check_range("[1, inf)", ranks=ranks)
         self._sizes = sizes
-        self.known = [each or RestartingMedian(WINDOW) for each in known or [None] * ranks]
+        self._jumps = JumpCounts()
+        self.known = [RestartingMedian(WINDOW, self._jumps) for _ in range(ranks)]
         self.shares = (sizes.batch_size,) * ranks
 
     @property
     def seconds(self) -> list[float]:
         """Seconds per sample of each rank that the present shares follow; 1 for each while they are equal."""
         is_equal = len(set(self.shares)) == 1
-        return [1.0 if is_equal else known.median for known in self._seconds]
+        return [1.0 if is_equal else known.median for known in self.known]
+
+    def for_ranks(self, ranks: Sequence[int | None]) -> ShareBalancer:
+        """Return the policy of other ranks, with what is known of those that stay.
+
+        Args:
+            ranks: number that each of the other ranks has here; None for a new one.
+        """
+        other = ShareBalancer(len(ranks), self._sizes)
+        other._jumps = self._jumps
+        other.known = [RestartingMedian(WINDOW, self._jumps) if i is None else self.known[i] for i in ranks]
+        return other
 
     def decide(self, samples: Sequence[float], seconds: Sequence[float]) -> ShareDecision | None:
         """Take the times of an update, and return new shares; None to keep the present ones.
@@ -153,7 +164,7 @@ class ShareBalancer(Stateful):
             if count and taken > 0:
                 known.add(taken / count)
         fewest = min(len(known.values) for known in self.known)
-        if fewest < LEAST_TIMES:
+        if fewest < (1 if self._jumps.last_mostly else LEAST_TIMES):
             return None
         costs = [known.median for known in self.known]
         before_s = longest(self.shares, costs)
@@ -174,11 +185,12 @@ class ShareBalancer(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return the shares, their sizes, and the known seconds per sample."""
         known = [each.state_dict() for each in self.known]
-        return {**super().state_dict(), "sizes": vars(self._sizes), "known": known}
+        return {**super().state_dict(), "sizes": vars(self._sizes), "jumps": self._jumps.state_dict(), "known": known}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of as many ranks and the same sizes."""
         super().load_state_dict(state)
+        self._jumps.load_state_dict(state["jumps"])
         for each, saved in zip(self.known, state["known"], strict=True):
             each.load_state_dict(saved)
 

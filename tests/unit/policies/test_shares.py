@@ -157,6 +157,18 @@ def test_shares_are_always_allowed_and_a_change_is_predicted_to_be_faster(update
         assert longest(policy.shares, medians) <= longest(before, medians)
 
 
+def test_a_move_is_followed_at_once_where_moves_have_lasted():
+    policy, delays = ShareBalancer(4, B), []
+    for turn in range(6):
+        seconds = [3.0 if rank == turn % 4 else 1.0 for rank in range(4)]
+        for update in range(15):
+            if fed(policy, seconds, updates=1) and policy.shares[turn % 4] < 16:
+                delays.append(update)
+                break
+        fed(policy, seconds, updates=15 - update)
+    assert delays == [1, 1, 1, 0, 0, 0]
+
+
 def test_a_saved_policy_decides_as_if_it_had_not_been_saved():
     draws = np.random.default_rng(1)
     times = [np.exp(0.1 * draws.standard_normal(4)) * ([1, 1, 3, 1] if u // 10 % 2 else 1) for u in range(60)]
@@ -174,7 +186,7 @@ def test_a_saved_policy_decides_as_if_it_had_not_been_saved():
 def test_known_times_of_ranks_are_kept_for_other_ranks():
     policy = ShareBalancer(4, B)
     fed(policy, SLOW_LAST, updates=5)
-    fewer = ShareBalancer(3, B, [policy.known[0], None, policy.known[3]])
+    fewer = policy.for_ranks([0, None, 3])
     assert fewer.shares == (16, 16, 16)
     assert fed(fewer, (1.0, 1.0, 2.0), updates=1) == []
     assert fed(fewer, (1.0, 1.0, 2.0), updates=1) == [(20, 18, 10)]

@@ -51,10 +51,12 @@ class ShareState(Stateful):
 
     def follow(self, workers: Sequence[int], sizes: Pieces) -> ShareBalancer:
         """Return the policy of these workers, with what is known of those that were there before."""
-        if self.policy is None or self.workers != workers:
-            known = dict(zip(self.workers, self.policy.known, strict=True)) if self.policy is not None else {}
-            self.policy = ShareBalancer(len(workers), sizes, [known.get(worker) for worker in workers])
-            self.workers = list(workers)
+        if self.policy is None:
+            self.policy = ShareBalancer(len(workers), sizes)
+        elif self.workers != workers:
+            numbers = {worker: number for number, worker in enumerate(self.workers)}
+            self.policy = self.policy.for_ranks([numbers.get(worker) for worker in workers])
+        self.workers = list(workers)
         return self.policy
 
     def decide(self, policy: ShareBalancer) -> ShareDecision | None:

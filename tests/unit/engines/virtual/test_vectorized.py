@@ -24,6 +24,7 @@ from paceline.engines.virtual.vectorized.renewal import Renewal
 from paceline.engines.virtual.vectorized.rounds import Rounds
 from paceline.engines.virtual.vectorized.sampling import RoundTripSampler, event_order
 from paceline.engines.virtual.vectorized.selection import is_exact, vectorized_simulation
+from paceline.engines.virtual.vectorized.shares import SharedRounds
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.run.simulate import _simulate_by_events
 from selections import parametrize_few
@@ -347,3 +348,13 @@ def test_utilization_of_server_and_link():
     assert found.link_busy(bytes_per_s=100) == 40 / 5
     with pytest.raises(pl.UsageError, match="bytes_per_s"):
         found.link_busy(bytes_per_s=0)
+
+
+@settings(max_examples=30)
+@given(clusters(), st.integers(1, 12), st.sampled_from([1.0, 1.5, 2.5]), st.integers(0, 3))
+def test_shares_that_follow_speeds_are_those_of_the_coordinator(cluster, pieces, max_share, seed):
+    protocol = pl.balanced(m=pieces, leases=1, max_share=max_share)
+    [balance] = protocol.controllers
+    made, rounds = [], SharedRounds(balance, cluster, seed, 2.0)
+    rounds.run(40, lambda now, staleness: made.append((now, staleness.tolist())))
+    assert seen(made, rounds.accounting) == by_events(protocol, cluster, 40, seed, 2.0)

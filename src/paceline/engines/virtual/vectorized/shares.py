@@ -37,20 +37,22 @@ class SharedRounds:
         fresh = np.zeros(n, np.int64)
         state = ShareState()
         policy = state.follow(list(range(n)), self._balance.sizes(size))
-        samples = policy.shares
+        samples, assigned_s = policy.shares, 0.0
         for update in range(updates):
             if update % TILE == 0:
                 block_s = self._sampler.block_s(update // TILE)
             start_s = accounting.now
             trips_s = self._network_s + block_s[update % TILE] * (np.array(samples) / size)
             ends_s = start_s + trips_s
-            accounting.now = float(ends_s.max()) + self._update_s
+            closed_s = float(ends_s.max())
+            accounting.now = closed_s + self._update_s
             accounting.idle_s += n * (accounting.now - start_s) - float(trips_s.sum())
             if observe is not None:
                 observe(accounting.now, fresh)
-            state.latest = dict(enumerate(zip(samples, (ends_s - start_s).tolist(), strict=True)))
+            # The coordinator assigns work at the event that completes the update, before the server has made it.
+            state.latest = dict(enumerate(zip(samples, (ends_s - assigned_s).tolist(), strict=True)))
             state.decide(policy)
-            samples = policy.shares
+            samples, assigned_s = policy.shares, closed_s
         accounting.updates = updates
         accounting.pulls = accounting.pushes = updates * n
         accounting.use_fresh(updates * n)

@@ -1,0 +1,120 @@
+"""Shares by speed: when they are decided, and by which workers' times."""
+
+from dataclasses import replace
+
+import pytest
+
+import paceline as pl
+from coordinator_harness import coordinator
+from paceline.checkpoint.codec import decode, encode
+from paceline.core.events import Arrival, Compute, Decision, Joined, Lost
+
+BALANCED = pl.balanced(m=8, leases=1)
+
+
+class Driven:
+    """Coordinator whose workers take these seconds for a minibatch, and a part of them for a share of one."""
+
+    def __init__(self, seconds, plan=BALANCED, **settings):
+        self.driven = coordinator(plan, len(seconds), **settings)
+        self.seconds = dict(enumerate(seconds))
+        self.now, self.log, self.flying = 0.0, [], {}
+        self._take(self.driven.begin())
+
+    def _take(self, commands):
+        for command in commands:
+            if isinstance(command, Compute):
+                share = command.minibatch.share if command.minibatch else 1.0
+                due_s = self.now + share * self.seconds[command.worker]
+                self.flying[command.worker] = (due_s, command.draw, share)
+            elif isinstance(command, Decision) and command.kind == "shares":
+                self.log.append((self.driven.version, command.reason))
+
+    def event(self, event):
+        self.flying.pop(event.worker, None)
+        self._take(self.driven.handle(event))
+
+    def updates(self, count):
+        """Make updates, and return the shares of each."""
+        found = []
+        for _ in range(count):
+            found.append([share for _, (_, _, share) in sorted(self.flying.items())])
+            before = self.driven.version
+            while self.driven.version == before:
+                worker = min(self.flying, key=self.flying.get)
+                self.now, draw, _ = self.flying.pop(worker)
+                self._take(self.driven.handle(Arrival(self.now, worker, draw)))
+        return found
+
+
+EQUAL, UNEQUAL = [1.0] * 4, [1.125, 1.125, 1.125, 0.625]
+
+
+def test_shares_follow_two_updates_of_which_the_latest_is_left_out():
+    driven = Driven([1, 1, 1, 2])
+    assert driven.updates(6) == [EQUAL] * 3 + [UNEQUAL] * 3
+    assert driven.log == [(3, "9, 9, 9, 5 samples: an update takes 1.25 s, and 2 s with the shares before")]
+
+
+def test_shares_are_whole_pieces_of_the_minibatches():
+    driven = Driven([1, 1, 1, 2], batch_size=20)  # pieces of 2
+    assert driven.updates(5)[-1] == [1.1, 1.1, 1.1, 0.7] or driven.updates(1) == [[1.2, 1.1, 1.1, 0.6]]
+
+
+def test_a_worker_that_is_lost_leaves_shares_of_the_others_at_once():
+    driven = Driven([1, 1, 1, 2])
+    driven.updates(5)
+    driven.event(Lost(driven.now, 0, "unplugged"))
+    assert driven.updates(3) == [[1.125, 1.125, 0.625], [1.25, 1.125, 0.625], [1.25, 1.125, 0.625]]
+
+
+def test_a_worker_that_joins_has_two_times_before_shares_change():
+    driven = Driven([1, 1, 1, 2])
+    driven.updates(5)
+    driven.event(Lost(driven.now, 0, "unplugged"))
+    driven.updates(5)
+    driven.event(Joined(driven.now, 0))
+    driven.updates(1)
+    assert driven.updates(5) == [EQUAL] * 2 + [UNEQUAL] * 3
+
+
+def test_a_time_of_a_gradient_that_is_not_finite_does_not_count():
+    driven = Driven([1, 1, 1, 2])
+    due_s, draw, _ = driven.flying.pop(0)
+    driven.now = due_s
+    driven._take(driven.driven.handle(Arrival(due_s, 0, draw, finite=False)))
+    driven.updates(6)
+    assert driven.log[0][1].startswith("9, 9, 9, 5 samples")
+
+
+def test_seconds_that_a_worker_has_measured_count_in_place_of_the_round_trip():
+    found = {}
+    for measured in (0.5, 0.0):
+        driven = coordinator(BALANCED, 2)
+        commands, now = driven.begin(), 0.0
+        for _ in range(4):
+            computes = [each for each in commands if isinstance(each, Compute)]
+            commands = []
+            for each in computes:
+                now += 1
+                share = each.minibatch.share if each.minibatch else 1.0
+                commands += driven.handle(Arrival(now, each.worker, each.draw, compute_s=measured * share))
+        found[measured] = [each for each in computes if each.minibatch]
+    assert not found[0.5]
+    assert found[0.0]
+
+
+def test_a_saved_controller_decides_as_if_it_had_not_been_saved():
+    [balance] = BALANCED.controllers
+    driven = Driven([1, 1, 1, 2])
+    driven.updates(2)
+    state = driven.driven._phases._controllers._states[0]
+    saved = decode(encode(balance.state_dict(state), {}), {})
+    restored = balance.load_state_dict(saved)
+    assert encode(balance.state_dict(restored), {}) == encode(balance.state_dict(state), {})
+
+
+@pytest.mark.parametrize("protocol", [pl.k_sync(k=3), pl.asp(), pl.pull(k=3), replace(pl.bsp(), refill="arrival")])
+def test_other_updates_than_those_of_all_workers_are_refused(protocol):
+    with pytest.raises(pl.UsageError, match="type balanced"):
+        coordinator(protocol + pl.Balance(), 4)

@@ -1,0 +1,129 @@
+"""Seconds per update of shares that follow the speeds, against BSP with the same draws."""
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.clusters.timing.distributions import Empirical
+from paceline.errors import UsageError
+from paceline.policies.shares import Pieces, deal, longest
+
+BALANCED = "balanced(m=8, leases=1)"
+S = 0.1  # seconds of a minibatch
+
+
+def faster(cluster, updates=300, protocol=BALANCED, seeds=2):
+    """Return how many times faster than BSP the updates are, a number for each seed."""
+    runs = [
+        [pl.simulate(each, cluster, updates=updates, seed=seed).time_s for each in ("bsp", protocol)]
+        for seed in range(seeds)
+    ]
+    return [bsp_s / ours_s for bsp_s, ours_s in runs]
+
+
+def cluster_of(speeds=(1, 1, 1, 1), sigma=0.05, **more):
+    law = pl.LogNormal(S, sigma) if sigma else pl.Deterministic(S)
+    return pl.Cluster(len(speeds), law, speed=list(speeds), **more)
+
+
+def turning(turn_s, n=4, slowdown=3.0):
+    return [pl.Periodic(turn_s, n * turn_s, slowdown, workers=(worker,), at_s=worker * turn_s) for worker in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "sigma", "least"),
+    [
+        ((1, 1, 1, 0.5), 0.0, 1.59),
+        ((1, 1, 1, 0.5), 0.05, 1.55),
+        ((1, 1, 1, 0.25), 0.0, 3.0),
+        ((1, 1, 1, 0.25), 0.05, 2.9),
+        (tuple(np.linspace(1, 1 / 3, 8)), 0.05, 1.75),
+    ],
+)
+def test_workers_that_are_always_slow(speeds, sigma, least):
+    assert min(faster(cluster_of(speeds, sigma))) > least
+
+
+@pytest.mark.parametrize(
+    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)]
+)
+def test_a_slow_worker_that_is_another_one_after_a_while(turn_s, sigma, least):
+    assert min(faster(cluster_of(sigma=sigma, slowdowns=turning(turn_s)))) > least  # 5 or 15 updates of BSP
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2, 0.3])
+def test_jitter_alone_costs_nothing(sigma):
+    assert min(faster(cluster_of(sigma=sigma), seeds=5)) > 0.99
+
+
+def test_gradients_that_are_slow_by_chance_cost_next_to_nothing():
+    often = Empirical(tuple([S] * 19 + [5 * S]))
+    assert min(faster(pl.Cluster(4, often), updates=600)) > 0.98
+
+
+@pytest.mark.parametrize("pieces", [4, 8, 64])
+def test_constant_times_reach_the_best_division(pieces):
+    speeds = (1.0, 0.9, 0.6, 0.35)
+    cluster, protocol = cluster_of(speeds, 0), f"balanced(m={pieces}, leases=1)"
+    first, whole = (pl.simulate(protocol, cluster, updates=updates).time_s for updates in (40, 140))
+    seconds = [S / pieces / speed for speed in speeds]
+    best_s = longest(deal(seconds, Pieces(pieces, pieces)), seconds)
+    assert (whole - first) / 100 == pytest.approx(best_s)
+    assert pl.theory.expected(pl.balanced(m=pieces, leases=1), cluster).seconds_per_update == pytest.approx(best_s)
+
+
+def test_shares_change_two_updates_after_the_times_that_they_follow():
+    cluster = cluster_of((1, 1, 1, 0.5), 0)
+    times_s = [pl.simulate(BALANCED, cluster, updates=updates).time_s for updates in range(1, 7)]
+    assert np.diff(times_s, prepend=0) == pytest.approx([2 * S] * 3 + [1.25 * S] * 3)
+
+
+def test_the_network_is_no_part_of_a_share():
+    with_network = cluster_of((1, 1, 1, 0.5), 0, network=pl.Network(latency_s=0.02))
+    slow = pl.simulate(BALANCED, with_network, updates=300).seconds_per_update
+    assert slow == pytest.approx(1.25 * S + 0.04, rel=0.02)
+
+
+CLUSTERS = [
+    cluster_of((1, 1, 1, 0.5), 0.1),
+    cluster_of((1, 0.8, 0.5), 0.3),
+    cluster_of((1, 1, 1, 1), 0.2),
+    pl.Cluster(4, pl.Exponential(S)),
+    pl.Cluster(3, pl.Gamma(4, S), speed=[1, 2, 1], network=pl.Network(latency_s=0.01)),
+    cluster_of((1,), 0.2),
+]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_simulated_seconds_are_within_the_bounds_of_theory(cluster):
+    theory = pl.theory.expected(pl.balanced(m=8, leases=1), cluster)
+    seconds = pl.simulate(BALANCED, cluster, updates=4_000).seconds_per_update
+    assert theory.kind == ("upper bound" if cluster.n > 1 else "exact")
+    assert theory.k == cluster.n
+    assert 0.98 * theory.lower_s < seconds < 1.02 * theory.upper_s
+    assert pl.theory.staleness(pl.balanced(m=8, leases=1), cluster).mean == 0
+
+
+def test_workers_that_are_alike_are_not_faster_than_under_bsp():
+    cluster = cluster_of(sigma=0.2)
+    bsp = pl.theory.expected(pl.bsp(), cluster).seconds_per_update
+    assert pl.theory.expected(pl.balanced(m=8, leases=1), cluster).lower_s == pytest.approx(bsp)
+
+
+def test_a_gain_that_is_too_small_leaves_shares_equal():
+    cluster = cluster_of((1, 1, 1, 0.98), 0)
+    theory = pl.theory.expected(pl.balanced(m=64, leases=1), cluster)
+    assert theory.seconds_per_update == pl.simulate("bsp", cluster, updates=5).seconds_per_update
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text"),
+    [
+        (cluster_of(slowdowns=turning(1.0)), "slowdowns of workers"),
+        (pl.Cluster(2, [pl.Exponential(1.0), pl.LogNormal(1.0, 0.1)]), "shares of workers whose distributions differ"),
+        (cluster_of(faults=[pl.Fault(0, 3)]), "scripted faults"),
+    ],
+)
+def test_other_clusters_have_no_theory(cluster, text):
+    with pytest.raises(UsageError, match=text):
+        pl.theory.expected(pl.balanced(m=8, leases=1), cluster)
