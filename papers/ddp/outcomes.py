@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paceline.utils.confidence_intervals import Interval, paired_difference, paired_ratio
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, MARGIN, Comparison
-from papers.ddp.times import seconds_at
+from papers.ddp.times import seconds_at, slow_share_of
 from papers.store import Line, Store
 
 
@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
         run_s: virtual seconds of the run.
         target_s: virtual seconds to the final loss of DDP with the same seed, plus the margin; inf if not reached.
         ranks: number of workers.
-        slow_share: share of the used gradients that the slow worker has computed.
+        slow_share: share of the used samples that the slow worker has computed.
     """
 
     loss: float
@@ -51,12 +51,15 @@ def outcomes(comparison: Comparison, lines: Sequence[Line]) -> Outcomes:
     """
     wanted = [line for line in lines if _is_of(line, comparison)]
     found = {(line["asked"]["series"], line["asked"]["seed"]): line for line in wanted}
+    trained_as = {
+        name: CONTENDERS[name].trained_as(name, PATTERNS[comparison.pattern].dies) for name in comparison.contenders
+    }
     targets = {seed: line["evaluated"][-1]["loss"] + MARGIN for (name, seed), line in found.items() if name == DDP}
     return {
         name: {
-            seed: _outcome(comparison, name, seed, found[name, seed], target)
+            seed: _outcome(comparison, name, seed, found[trained_as[name], seed], target)
             for seed, target in sorted(targets.items())
-            if (name, seed) in found
+            if (trained_as[name], seed) in found
         }
         for name in comparison.contenders
     }
@@ -102,7 +105,9 @@ def _outcome(comparison: Comparison, name: str, seed: int, line: Line, target: f
         return seconds_at(comparison.job, comparison.n, PATTERNS[comparison.pattern], name, int(each["updates"]), seed)
 
     last = evaluated[-1]
-    slow_share = line.get("slow_share", 0.0 if CONTENDERS[name].without_slow else 1 / ranks)
+    slow_share = line.get("slow_share")
+    if slow_share is None:
+        slow_share = slow_share_of(comparison.job, comparison.n, PATTERNS[comparison.pattern], name, seed)
     return Outcome(
         last["loss"],
         last.get("accuracy", nan),

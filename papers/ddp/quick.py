@@ -11,7 +11,7 @@ from paceline.utils.text_table import TextTable, paragraph
 from papers.ddp.outcomes import Outcomes, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.settings import DDP, JOBS, MARGIN, TRIAL_SEEDS, TRIED, Comparison
-from papers.ddp.training import task_of
+from papers.ddp.training import task_of, trained
 from papers.store import Line
 from papers.tasks import Where
 
@@ -31,7 +31,7 @@ def show(pattern: str) -> None:
 def _lines(comparison: Comparison) -> Iterator[Line]:
     lr, where = JOBS[comparison.job].lr[comparison.n], Where(Path())
     for seed in range(comparison.seeds):
-        for name in comparison.contenders:
+        for name in trained(comparison):
             task = task_of(comparison, name, seed, lr)
             yield {"asked": task.asked(), **task.carry_out(where)}
 

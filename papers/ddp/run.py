@@ -17,7 +17,7 @@ from papers.ddp import real
 from papers.ddp.patterns import PATTERNS
 from papers.ddp.quick import show
 from papers.ddp.settings import DDP, GRID, JOBS, RESULTS, TUNING_SEEDS
-from papers.ddp.training import Timed, Untimed, task_of
+from papers.ddp.training import Timed, Untimed, task_of, trained
 from papers.store import figure_store
 from papers.tasks import Task
 
@@ -46,7 +46,7 @@ def _tasks(seeds: int | None, only: str) -> Iterator[Task]:
     """Yield the tasks of all comparisons, seed by seed, so that finished runs are paired."""
     for seed in range(seeds or max(comparison.seeds for comparison in GRID)):
         for comparison in GRID:
-            for name in comparison.contenders if seed < (seeds or comparison.seeds) else ():
+            for name in trained(comparison) if seed < (seeds or comparison.seeds) else ():
                 if re.search(only, f"{comparison.job}/{comparison.n}/{comparison.pattern}/{name}"):
                     yield task_of(comparison, name, seed, JOBS[comparison.job].lr[comparison.n])
 

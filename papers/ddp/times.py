@@ -40,6 +40,8 @@ def cluster_of(job: str, n: int, pattern: Pattern, contender: Contender, seed: i
     server = pl.ServerTime(UPDATE_S_PER_BYTE * payload_bytes, GRADIENT_S_PER_BYTE * payload_bytes)
     has_server = contender.has_server
     sums = replace(SUMS, latency_s=SUMS.latency_s + contender.more_s / (2 * (n - 1)))  # a sum has so many latencies
+    if not has_server and not parse_plan(contender.plan(n)).allreduce:  # half of a sum as a pull, half as a push
+        sums = pl.Network(latency_s=SUMS.all_reduce_s(n, payload_bytes) / 2)
     faults = (death_of(job, n, seed).fault(n),) if pattern.dies and contender.kind != "torch" else ()
     return pattern.cluster(
         n,
@@ -79,6 +81,26 @@ def seconds_at(job: str, n: int, pattern: Pattern, name: str, updates: int, seed
     return seconds
 
 
+def slow_share_of(job: str, n: int, pattern: Pattern, name: str, seed: int) -> float:
+    """Return the share of the samples that the slow worker computes under a contender whose parameters are untimed."""
+    contender = CONTENDERS[name]
+    if contender.without_slow:
+        return 0.0
+    if not parse_plan(contender.plan(n)).sets_shares:
+        return 1 / n
+    shares = [0.0] * n
+    engine, coordinator = _parts(contender.plan(n), job, pattern, n, name, seed)
+
+    def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
+        for command in commands:
+            if isinstance(command, events.Compute):
+                shares[command.worker] += command.minibatch.share if command.minibatch is not None else 1.0
+
+    with engine:
+        engine.run(coordinator, observe)
+    return shares[-1] / sum(shares)
+
+
 def update_times_s(engine: TimingEngine, coordinator: Coordinator) -> list[float]:
     """Simulate a run and return the virtual time of each update."""
     times_s: list[float] = []
@@ -98,6 +120,11 @@ def _simulated_s(plan: str, job: str, pattern: Pattern, n: int, name: str, updat
 
 @lru_cache(maxsize=10_000)
 def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> list[float]:
+    return update_times_s(*_parts(plan, job, pattern, n, name, seed))
+
+
+def _parts(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> tuple[TimingEngine, Coordinator]:
+    """Return engine and coordinator of a whole run."""
     cluster = cluster_of(job, n, pattern, CONTENDERS[name], seed)
     parsed, payload_bytes = parse_plan(plan), JOBS[job].payload_bytes
     stop = Stop(updates=-(-JOBS[job].gradients[n] // cluster.n))
@@ -106,4 +133,4 @@ def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, se
         if parsed.allreduce is not None
         else TimingEngine(cluster, seed, payload_bytes)
     )
-    return update_times_s(engine, Coordinator(parsed, workers=cluster.n, stop=stop))
+    return engine, Coordinator(parsed, workers=cluster.n, stop=stop)

@@ -103,13 +103,20 @@ class Timed:
             )
         )
         used = [each for each in result.history.of(GradientArrived) if each.used]
+        slow_samples = sum(each.samples for each in used if each.worker == self.n - 1)
         chosen = [each.reason for each in result.history.of(DecisionMade) if each.kind == "protocol"]
         return {
             "evaluated": evaluations(result),
-            "slow_share": round(sum(each.worker == self.n - 1 for each in used) / len(used), 4),
+            "slow_share": round(slow_samples / sum(each.samples for each in used), 4),
             "mean_k": round(result.history.totals.mean_k, 3),
             **({"chosen": [each.partition(": ")[0] for each in chosen]} if self.contender == "auto" else {}),
         }
+
+
+def trained(comparison: Comparison) -> list[str]:
+    """Return the contenders of a comparison that have runs of their own."""
+    dies = PATTERNS[comparison.pattern].dies
+    return [name for name in comparison.contenders if CONTENDERS[name].trained_as(name, dies) == name]
 
 
 def task_of(comparison: Comparison, name: str, seed: int, lr: float) -> Untimed | Timed:

@@ -4,7 +4,6 @@ from math import inf
 
 from paceline.catalogue.protocols import (
     adasync,
-    all_reduce,
     asp,
     auto,
     b_dbw,
@@ -12,19 +11,17 @@ from paceline.catalogue.protocols import (
     balanced,
     bsp,
     dbw,
-    dc_s3gd,
     dssp,
     k_async,
     k_batch_async,
     k_batch_sync,
     k_sync,
-    local_sgd,
     patient,
     pull,
     ringmaster,
-    s3gd,
     ssp,
 )
+from paceline.catalogue.serverless import all_reduce, dc_s3gd, local_sgd, s3gd
 
 # name in the catalogue, protocol, (quorum, max_staleness, refill, on_update, max_lead)
 TABLE = [

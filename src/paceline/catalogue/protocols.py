@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from math import inf
-from numbers import Integral
 from typing import Any, Literal, TypeVar
 
+from paceline.catalogue.serverless import SERVERLESS
 from paceline.errors import UsageError, did_you_mean
-from paceline.policies.compensation.delay import DCS3GD
 from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.balance import Balance
@@ -18,12 +17,9 @@ from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.estimators.update_time import Unobserved
-from paceline.policies.outer_optimizer import DelayedNesterov, parse_outer
-from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import bind, parse_call
-from paceline.utils.validation import check_range
 
 F = TypeVar("F", bound=Callable[..., Protocol | Phase])
 
@@ -313,89 +309,7 @@ def patient(base: str = "k_sync") -> Phase:
     return _controlled(patient, {"base": base}, "all", Patient())
 
 
-@named
-def all_reduce() -> Phase:
-    """All-reduce SGD: no server; every worker waits for the mean gradient and steps with it.
-
-    Paper: Goyal et al., "Accurate, large minibatch SGD", 2017; PyTorch's DistributedDataParallel.
-    """
-    return _serverless(AllReduceConfig("gradients"), "all_reduce")
-
-
-@named
-def local_sgd(H: int, outer: str | None = None, lag: int = 0, fragments: int = 1) -> Phase:
-    """Local SGD: no server; every worker steps by itself, and all average their parameters every H gradients.
-
-    Args:
-        H: number of gradients of each worker from one average to the next, >= 1.
-        outer: outer optimizer of the average, as "nesterov(lr=0.7, momentum=0.9)" of DiLoCo, or "sgd(lr=1)"; the mean
-            of the parameters if not given.
-        lag: number of gradients that each worker computes while a sum is under way, >= 0; with H, the sum has the time
-            of all local steps, and 0 waits for it.
-        fragments: number of fragments of the model, a divisor of H; one is averaged every H / fragments gradients, so
-            that each message is shorter by this factor.
-
-    Paper: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo", 2023. With a
-    lag: Shen et al., "CoCoD-SGD", 2019. Kale et al., "Eager updates for overlapped communication and computation in
-    DiLoCo", 2025, give a worker's own steps the weight of one worker until the sum arrives; here it keeps them whole.
-    With fragments: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, which mixes the average
-    of a fragment with the worker's own parameters when its sum arrives; here the worker adds its own steps since the
-    sum began to that average.
-    """
-    check_range("[1, inf)", Integral, H=H, fragments=fragments)
-    if H % fragments:
-        raise UsageError(
-            f"local_sgd: fragments={fragments}, expected a divisor of H={H}; type for example "
-            f"H={-(-H // fragments) * fragments}"
-        )
-    optimizer = parse_outer(outer) if outer is not None else None
-    if isinstance(optimizer, DelayedNesterov):
-        raise UsageError(
-            f"local_sgd: {optimizer} is for updates of single gradients; type outer='nesterov', or "
-            f"asp + local_steps(H={H}, outer='{optimizer!r}')"
-        )
-    told = f", outer='{optimizer!r}'" if optimizer is not None else ""
-    told += f", lag={lag}" if lag else ""
-    told += f", fragments={fragments}" if fragments > 1 else ""
-    allreduce = AllReduceConfig("updates", period=H, outer=optimizer, lag=lag, fragments=fragments)
-    return _serverless(allreduce, f"local_sgd(H={H}{told})")
-
-
-@named
-def s3gd(lag: int = 1) -> Phase:
-    """Stale-synchronous SGD: no server; the next gradients are computed during the all-reduce of the updates.
-
-    Args:
-        lag: number of gradients that each worker computes while a sum is under way, >= 1.
-
-    Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
-    """
-    check_range("[1, inf)", Integral, lag=lag)
-    return _serverless(AllReduceConfig("updates", lag=lag), "s3gd" if lag == 1 else f"s3gd(lag={lag})")
-
-
-@named
-def dc_s3gd(lambda0: float = 0.2, lag: int = 1) -> Phase:
-    """Delay-compensated stale-synchronous SGD: `s3gd` with corrected gradients; after a plus, the correction alone.
-
-    Args:
-        lambda0: length of the correction relative to the gradient, in [0, 1e30]; 0.2 in the paper.
-        lag: number of gradients that each worker computes while a sum is under way, >= 1; 1 in the paper, which names
-            more of them as an outlook (Sect. V).
-
-    Paper: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", 2019, Algorithm 1 and eq. 7 to 12, 17.
-    """
-    check_range("[1, inf)", Integral, lag=lag)
-    correction = DCS3GD(lambda0)
-    name = repr(correction).removesuffix("()")
-    if lag > 1:
-        name = f"{name.removesuffix(')')}, lag={lag})" if "(" in name else f"{name}(lag={lag})"
-    return _serverless(AllReduceConfig("updates", lag=lag, correction=correction), name)
-
-
-def _serverless(allreduce: AllReduceConfig, name: str) -> Phase:
-    return Phase(replace(bsp(), name=name), allreduce=allreduce)
-
+CATALOGUE |= SERVERLESS
 
 FRESH = ("backup", "k_sync", "pull", "k_batch_sync")
 CONTROLLED = (*FRESH, "k_async", "k_batch_async")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from paceline.coordinator.controller_group import ControllerGroup
 from paceline.coordinator.membership import Membership
 from paceline.coordinator.pending_update import PendingUpdate
 from paceline.coordinator.phase_progress import PhaseProgress
@@ -21,54 +22,6 @@ from paceline.policies.compensation.base import Compensator
 from paceline.policies.controllers import base as control
 from paceline.protocols.momentum import KEEP, MomentumTracker
 from paceline.protocols.protocol import Phase, Plan, Protocol
-from paceline.utils.user_code import note_place
-
-
-class ControllerGroup:
-    """Controllers of a phase with their states.
-
-    Args:
-        phase: phase that has the controllers; None for no controllers.
-    """
-
-    def __init__(self, phase: Phase | None = None) -> None:
-        self._controllers: tuple[control.Controller[Any], ...] = phase.controllers if phase is not None else ()
-        self._states: list[Any] = []
-        self.reads_steps = any(each.reads == "steps" for each in self._controllers)
-        self.reads_work = any(each.reads_work for each in self._controllers)
-
-    def begin(self, live: int) -> None:
-        """Begin the phase.
-
-        Args:
-            live: number of live workers, >= 1.
-        """
-        self._states = [each.begin(live) for each in self._controllers]
-
-    def decide(self, observation: control.Observation) -> list[control.Action]:
-        """Return the actions of all controllers, in the order in which they are applied."""
-        actions: list[control.Action] = []
-        for i, controller in enumerate(self._controllers):
-            try:
-                self._states[i], answer = controller.decide(self._states[i], observation)
-            except Exception as error:
-                note_place(error, f"controller {controller!r} failed after update {observation.version}")
-                raise
-            actions += answer
-        return sorted(actions, key=lambda action: control.PRECEDENCE.index(type(action)))
-
-    def prepare(self) -> None:
-        """Let the controllers do work of their next decisions."""
-        for i, controller in enumerate(self._controllers):
-            self._states[i] = controller.prepare(self._states[i])
-
-    def state_dict(self) -> list[Any]:
-        """Return the states."""
-        return [each.state_dict(state) for each, state in zip(self._controllers, self._states, strict=True)]
-
-    def load_state_dict(self, states: list[Any]) -> None:
-        """Load the states of the same controllers."""
-        self._states = [each.load_state_dict(state) for each, state in zip(self._controllers, states, strict=True)]
 
 
 class PhaseRunner:

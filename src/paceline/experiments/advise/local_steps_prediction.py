@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from paceline.catalogue.protocols import all_reduce, local_sgd
+from paceline.catalogue.serverless import all_reduce, local_sgd
 from paceline.clusters.simulated import Cluster
 from paceline.errors import PacelineWarning, UsageError
 from paceline.experiments.advise.local_steps_advice import LocalStepsAdvice, LocalStepsTime
