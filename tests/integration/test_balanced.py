@@ -120,11 +120,6 @@ def test_a_recorded_run_replays_with_its_shares(tmp_path):
     assert replayed.is_same, replayed.difference
 
 
-def test_a_trace_of_shares_is_refused():
-    with pytest.raises(UsageError, match=r"has unequal shares: .* record a run of bsp"):
-        pl.Trace.of(trained(BALANCED).history)
-
-
 def test_a_worker_that_dies_and_comes_back():
     faults = [pl.Fault(0, 12, back_after_s=1.0)]
     result = trained(BALANCED, replace(CLUSTER, faults=faults), updates=60, sampling="epoch")

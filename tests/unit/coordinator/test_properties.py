@@ -295,7 +295,7 @@ def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, 
     undealt += [*minibatches.upcoming(0), *reserved]
     everything = [*dealt.applied, *dealt.held, *dealt.discarded, *dealt.out.values(), *undealt]
     for shard in range(shards):
-        numbers = sorted(epoch * per_epoch + number for part, epoch, number, _ in everything if part == shard)
+        numbers = sorted(epoch * per_epoch + number for part, epoch, number, *_ in everything if part == shard)
         assert numbers == list(range(len(numbers))), "each exactly once, none left out"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, field
+from dataclasses import KW_ONLY, field, replace
 from hashlib import sha256
 from io import StringIO
 from itertools import pairwise
@@ -135,17 +135,18 @@ class Trace:
     def of(cls, run: Iterable[Record] | HasHistory, *, source: str = "the run") -> Trace:
         """Extract the round trips of a run.
 
-        Work that was interrupted or never finished is censored, unless its gradient arrived later.
+        Work that was interrupted or never finished is censored, unless its gradient arrived later. A gradient of a
+        share of a minibatch, as under `balanced`, has the compute time of a whole one, in proportion to the samples.
 
         Args:
             run: history of the run, or a `Result` or `SavedRun`.
             source: origin of the trace, for messages.
 
         Raises:
-            UsageError: the run has local steps or unequal shares, so that a round trip is not that of one minibatch.
+            UsageError: the run has local steps, so that a round trip is not that of one gradient.
         """
         rows: dict[tuple[int, int], TraceRow] = {}
-        has_server = True
+        has_server, has_shares, whole = True, False, 1
         for record in run if isinstance(run, Iterable) else run.history:
             if isinstance(record, GradientArrived) and record.minibatches > 1:
                 raise UsageError(
@@ -153,10 +154,12 @@ class Trace:
                     "trace those of single ones; record a run without local steps"
                 )
             if isinstance(record, DecisionMade) and record.kind == "shares":
-                raise UsageError(
-                    f"{source} has unequal shares: a round trip has the time of a share of a minibatch, and a trace "
-                    "those of whole ones; record a run of bsp"
-                )
+                has_shares = True
+            if isinstance(record, GradientArrived) and record.samples:
+                if has_shares:
+                    record = _of_whole(record, whole / record.samples)
+                else:
+                    whole = record.samples
             if isinstance(record, GradientArrived | WorkInterrupted | WorkUnfinished):
                 rows[record.worker, record.draw] = _row(record)
                 has_server &= not isinstance(record, GradientArrived) or isnan(record.sum_s)
@@ -203,6 +206,12 @@ class Trace:
             write_out(Path(file), stream.getvalue().encode())
         except OSError as error:
             raise UsageError(f"cannot write the trace: {error}") from error
+
+
+def _of_whole(record: GradientArrived, factor: float) -> GradientArrived:
+    """Return the record of a gradient of a whole minibatch, which has more samples by this factor."""
+    compute_s = record.compute_s * factor
+    return replace(record, compute_s=compute_s, now_s=record.now_s + compute_s - record.compute_s)
 
 
 def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> TraceRow:

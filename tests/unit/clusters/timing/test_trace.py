@@ -13,6 +13,7 @@ from paceline.clusters.parser import load_cluster, parse_cluster
 from paceline.clusters.timing.trace import TraceRow
 from paceline.core.records import WorkInterrupted, WorkUnfinished
 from paceline.errors import PacelineWarning
+from paceline.protocols.protocol import as_plan
 from paceline.recording.event_log import to_line
 from paceline.recording.history import History
 from paceline.recording.run_folder import SavedRun
@@ -31,6 +32,7 @@ def log_of(result):
     [
         pytest.param(each, id=str(each), marks=() if not at % 3 else pytest.mark.slow)
         for at, (_, each, _) in enumerate(TABLE)
+        if not as_plan(each).sets_shares
     ],
     keep=3,
 )
@@ -39,6 +41,17 @@ def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, t
     pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
     trace = pl.Trace.from_csv(tmp_path / "trace.csv")
     assert log_of(trained(protocol, pl.Cluster(4, trace), updates=20)) == log_of(run)
+
+
+def test_a_trace_of_shares_has_the_times_of_whole_minibatches(tmp_path):
+    cluster = pl.Cluster(4, pl.LogNormal(1.0, 0.1), speed=[1, 1, 1, 0.5], network=pl.Network(latency_s=0.1))
+    run = trained("balanced(m=4, leases=1)", cluster, updates=30)
+    assert len({record.samples for record in run.history.of(pl.GradientArrived)}) > 1
+    pl.Trace.of(run).to_csv(tmp_path / "trace.csv")
+    recorded = pl.Cluster(4, pl.Trace.from_csv(tmp_path / "trace.csv"))
+    for protocol in ("balanced(m=4, leases=1)", "bsp"):
+        replayed, own = (pl.simulate(protocol, each, updates=30, seed=5).time_s for each in (recorded, cluster))
+        assert replayed == pytest.approx(own)
 
 
 @pytest.mark.parametrize("server", [pl.ServerTime(gradient_s=0.1), pl.ServerTime(update_s=0.4)], ids=str)
