@@ -18,7 +18,7 @@ from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.placement import LOOPBACK
 from paceline.errors import UsageError
 from paceline.probe.launch import injection
-from paceline.shares.settings import BalanceSettings
+from paceline.shares.protocol import settings_of
 
 EXAMPLE = "paceline run --nproc-per-node 4 train.py"
 
@@ -41,10 +41,17 @@ def run(
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not a Python script.")] = False,
     protocol: Annotated[
-        str, typer.Option(help="How ranks of DDP and FSDP2 share the batches; none to leave them as they are.")
+        str, typer.Option(help="How ranks of DDP and FSDP2 share the batches; bsp to leave them as they are.")
     ] = "balanced(m=8, leases=1)",
-    max_share: Annotated[float, typer.Option(help="Largest share of a rank, as a multiple of its batch.")] = 1.5,
-    weigh: Annotated[str, typer.Option(help="What a rank's gradient counts: samples, tokens or none.")] = "auto",
+    max_share: Annotated[
+        float | None, typer.Option(min=1, help="Largest share of a rank, as a multiple of its batch. Default: 1.5.")
+    ] = None,
+    weigh: Annotated[
+        str, typer.Option(help="What a rank's gradient counts: samples, tokens or none. Default: read from the loss.")
+    ] = "auto",
+    cost: Annotated[
+        str | None, typer.Option(metavar="FILE.npy", help="Cost of each sample of the data set, by which it is dealt.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what is taken over, and end.")] = False,
 ) -> None:
     """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
@@ -57,8 +64,9 @@ def run(
 
     check_not_empty(sys.argv[1 : -len(command)])
     words = _words(command, module=module, no_python=no_python)
-    settings = BalanceSettings(8 if "16" not in protocol else 16, max_share, weigh, dry_run)
-    os.environ.update({**injection(), **settings.environment()})
+    shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run)
+    if shares is not None:
+        os.environ.update({**injection(), **shares.environment()})
     if started_by_torchrun(os.environ):
         _become_rank(context, words)
     host, port = _endpoint(rdzv_endpoint, nnodes)
