@@ -33,8 +33,8 @@ def settings_of(protocol: str, **others: Any) -> BalanceSettings | None:
     balance = phase.controllers[0] if len(phase.controllers) == 1 else None
     if len(plan.phases) > 1 or not isinstance(balance, Balance):
         raise UsageError(
-            f"--protocol {protocol}: ranks of DDP and FSDP2 run balanced(m=8, leases=1), or bsp to be as under torchrun; "
-            "for other protocols attach the loop (paceline.attach)"
+            f"--protocol {protocol}: ranks of DDP and FSDP2 run balanced(m=8, leases=1), or bsp to be as under "
+            "torchrun; for other protocols attach the loop (paceline.attach)"
         )
     given = {name: value for name, value in others.items() if value is not None}
     return BalanceSettings(**{"pieces": balance.pieces, "max_share": balance.max_share, **given})
