@@ -17,7 +17,7 @@ import torch
 
 import paceline as pl
 from common import Stopwatch, options, ratios, report, spread
-from paceline.coordinator.phases import ControllerGroup
+from paceline.coordinator.controller_group import ControllerGroup
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.noise_rule import NoiseTracker
 

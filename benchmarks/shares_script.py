@@ -10,7 +10,9 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -100,7 +102,8 @@ class Padded(nn.Module):
         self.sleep, self.layers = sleep, nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(self.sleep(x).mean(1, keepdim=True))
+        output: torch.Tensor = self.layers(self.sleep(x).mean(1, keepdim=True))
+        return output
 
 
 def network(sleep: Sleep, width: int, args: argparse.Namespace) -> nn.Module:
@@ -117,10 +120,11 @@ def network(sleep: Sleep, width: int, args: argparse.Namespace) -> nn.Module:
     model = nn.Sequential(*(Block(sleep, *each) for each in pairwise(sizes)))
     for block in model:
         fully_shard(block)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
 
 
-class Sequences(Dataset):
+class Sequences(Dataset[Any]):
     """Sequences of log-normal lengths, which are known before they are loaded."""
 
     column_names = ("length",)
@@ -133,21 +137,21 @@ class Sequences(Dataset):
     def __len__(self) -> int:
         return EPOCH
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self.lengths if index == "length" else torch.zeros(self.lengths[index])
 
 
-def pad(samples):
+def pad(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return nn.utils.rnn.pad_sequence(samples, batch_first=True), torch.zeros(len(samples), 8)
 
 
-def batches(args: argparse.Namespace):
+def batches(args: argparse.Namespace) -> Iterator[Any]:
     generator = torch.Generator().manual_seed(1)
     plain = TensorDataset(torch.randn(EPOCH, 64, generator=generator), torch.randn(EPOCH, 8, generator=generator))
     dataset = Sequences() if args.lengths else plain
-    sampler = DistributedSampler(dataset, seed=int(os.environ.get("SEED", "0")))
-    collate = {"collate_fn": pad} if args.lengths else {}
-    loader = DataLoader(dataset, args.batch, sampler=sampler, num_workers=args.processes, **collate)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=int(os.environ.get("SEED", "0")))
+    collate = pad if args.lengths else None
+    loader = DataLoader(dataset, args.batch, sampler=sampler, num_workers=args.processes, collate_fn=collate)
     epoch = 0
     while True:
         sampler.set_epoch(epoch)

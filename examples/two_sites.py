@@ -124,12 +124,12 @@ class TwoSites(pl.Cluster):
 class TwoSitesTrips(RoundTrips):
     """Round trips of `TwoSites`."""
 
-    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        trip = super().times(worker, draw, start_s)
+    def times(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> RoundTrip:
+        trip = super().times(worker, draw, start_s, share)
         return trip if worker in FAR else trip._replace(pull_s=0.0, push_s=0.0)
 
-    def duration_s(self, worker: int, draw: int, start_s: float) -> float:
-        return self.times(worker, draw, start_s).total_s
+    def duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
+        return self.times(worker, draw, start_s, share).total_s
 
 
 def simulated(protocol: str, seconds: float) -> Run:

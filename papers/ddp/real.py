@@ -203,8 +203,8 @@ class _Sleeps(RoundTrips):
         super().__init__(cluster, seed, payload_bytes)
         self._computing_s = cluster.computing_s
 
-    def times(self, worker: int, draw: int, start_s: float) -> RoundTrip:
-        trip = super().times(worker, draw, start_s)
+    def times(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> RoundTrip:
+        trip = super().times(worker, draw, start_s, share)
         return trip._replace(compute_s=max(0.0, trip.compute_s - self._computing_s))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,11 @@ def cost_function(given: CostOf | str | None, dataset: Any) -> CostOf | None:
     lengths = _read(given, dataset) if given else _lengths(dataset)
     if lengths is None or len(lengths) == 0 or lengths.min() == lengths.max():
         return None
-    return lengths.__getitem__
+    return partial(_at, lengths)
+
+
+def _at(costs: Any, index: Any) -> float:
+    return float(costs[index])
 
 
 def _read(path: str, dataset: Any) -> Any:

@@ -256,7 +256,8 @@ class Patches:
 
 def _is_inner(module: torch.nn.Module) -> bool:
     """Return whether a module is a part of a model that FSDP shards."""
-    return hasattr(module, "_get_fsdp_state") and not module._get_fsdp_state()._is_root
+    state_of: Any = getattr(module, "_get_fsdp_state", None)
+    return state_of is not None and not state_of()._is_root
 
 
 def _first_dimensions(values: object) -> Iterator[int]:

@@ -16,10 +16,10 @@ OWNERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.dist
 
 def tell_launcher_of_groups() -> None:
     """Arrange that the launcher knows when this rank joins the process group of all ranks."""
-    original = sys.modules[OWNERS[1]].init_process_group
+    original: Callable[..., Any] = sys.modules[OWNERS[1]].init_process_group
     for owner in map(sys.modules.get, OWNERS):
         if getattr(owner, "init_process_group", None) is original:
-            owner.init_process_group = _telling(original)  # type: ignore[union-attr]
+            setattr(owner, "init_process_group", _telling(original))  # noqa: B010  # of a module
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ def launcher_store(environment: Mapping[str, str]) -> Any:
     Args:
         environment: variables of this process.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not started_by_torchrun(environment):
         return None

@@ -13,7 +13,8 @@ from paceline.engines.virtual.vectorized.shares import SharedRounds
 from paceline.policies.controllers.balance import Balance
 from paceline.protocols.protocol import Plan
 
-VectorizedSimulation = Lockstep | Renewal | Rounds | SharedRounds
+ProtocolSimulation = Lockstep | Renewal | Rounds
+VectorizedSimulation = ProtocolSimulation | SharedRounds
 
 # Below these the coordinator is as fast, by measurement (exponential times; processor seconds per update).
 RENEWAL_WORKERS = 16
@@ -58,14 +59,14 @@ def is_exact(plan: Plan, cluster: Cluster) -> bool:
     return is_fixed and is_steady and cluster.server.gradient_s == 0
 
 
-def _kind(plan: Plan, cluster: Cluster) -> type[VectorizedSimulation]:
+def _kind(plan: Plan, cluster: Cluster) -> type[ProtocolSimulation]:
     protocol = plan.phases[0].protocol
     if Lockstep.takes(protocol, cluster):
         return Lockstep
     return Renewal if Renewal.takes(protocol, cluster) else Rounds
 
 
-def _gains(kind: type[VectorizedSimulation], plan: Plan, cluster: Cluster) -> bool:
+def _gains(kind: type[ProtocolSimulation], plan: Plan, cluster: Cluster) -> bool:
     """Return whether the coordinator would be slower: its cost is per task, that of a round also per worker."""
     if kind is Lockstep:
         return True
