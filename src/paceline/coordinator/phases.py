@@ -64,8 +64,7 @@ class PhaseRunner:
         self._table = membership.table
         self._update = update
         self._scaling = scaling
-        self._measures_always = settings.measure_steps
-        self._batch_size = settings.batch_size
+        self._settings = settings
         self._momentum = MomentumTracker(settings.per_epoch) if any(p.momentum != KEEP for p in plan.phases) else None
         self.limits_momentum = self._momentum is not None
         self._index = -1
@@ -111,7 +110,7 @@ class PhaseRunner:
         self._controllers = ControllerGroup(phase)
         self.has_controllers = bool(phase.controllers)
         self.compensators = phase.compensators
-        self.measures_steps = self._measures_always or self._controllers.reads_steps
+        self.measures_steps = self._settings.measure_steps or self._controllers.reads_steps
 
     def _change_protocol(
         self, protocol: Protocol, reason: str, price: float | None = None, numbers: Mapping[str, float] | None = None
@@ -214,7 +213,7 @@ class PhaseRunner:
             busy_s=busy_s,
             trip_s=trip_s,
             share=share,
-            batch_size=self._batch_size,
+            batch_size=self._settings.batch_size,
             staleness=staleness,
             accepted=accepted,
             interrupted=self._interrupted if trigger == "open" else (),
@@ -270,19 +269,16 @@ class PhaseRunner:
             case control.Note(kind, reason, worker, numbers):
                 run.decide(kind, reason, worker, numbers=numbers)
 
-    def _in_flight(self) -> list[control.Work]:
-        now = self._run.now
-        return [
-            control.Work(worker, state.version, now - state.started_s)
-            for worker, state in self._table.in_flight.items()
-        ]
-
     def note_interrupted(self, workers: Iterable[int]) -> None:
         """Keep the work of these workers, which was cancelled now, for the controllers."""
-        states = self._table.workers
-        self._interrupted += [
-            control.Work(worker, states[worker].version, self._run.now - states[worker].started_s) for worker in workers
-        ]
+        self._interrupted += map(self._work, workers)
+
+    def _in_flight(self) -> list[control.Work]:
+        return [self._work(worker) for worker in self._table.in_flight]
+
+    def _work(self, worker: int) -> control.Work:
+        state = self._table.workers[worker]
+        return control.Work(worker, state.version, self._run.now - state.started_s)
 
     def _known(self, worker: int) -> WorkerState:
         if worker not in self._table.workers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from abc import abstractmethod
 from collections.abc import Container
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from paceline.core.events import AbortRun, Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Outcome
 from paceline.engines.base import compensated
@@ -192,7 +192,7 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
             self._add_timers(self._timers[0], now)
 
     def _on_gradient(
-        self, worker: int, draw: int, stats: GradientStats, missing: Container[int], **seconds: float
+        self, worker: int, draw: int, stats: GradientStats, missing: Container[int], **seconds: Any
     ) -> None:
         """Report a gradient, or its notice, and give its worker the waiting task.
 
