@@ -288,14 +288,12 @@ class PhaseRunner:
     def _count(self, counts: bool) -> None:
         """Start or stop counting updates towards the end of the phase."""
         end = self._progress.end
-        if end is None:
-            return
-        if not counts:
+        if end is not None and not counts:
             self._progress.pause(self._position(end))
-            return
-        self._progress.resume(self._position(end))
-        if end.unit == "seconds":
-            self._run.set_timer(self._progress.ends_at)
+        elif end is not None:
+            self._progress.resume(self._position(end))
+            if end.unit == "seconds":
+                self._run.set_timer(self._progress.ends_at)
 
     # --- checkpoint ---------------------------------------------------------------------------------------
 
