@@ -56,7 +56,8 @@ def test_two_far_values_in_a_row_are_all_that_counts(values, factor):
 
 @given(st.lists(STEADY, min_size=2, max_size=20), VALUES)
 def test_one_far_value_counts_alone_only_where_far_values_last(values, factor):
-    before, window = fed(values).median, 99
+    window = 99
+    before = fed(values, window).median
     far = JUMP * before * (1 + factor)
     assert list(fed([*values, far], window).values) == [*values, far]
     assert list(fed([*values, far], window, lasting()).values) == [far]
