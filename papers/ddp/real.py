@@ -205,7 +205,7 @@ class _Sleeps(RoundTrips):
 
     def times(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> RoundTrip:
         trip = super().times(worker, draw, start_s, share)
-        return trip._replace(compute_s=max(0.0, trip.compute_s - self._computing_s))
+        return trip._replace(compute_s=max(0.0, trip.compute_s - self._computing_s * share))
 
 
 class Snapshots:

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,11 +10,14 @@ import torch
 from torch.utils.data import IterableDataset
 
 import paceline as pl
+import rank_threads
+import tcp_threads
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade
 from paceline.errors import UsageError
-from paceline.policies.controllers.base import Controller, SetShares
 from paceline.run.replay import replay
+from ranks import flat
 from selections import parametrize_few
+from tiny_controllers import ChangingShares
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, tiny_job
 
 
@@ -28,23 +30,6 @@ EXACT = 1e-12
 N, UPDATES = 4, 30
 BALANCED = "balanced(m=4, leases=1)"
 CLUSTER = pl.Cluster(N, pl.LogNormal(0.1, 0.05), speed=[1, 1, 1, 0.5])
-
-
-class Forced(Controller[int]):
-    """Controller that sets other shares every five updates, whatever the times."""
-
-    sets_shares: ClassVar[bool] = True
-
-    def begin(self, n):
-        return 0
-
-    def decide(self, state, observation):
-        if observation.trigger != "open" or state < 5:
-            return state + (observation.trigger == "open"), []
-        random, size = np.random.default_rng(state // 5), observation.batch_size
-        ends = np.sort(random.choice(np.arange(1, N * size), N - 1, replace=False))
-        shares = np.diff([0, *ends, N * size]).tolist()
-        return state + 1, [SetShares(dict(enumerate(shares)), size, f"{shares}")]
 
 
 def trained(protocol, cluster=CLUSTER, updates=UPDATES, **job):
@@ -74,7 +59,7 @@ JOBS = {
 
 @parametrize_few("job", JOBS.values(), ids=JOBS, keep=3)
 def test_parameters_are_those_of_bsp_under_shares_that_change(job):
-    forced, bsp = trained(pl.bsp().controlled_by(Forced()), **job), trained("bsp", **job)
+    forced, bsp = trained(pl.bsp().controlled_by(ChangingShares()), **job), trained("bsp", **job)
     assert len({each.reason for each in shares_of(forced)}) == 5
     assert difference(forced, bsp) < EXACT
     losses = [[each.loss for each in run.history.of(UpdateMade)] for run in (forced, bsp)]
@@ -173,3 +158,21 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
     for each in balanced.history.of(GradientArrived):
         computed[each.worker] += each.samples
     assert computed[3] < 0.8 * min(computed[worker] for worker in range(3))
+
+
+@pytest.mark.parametrize(
+    ("run", "world_size", "settings", "more"),
+    [
+        (tcp_threads.run, 4, {}, {}),
+        (tcp_threads.run, 4, {"shards": 2}, {}),
+        (rank_threads.run, 6, {"workers": "node"}, {"nodes": 3}),
+    ],
+    ids=["ranks", "shards", "hosts"],
+)
+def test_ranks_have_the_parameters_of_bsp_under_shares_that_change(run, world_size, settings, more):
+    protocol, job = pl.bsp().controlled_by(ChangingShares()), tiny_job(sampling="epoch", loader_workers=0)
+    ends = run(world_size, job, settings, protocol=protocol, stop="updates=15", **more)
+    bsp = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=15", seed=1)
+    assert len({record.samples for record in ends[0].of(GradientArrived)}) > 3
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), flat(bsp.model.state_dict())) < EXACT

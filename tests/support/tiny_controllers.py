@@ -1,5 +1,9 @@
 """Controllers with a state."""
 
+from typing import ClassVar
+
+import numpy as np
+
 import paceline as pl
 from paceline.utils.rng import derived_seed
 
@@ -43,3 +47,21 @@ class Replacing(pl.Controller):
     def decide(self, state, observation):
         due = observation.trigger == "open" and observation.version == self.version
         return state, [pl.ReplaceWorker(self.worker)] if due else []
+
+
+class ChangingShares(pl.Controller):
+    """Controller that sets other shares every five updates, whatever the times."""
+
+    sets_shares: ClassVar[bool] = True
+
+    def begin(self, n):
+        return 0
+
+    def decide(self, state, observation):
+        if observation.trigger != "open" or state < 5:
+            return state + (observation.trigger == "open"), []
+        random, size, workers = np.random.default_rng(state // 5), observation.batch_size, sorted(observation.workers)
+        total = len(workers) * size
+        ends = np.sort(random.choice(np.arange(1, total), len(workers) - 1, replace=False))
+        shares = np.diff([0, *ends, total]).tolist()
+        return state + 1, [pl.SetShares(dict(zip(workers, shares, strict=True)), size, f"{shares}")]

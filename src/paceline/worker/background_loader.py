@@ -88,7 +88,8 @@ class BackgroundLoader:
 
     def share(self, worker: int, draw: int, minibatch: Minibatch | None, rank: int, size: int) -> Batch | None:
         """Return the share of one of several processes in that batch, as `MinibatchLoader.share`."""
-        if rank >= self._job.batch_size:
+        share = minibatch.share if minibatch is not None else 1.0
+        if rank >= round(self._job.batch_size * share):
             return None
         return self._fetched(UpcomingMinibatch(worker, draw, minibatch), rank, size)
 

@@ -12,7 +12,7 @@ from torch import nn
 import paceline as pl
 from immediate_executor import ImmediateExecutor
 from noisy_data import Deadly, Failing, Noisy, NoisyStream, Signed
-from paceline.core.events import Minibatch
+from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.utils.rng import derived_seed
 from paceline.worker import background_loader
 from paceline.worker.background_loader import BackgroundLoader
@@ -213,3 +213,11 @@ def test_data_that_cannot_be_pickled_are_refused():
     job = noisy_job(loader_workers=1, collate=partial(max, key=(each for each in ())))
     with pytest.raises(pl.UsageError, match="data or collate cannot be sent to background processes: collate: its"):
         trained(job)
+
+
+def test_processes_without_a_sample_of_a_small_share_have_no_batch():
+    part = MinibatchSlice(worker=1, draw=4, epoch=0, number=2, begin=3, end=4)
+    minibatch = Minibatch(0, 0, 5, slices=(part,), share=1 / 8)
+    job = noisy_job(sampling="epoch", loader_workers=1)
+    for loader in (BackgroundLoader(job, 0, 3), MinibatchLoader(job, 0, 3)):
+        assert loader.share(0, 4, minibatch, rank=1, size=2) is None

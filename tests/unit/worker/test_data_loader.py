@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 import paceline as pl
-from paceline.core.events import Minibatch
+from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.worker.data_loader import MinibatchLoader, eval_batches, fetch
 from tiny_jobs import SAMPLES, sgd, tiny_job
 
@@ -256,3 +256,13 @@ def test_global_random_generators_are_unchanged():
     before = torch.get_rng_state()
     pl.train(tiny_job(model=Dropping), protocol="bsp", cluster=pl.Cluster(2), stop=pl.Stop(updates=2))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "epoch"])
+def test_slices_are_ranges_of_the_minibatches_that_they_name(sampling):
+    loader = MinibatchLoader(tiny_job(sampling=sampling), seed=3, n=3)
+    numbers = [(0, 1), (0, 5)] if sampling == "epoch" else [(None, None)] * 2
+    whole = [loader.indices(worker, 4, Minibatch(0, *number)) for worker, number in zip((0, 2), numbers, strict=True)]
+    slices = (MinibatchSlice(0, 4, *numbers[0], 0, BATCH), MinibatchSlice(2, 4, *numbers[1], 5, 7))
+    found = loader.indices(0, 4, Minibatch(0, *numbers[0], slices=slices, share=10 / BATCH))
+    assert found.tolist() == [*whole[0], *whole[1][5:7]]
