@@ -175,7 +175,7 @@ def test_the_options_of_the_program_come_before_the_command(monkeypatch, capsys,
 
 def test_commands_print_only_their_results():
     """Messages of a running process go to the log: print stands in the command line, in programs' output, and in the
-    probe, which runs inside programs of which the log is not paceline's.
+    probe and the shares, which run inside programs of which the log is not paceline's.
     """
     found = []
     for path in SOURCE.rglob("*.py"):
@@ -185,7 +185,7 @@ def test_commands_print_only_their_results():
         calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
         if any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls):
             found.append(path.relative_to(SOURCE).parts[0])
-    assert set(found) == {"cli", "probe"}
+    assert set(found) == {"cli", "probe", "shares"}
 
 
 class Evaluated(pl.Callback):

@@ -19,6 +19,7 @@ Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
 Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]
 OptionPart = None | bool | int | Single | str
 Option = OptionPart | tuple[OptionPart, ...]  # of an optimizer
+Share = Annotated[float, Meta(gt=0, le=LARGEST)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from paceline.core.bounds import Share, Whole
 from paceline.core.decision import Decision as Decision
 from paceline.core.gradient import NOT_FINITE as NOT_FINITE
 from paceline.core.gradient import NOTICE as NOTICE
@@ -32,12 +33,12 @@ class MinibatchSlice(NamedTuple):
         end: sample after the last one.
     """
 
-    worker: int
-    draw: int
-    epoch: int | None
-    number: int | None
-    begin: int
-    end: int
+    worker: Whole
+    draw: Whole
+    epoch: Whole | None
+    number: Whole | None
+    begin: Whole
+    end: Whole
 
 
 class Minibatch(NamedTuple):
@@ -57,7 +58,7 @@ class Minibatch(NamedTuple):
     number: int | None
     length: int = 1
     slices: tuple[MinibatchSlice, ...] = ()
-    share: float = 1.0
+    share: Share = 1.0
 
     def after(self, count: int) -> Minibatch:
         """Return this run of minibatches without its first ones."""

@@ -37,6 +37,8 @@ class BalanceSettings:
         Pieces(1, self.pieces, self.max_share)
         if self.weigh not in WEIGHED_BY:
             raise UsageError(f"weigh={self.weigh!r}, expected one of {', '.join(WEIGHED_BY)}")
+        if not (self.cost is None or callable(self.cost) or isinstance(self.cost, str)):
+            raise UsageError(f"cost={self.cost!r}, expected a function of the index, or the path of a file as text")
 
     def environment(self) -> dict[str, str]:
         """Return the variable that passes these settings to a rank."""

@@ -15,12 +15,16 @@ from torch import nn
 import paceline as pl
 from paceline.checkpoint.codec import decode, encode
 from paceline.checkpoint.store import LATEST, STATE, SUMS, TENSORS, Checkpoints
-from paceline.core.events import Accept, Compute, Minibatch
+from paceline.core.events import Accept, Compute, Minibatch, MinibatchSlice
 from paceline.errors import PacelineWarning
 
 keys = st.one_of(st.text(), st.integers(), st.booleans())
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
-minibatches = st.builds(Minibatch, st.integers(), st.none() | st.integers(), st.none() | st.integers())
+NUMBER = st.none() | st.integers()
+slices = st.builds(MinibatchSlice, st.integers(), st.integers(), NUMBER, NUMBER, st.integers(), st.integers())
+minibatches = st.builds(
+    Minibatch, st.integers(), NUMBER, NUMBER, st.integers(), st.lists(slices, max_size=2).map(tuple), st.floats(0.1, 8)
+)
 plain = st.recursive(
     st.one_of(numbers, minibatches, st.builds(Counter, st.dictionaries(st.integers(), st.integers()))),
     lambda inner: st.one_of(
@@ -28,7 +32,12 @@ plain = st.recursive(
         st.lists(inner).map(tuple),
         st.dictionaries(keys, inner),
         st.sets(st.integers(), max_size=1),  # more have no order to compare by
-        st.builds(Compute, st.integers(), st.integers(), st.integers(), st.none() | minibatches),
+        st.builds(
+            Compute,
+            *(st.integers(),) * 3,
+            st.none() | minibatches,
+            st.lists(minibatches, max_size=2).map(tuple),
+        ),
     ),
 )
 

@@ -42,7 +42,7 @@ def texts(tree):
             yield node.value
 
 
-ON_THE_COMMAND_LINE = {"cli", "diagnostics"}  # whose advice is typed into a shell
+ON_THE_COMMAND_LINE = {"cli", "diagnostics", "shares"}  # whose advice is typed into a shell; shares: at paceline run
 LIBRARY = sorted(path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ON_THE_COMMAND_LINE)
 
 

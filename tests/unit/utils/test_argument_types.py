@@ -127,6 +127,7 @@ VALID = {
     "schedule": {0: 1},
     "seconds": 1.0,
     "shape": 2.0,
+    "shares": {0: 8},
     "shift_s": 1.0,
     "shortcut": lambda before, after, stride: torch.nn.Identity(),
     "sigma": 1.0,
@@ -189,6 +190,8 @@ def arguments(name, called, tmp_path):
         given["run"] = tmp_path / "nowhere"
     if name == "advise_recording":
         given["recording"] = tmp_path / "nowhere"
+    if name == "balance":
+        given["model"] = torch.nn.Linear(1, 1)
     if name == "attach":
         model = torch.nn.Linear(1, 1)
         loader = torch.utils.data.DataLoader([torch.ones(1)], batch_size=1)

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.events import Accept, Apply, Minibatch
+from paceline.core.events import Accept, Apply, Minibatch, MinibatchSlice
 from paceline.engines.distributed.transport.messages import End, decode, encode
 from paceline.engines.distributed.transport.task_messages import ApplyUpdate, RemoteTask, RemoteTaskDone
 from paceline.worker.replica import GradientStats
 
 WHOLE = st.integers(0, 2**53)
 NUMBER = st.one_of(st.none(), WHOLE)
-SAMPLES = st.one_of(st.none(), st.builds(Minibatch, WHOLE, NUMBER, NUMBER, WHOLE))
+SLICES = st.lists(st.builds(MinibatchSlice, WHOLE, WHOLE, NUMBER, NUMBER, WHOLE, WHOLE), max_size=2).map(tuple)
+SAMPLES = st.one_of(st.none(), st.builds(Minibatch, WHOLE, NUMBER, NUMBER, WHOLE, SLICES, st.floats(0.1, 8)))
 
 
 def sent(message):
