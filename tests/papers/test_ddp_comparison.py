@@ -18,8 +18,8 @@ from papers.ddp.goals import goals
 from papers.ddp.jobs import make_job
 from papers.ddp.outcomes import Outcome, all_lines, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import GRADIENT_S, PATTERNS
-from papers.ddp.settings import AUTO, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
-from papers.ddp.times import cluster_of, death_of, seconds_at
+from papers.ddp.settings import AUTO, BALANCED, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
+from papers.ddp.times import cluster_of, death_of, seconds_at, slow_share_of
 from papers.ddp.training import Timed, Untimed, task_of
 from papers.store import Store, figure_store
 from papers.tasks import Where
@@ -316,6 +316,17 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
         "| auto",
     ]
     assert "old" not in shown
+
+
+@pytest.mark.parametrize(("pattern", "faster"), [("none", 1.0), ("half", 1.65), ("ladder", 1.8)])
+def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(pattern, faster):
+    ours, ddp = (seconds_at("mnist", 8, PATTERNS[pattern], name, 240, seed=0) for name in (BALANCED, DDP))
+    assert ddp / ours == pytest.approx(faster, rel=0.05)
+    assert slow_share_of("mnist", 8, PATTERNS["none"], BALANCED, 0) == 1 / 8
+    assert slow_share_of("mnist", 8, PATTERNS["half"], BALANCED, 0) < 0.08
+    own = {task.pattern for task in run.tasks("timed", None, f"/{BALANCED}$")}
+    assert own == {"death"}
+    assert run.tasks("untimed", None, f"/{BALANCED}$") == []
 
 
 def test_the_page_says_what_the_advice_says():
