@@ -53,3 +53,17 @@ def test_max_loss_is_checked_only_over_a_full_window():
         assert watch.after_update(update, update) is None
     watch.accept(5.0)
     assert watch.after_update(10, 10).outcome == pl.Outcome.DIVERGED
+
+
+def test_losses_count_by_their_samples():
+    watch = StopMonitor(pl.Stop(loss=2.0), workers=2, per_epoch=None)
+    for update in range(1, 10):
+        watch.accept(1.9, samples=8)
+        assert watch.after_update(update, update) is None
+    watch.accept(4.0, samples=1)  # the plain mean is 2.11
+    assert watch.after_update(10, 10).reason == "mean loss 1.92877 reached the target 2"
+    again = StopMonitor(pl.Stop(loss=2.0), workers=2, per_epoch=None)
+    again.load_state_dict(watch.state_dict())
+    assert again.after_update(10, 10) == watch.after_update(10, 10)
+    again.load_state_dict({"losses": [2.5] * 10})  # of an early run
+    assert again.after_update(10, 10) is None
