@@ -17,8 +17,8 @@ Count = Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)]
 CountOrNone = Annotated[int, Meta(ge=0, le=MOST_AT_ONCE)]
 Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
 Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]
-OptionPart = None | bool | int | Single | str
-Option = OptionPart | tuple[OptionPart, ...]  # of an optimizer
+# Option of an optimizer: a part of a tuple may be infinite, as the largest step of Rprop.
+Option = None | bool | int | Single | str | tuple[bool | int | float | str | None, ...]
 Share = Annotated[float, Meta(gt=0, le=LARGEST)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 

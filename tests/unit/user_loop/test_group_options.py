@@ -1,6 +1,7 @@
 """Options of parameter groups that the loop changes travel with each gradient, as its learning rate does."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -29,6 +30,10 @@ def rmsprop(model):
     return torch.optim.RMSprop(model.parameters(), lr=0.01)
 
 
+def rprop(model):
+    return torch.optim.Rprop(model.parameters(), lr=0.01)
+
+
 def change(option, value_of):
     def at(optimizer, number):
         optimizer.param_groups[-1][option] = value_of(number)
@@ -47,6 +52,7 @@ CHANGES = {
     "both betas": (adamw, change("betas", lambda number: (0.9 - 0.05 * number, 0.999 - 0.05 * number))),
     "betas as a list": (adamw, change("betas", lambda number: [0.9, 0.999 - 0.05 * number])),
     "eps": (adamw, change("eps", lambda number: 10.0 ** (-number))),
+    "an infinite step size": (rprop, change("step_sizes", lambda number: (1e-6 * number, math.inf))),
     "alpha": (rmsprop, change("alpha", lambda number: 0.99 - 0.05 * number)),
 }
 
