@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from itertools import compress
 from math import inf
+from numbers import Real
 from operator import not_
 from typing import Any, Literal
 
@@ -262,8 +263,13 @@ def _are_alike(one: object, other: object) -> bool:
         return True
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(_are_alike, one, other))
-    kinds = [float if type(each) is int else type(each) for each in (one, other)]
-    return kinds[0] is kinds[1]
+    return _kind_of(one) is _kind_of(other)
+
+
+def _kind_of(value: object) -> type:
+    """Return the type of a value; numbers, also of numpy and in a tensor, have one."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return float if is_number or (isinstance(value, torch.Tensor) and not value.ndim) else type(value)
 
 
 def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data, step
 from paceline.server.optimizer import set_options
@@ -88,3 +89,16 @@ def test_options_of_an_optimizer_for_matrices_are_taken():
     assert set_options(optimizer, [{"momentum": 0.8}]) == ""
     assert optimizer.param_groups[0]["momentum"] == 0.8
     assert "Muon does not take {'momentum': -1.0}" in set_options(optimizer, [{"momentum": -1.0}])
+
+
+def test_without_a_server_ranks_take_options_of_numpy():
+    def decayed(model):
+        return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=np.float32(0.1))
+
+    def loop(run, model, optimizer):
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+
+    ranks = AllReduceLoops(2, make_parts(make_network(), numbered_data(), decayed), "all_reduce")
+    assert ranks.run(loop) == [None, None]
