@@ -38,7 +38,7 @@ def check(folder, ranks, lost, update):
     return re.search("sum (.*)", printed)[1]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_all_ranks_go_on_from_the_script_s_checkpoint(tmp_path):
     check(tmp_path, 2, 1, 3)
 
