@@ -73,7 +73,7 @@ def test_the_script_of_a_tutorial_runs_and_loses_a_worker(tmp_path, monkeypatch)
 
 def test_the_notebook_trains(tmp_path):
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=scaled(100), resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=round(scaled(100)), resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert said.count("reached the target 0.3") == 3
     assert (tmp_path / "runs/notebook/model.safetensors").exists()

@@ -10,7 +10,7 @@ from page_numbers import at_most, check_page
 from papers.ddp import real, table
 from papers.ddp.outcomes import all_lines, outcomes, speed_up
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import AUTO, DDP, GRID, JOBS, RESULTS, TORCHFT_STEP_S
+from papers.ddp.settings import AUTO, BALANCED, DDP, GRID, JOBS, RESULTS, TORCHFT_STEP_S
 from papers.store import Store
 
 pytestmark = pytest.mark.docs  # the times of all runs are simulated, which takes seconds
@@ -22,6 +22,7 @@ GIVEN = {
         "| [another worker is slow every 20 round trips]...",
         "| [5 % of the gradients are slow, on any worker]...",
         "| [the workers have speeds from 1 to 1/3]...",
+        "Where one worker of 8 is always slow",
         *("plus 0.02 nats", "A gradient takes 0.1 s, with a standard deviation of 5 %", "evaluated 40 times"),
     ],
     "none": ["All workers need 0.1 s for a gradient, with a standard deviation of 5 %"],
@@ -92,6 +93,8 @@ def texts_of_the_index():
     large = JOBS["mnist"].gradients[32]
     yield f"With 32 workers DDP makes {updates('mnist', 32)} updates from {large:,} minibatches"
     assert updates("mnist", 32) == large / 32
+    late = speed_up(of("mnist", "transient", 32)[BALANCED], of("mnist", "transient", 32)[DDP]).estimate
+    yield f"{100 * (1 - late):.0f} % slower with 32 workers"
     mean, single = real_times()
     yield f"within {at_most(100 * mean, 1)} % of the simulated ones, in the mean of three seeds"
     yield f"In single runs `auto` is up to {100 * single:.0f} % off"
