@@ -21,21 +21,8 @@ from paceline.probe.device_timer import DeviceTimer
 from paceline.probe.gradient_sampler import GradientSampler
 from paceline.probe.rank_files import RankFiles
 from paceline.probe.step_timer import Row, StepTimer
+from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 
-COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
-    *(
-        "barrier",
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "monitored_barrier",
-        "recv",
-        "reduce",
-    ),
-    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
-)
 TIMED_BY_HOST = frozenset({"cpu"})  # devices for which the host waits
 STEP_WITH_FINAL_BUCKETS = 2  # DDP rebuilds its buckets after the first step
 
@@ -186,7 +173,7 @@ class StepProbe:
         done_ns: list[int] = []
         if self._is_in_backward:
             self._guard(self._sampler.expect_nested)
-            self._guard(_call_at_end_of_graph, _root_of(tensors), lambda: done_ns.append(perf_counter_ns()))
+            self._guard(call_at_end_of_graph, _root_of(tensors), lambda: done_ns.append(perf_counter_ns()))
         original(tensors, *args, **kwargs)
         if done_ns:
             self._timer.sums_took(perf_counter_ns() - done_ns[-1])
@@ -222,7 +209,7 @@ class StepProbe:
     def _await_graph(self, tensors: Any) -> None:
         root = _root_of(tensors)
         self._is_sampled = self._sampler.begin(self._timer.step, root)
-        _call_at_end_of_graph(root, self._on_graph_done)
+        call_at_end_of_graph(root, self._on_graph_done)
 
     def _on_graph_done(self) -> None:
         self._timer.graph_done(perf_counter_ns())
@@ -306,17 +293,3 @@ def _root_of(tensors: Any) -> torch.Tensor:
         return tensors
     root: torch.Tensor = next(each for each in tensors if each.requires_grad)
     return root
-
-
-def _call_at_end_of_graph(root: torch.Tensor, mark: Callable[[], None]) -> None:
-    """Call a function when the next backward pass from this tensor has done its own graph.
-
-    A hook on the root queues it when the pass begins. DDP queues its wait for the sums later, so the mark comes first.
-    """
-    waiting = [mark]
-
-    def on_root(gradient: torch.Tensor) -> None:
-        if waiting:  # a second pass through a graph that was kept runs the hook again
-            torch.autograd.Variable._execution_engine.queue_callback(waiting.pop())
-
-    root.register_hook(on_root)

@@ -17,27 +17,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.shares.balancer import Balancer
 from paceline.shares.handed_out import Loader
+from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.refusals import check_group, refusing
 from paceline.shares.settings import BalanceSettings
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
 FSDP_STATE = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
-COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
-    *(
-        "barrier",
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "monitored_barrier",
-        "recv",
-        "reduce",
-    ),
-    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
-)
-
 GATHERED = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}  # with the place of the rank's own tensor
 
 
@@ -204,7 +190,7 @@ class Patches:
                 with refusing():
                     weight = balancer.weight_of(roots[0])
                 grads = grad_tensors if weight == 1.0 else _weighed(roots, grad_tensors, weight)
-                _call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
+                call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
                 original(tensors, grads, *args, **kwargs)
             finally:
                 self._is_in_backward = False
@@ -280,17 +266,3 @@ def _weighed(roots: list[torch.Tensor], grads: Any, weight: float) -> list[torch
         torch.full_like(root, weight) if grad is None else grad * weight
         for root, grad in zip(roots, given, strict=True)
     ]
-
-
-def _call_at_end_of_graph(root: torch.Tensor, mark: Callable[[], None]) -> None:
-    """Call a function when the next backward pass from this tensor has done its own graph.
-
-    A hook on the root queues it when the pass begins. DDP queues its wait for the sums later, so the mark comes first.
-    """
-    waiting = [mark]
-
-    def on_root(gradient: torch.Tensor) -> None:
-        if waiting:  # a second pass through a graph that was kept runs the hook again
-            torch.autograd.Variable._execution_engine.queue_callback(waiting.pop())
-
-    root.register_hook(on_root)
