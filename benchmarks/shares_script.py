@@ -1,7 +1,7 @@
 """Script of `shares.py`: it trains under torchrun and under `paceline run` alike, on workers that sleep.
 
 A rank sleeps in proportion to its samples (to the tokens of its padded batch with --lengths). Rank 0 prints the seconds
-of an update after the first 20, and the samples that each rank has computed.
+of an update after the first 20, and the seconds of a processor that a rank uses for it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,20 @@ def main() -> None:
     model = network(sleep, int((args.parameters / 2) ** 0.5), args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     updates = WARM + args.updates
-    begun_s = time.perf_counter()
+    begun_s = begun_processor_s = 0.0
     for sleep.update, (x, y) in zip(range(updates), batches(args), strict=False):
         if sleep.update == WARM:
             dist.barrier()
-            begun_s = time.perf_counter()
+            begun_s, begun_processor_s = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
-    dist.barrier()
+    processor_s = torch.tensor([time.process_time() - begun_processor_s])
+    dist.all_reduce(processor_s)
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": (time.perf_counter() - begun_s) / args.updates}), flush=True)
+        seconds = (time.perf_counter() - begun_s) / args.updates
+        used_s = float(processor_s) / dist.get_world_size() / args.updates
+        print(json.dumps({"seconds": seconds, "processor_s": used_s}), flush=True)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """Training loops of many shapes, for ranks that are balanced."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -48,11 +49,23 @@ def epochs(loader, count=2):
         yield from loader
 
 
+def update(optimizer, loss_of):
+    """Make an update by the gradient of a loss, which is computed after the gradients are set to zero."""
+    optimizer.zero_grad()
+    loss = loss_of()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def plain(model, optimizer, loader, loss_of=mse_loss):
-    for x, y in epochs(loader):
-        optimizer.zero_grad()
-        loss_of(model(x), y).backward()
-        optimizer.step()
+    return trained(model, optimizer, epochs(loader), lambda x, y: loss_of(model(x), y))
+
+
+def trained(model, optimizer, batches, loss_of):
+    """Return the model after an update by each batch."""
+    for batch in batches:
+        update(optimizer, lambda batch=batch: loss_of(*batch))
     return model
 
 
@@ -82,10 +95,7 @@ def own_batch_sampler():
     optimizer = adam(model)
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        for x, y in loader:
-            optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
-            optimizer.step()
+        trained(model, optimizer, loader, lambda x, y: mse_loss(model(x), y))
     return model
 
 
@@ -107,33 +117,61 @@ def accumulation_with_clipping():
 @loop
 def penalty_on_parameters():
     model = DistributedDataParallel(net())
-    optimizer = adam(model)
-    for x, y in epochs(loader_of(data())):
-        optimizer.zero_grad()
-        penalty = sum(each.pow(2).sum() for each in model.parameters())
-        (mse_loss(model(x), y) + 1e-2 * penalty).backward()
-        optimizer.step()
-    return model
+    batches = epochs(loader_of(data()))
+    return trained(model, adam(model), batches, lambda x, y: mse_loss(model(x), y) + 1e-2 * penalty_of(model))
+
+
+def penalty_of(model):
+    return sum(each.pow(2).sum() for each in model.parameters())
 
 
 @loop
 def forward_returns_loss():
     model = DistributedDataParallel(WithLoss())
-    optimizer = adam(model)
-    for x, y in epochs(loader_of(data())):
-        optimizer.zero_grad()
-        model(x, y).backward()
-        optimizer.step()
-    return model
+    return trained(model, adam(model), epochs(loader_of(data())), model)
 
 
 @loop
 def forward_returns_loss_of_unused_parameters():
     model = DistributedDataParallel(WithLoss(), find_unused_parameters=True)
+    return trained(model, adam(model), epochs(loader_of(data())), model)
+
+
+@loop
+def penalty_in_its_own_pass():
+    """The reducer does not sum this gradient, which is the same on all ranks."""
+    model = DistributedDataParallel(net())
     optimizer = adam(model)
     for x, y in epochs(loader_of(data())):
         optimizer.zero_grad()
-        model(x, y).backward()
+        mse_loss(model(x), y).backward()
+        (1e-2 * penalty_of(model) + 1e-2 * (model.module[2].weight @ model.module[2].weight.T).abs().mean()).backward()
+        optimizer.step()
+    return model
+
+
+@loop
+def local_models_by_their_own_passes():
+    """The temperature of a soft actor-critic, and a probe that rank 0 trains alone."""
+    model, temperature, probe = DistributedDataParallel(net()), nn.Parameter(torch.zeros(1)), net(3, 1)
+    optimizer, *local = adam(model), *(torch.optim.SGD(each, lr=0.1) for each in ([temperature], probe.parameters()))
+    for x, y in epochs(loader_of(data())):
+        update(local[0], lambda: -(temperature * torch.ones(4)).mean())
+        update(optimizer, lambda x=x, y=y: temperature.exp().detach() * mse_loss(model(x), y))
+        if dist.get_rank() == 0:
+            update(local[1], lambda: probe(torch.ones(5, 3)).mean())
+    return nn.ModuleList([model, nn.ParameterList([temperature])])
+
+
+@loop
+def gradient_penalty_in_its_own_pass():
+    model = DistributedDataParallel(net(out=1), find_unused_parameters=True)
+    optimizer = adam(model)
+    for x, _ in epochs(loader_of(data())):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        out = model(x.requires_grad_())
+        (gradient_of(out, x).pow(2).sum(1).mean() + 0 * out.mean()).backward()
         optimizer.step()
     return model
 
@@ -149,9 +187,7 @@ def evaluation_in_between():
     model, held = DistributedDataParallel(net()), loader_of(data(64))
     optimizer = adam(model)
     for number, (x, y) in enumerate(epochs(loader_of(data()))):
-        optimizer.zero_grad()
-        mse_loss(model(x), y).backward()
-        optimizer.step()
+        update(optimizer, lambda x=x, y=y: mse_loss(model(x), y))
         if number % 7 == 3:
             with torch.no_grad():
                 assert [len(a) for a, _ in held] == [BATCH] * (64 // BATCH // dist.get_world_size())
@@ -202,39 +238,36 @@ def reentrant_checkpointing():
 def gan():
     generator, critic = DistributedDataParallel(net()), DistributedDataParallel(net(3, 1))
     one, two = adam(generator), adam(critic)
+
+    def loss_of_critic(x, y):
+        return mse_loss(critic(y), torch.ones(len(y), 1)) + critic(generator(x).detach()).pow(2).mean()
+
     for x, y in epochs(loader_of(data())):
-        two.zero_grad()
-        (mse_loss(critic(y), torch.ones(len(y), 1)) + critic(generator(x).detach()).pow(2).mean()).backward()
-        two.step()
-        one.zero_grad()
-        mse_loss(critic(generator(x)), torch.ones(len(x), 1)).backward()
-        one.step()
+        update(two, partial(loss_of_critic, x, y))
+        update(one, lambda x=x: mse_loss(critic(generator(x)), torch.ones(len(x), 1)))
     return nn.ModuleList([generator, critic])
 
 
 @loop
 def gradient_penalty():
     model = DistributedDataParallel(net(out=1))
-    optimizer = adam(model)
-    for x, _ in epochs(loader_of(data())):
-        optimizer.zero_grad()
-        x.requires_grad_()
-        out = model(x)
-        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (out.pow(2).mean() + (grad.norm(dim=1) - 1).pow(2).mean()).backward()
-        optimizer.step()
-    return model
+
+    def loss_of(x, _):
+        out = model(x.requires_grad_())
+        return out.pow(2).mean() + (gradient_of(out, x).norm(dim=1) - 1).pow(2).mean()
+
+    return trained(model, adam(model), epochs(loader_of(data())), loss_of)
+
+
+def gradient_of(out, x):
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return gradient
 
 
 @loop
 def output_fed_back():
     model = DistributedDataParallel(net(6, 6))
-    optimizer = adam(model)
-    for x, _ in epochs(loader_of(data())):
-        optimizer.zero_grad()
-        mse_loss(model(model(x)), x).backward()
-        optimizer.step()
-    return model
+    return trained(model, adam(model), epochs(loader_of(data())), lambda x, _: mse_loss(model(model(x)), x))
 
 
 @loop
@@ -254,22 +287,15 @@ def batches_taken_ahead():
         ready = next(batches, None)
         while ready is not None:
             (x, y), ready = ready, next(batches, None)
-            optimizer.zero_grad()
-            mse_loss(model(x), y).backward()
-            optimizer.step()
+            update(optimizer, lambda x=x, y=y: mse_loss(model(x), y))
     return model
 
 
 @loop
 def two_loaders():
     model = DistributedDataParallel(net())
-    optimizer = adam(model)
-    first, second = loader_of(data()), loader_of(data())
-    for (x, y), (a, b) in zip(epochs(first), epochs(second), strict=True):
-        optimizer.zero_grad()
-        (mse_loss(model(x), y) + mse_loss(model(a), b)).backward()
-        optimizer.step()
-    return model
+    pairs = zip(epochs(loader_of(data())), epochs(loader_of(data())), strict=True)
+    return trained(model, adam(model), pairs, lambda one, two: sum(mse_loss(model(x), y) for x, y in (one, two)))
 
 
 @loop
@@ -317,12 +343,8 @@ REFERENCES = {"tokens": tokens_in_one_process, "masked_tokens": tokens_in_one_pr
 @loop
 def sequences_of_unequal_length():
     model = DistributedDataParallel(MeanOfSequence())
-    optimizer = adam(model)
-    for x, counts in epochs(loader_of(Sequences(200), collate_fn=pad)):
-        optimizer.zero_grad()
-        model(x, counts).pow(2).mean().backward()
-        optimizer.step()
-    return model
+    batches = epochs(loader_of(Sequences(200), collate_fn=pad))
+    return trained(model, adam(model), batches, lambda x, counts: model(x, counts).pow(2).mean())
 
 
 @loop
@@ -354,13 +376,13 @@ def closure():
 def collectives_in_the_loop():
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    for x, y in epochs(loader_of(data())):
-        optimizer.zero_grad()
-        loss = mse_loss(model(x), y)
+
+    def loss_of(x, y):
         dist.barrier()
-        loss.backward()
-        dist.all_reduce(loss.detach())
-        optimizer.step()
+        return mse_loss(model(x), y)
+
+    for x, y in epochs(loader_of(data())):
+        dist.all_reduce(update(optimizer, partial(loss_of, x, y)).detach())
     return model
 
 

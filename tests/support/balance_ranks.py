@@ -54,6 +54,7 @@ def result_of(name):
     equal = parameters_of(REFERENCES.get(name, LOOPS[name])())
     patches = Patches(BalanceSettings())
     distance = (changed(name, patches) - equal).norm() / equal.norm()
+    dist.all_reduce(distance, dist.ReduceOp.MAX)
     return {"loop": name, "distance": float(distance), "changes": patches.balancer._policy.changes}
 
 

@@ -60,7 +60,7 @@ def _readings(loss: torch.Tensor, batch_size: int) -> Iterator[Reading]:
         node, output, divisor = waiting.pop()
         if node is None or _is_penalty(node):
             continue
-        name = _name(node)
+        name = name_of(node)
         if name == "_DDPSink":  # through which DDP passes the outputs of a model in which a parameter may be unused
             waiting += [(*child, divisor) for child in node.next_functions[output : output + 1]]
         elif name in LINEAR:
@@ -98,11 +98,12 @@ def _is_penalty(node: Any) -> bool:
         child = waiting.pop()
         if child is None or type(child).__name__ == "AccumulateGrad":
             continue
-        if _name(child) not in OF_PENALTIES:
+        if name_of(child) not in OF_PENALTIES:
             return False
         waiting += [each for each, _ in child.next_functions]
     return False
 
 
-def _name(node: Any) -> str:
+def name_of(node: Any) -> str:
+    """Return the operation of a node."""
     return type(node).__name__.rstrip("0123456789").removesuffix("Backward")

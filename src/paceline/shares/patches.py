@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from paceline.shares.balancer import Balancer
 from paceline.shares.handed_out import Loader
 from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
+from paceline.shares.reach import ForwardPasses
 from paceline.shares.refusals import check_group, refusing
 from paceline.shares.settings import BalanceSettings
 from paceline.utils.after_import import call_after_import
@@ -44,6 +45,7 @@ class Patches:
         self._thread = threading.get_ident()
         self._is_in_backward = False
         self._is_synced = True
+        self._passes = ForwardPasses()
         self._loaders: WeakKeyDictionary[Any, ref[Loader]] = WeakKeyDictionary()
         self._asked: list[int] = []  # batches of the script itself before the first model
 
@@ -89,6 +91,7 @@ class Patches:
         if not isinstance(module, DistributedDataParallel):
             self._leave_out_gathers(module)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._passes.watch(module)
 
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
@@ -184,21 +187,27 @@ class Patches:
             if balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            is_reaching = self._passes.are_reached_by(roots)
             self._is_in_backward = True
             try:
-                roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-                with refusing():
-                    weight = balancer.weight_of(roots[0])
-                grads = grad_tensors if weight == 1.0 else _weighed(roots, grad_tensors, weight)
-                call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
+                grads = self._begin_backward(balancer, roots, grad_tensors) if is_reaching else grad_tensors
                 original(tensors, grads, *args, **kwargs)
             finally:
                 self._is_in_backward = False
-            if self._is_synced:
+            if is_reaching and self._is_synced:
                 with refusing():
                     balancer.sums_ended()
 
         return backward
+
+    @staticmethod
+    def _begin_backward(balancer: Balancer, roots: list[torch.Tensor], grads: Any) -> Any:
+        """Return the gradients of the roots of a pass, which are weighed."""
+        with refusing():
+            weight = balancer.weight_of(roots[0])
+        call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
+        return grads if weight == 1.0 else _weighed(roots, grads, weight)
 
     def _with_destroy(self, original: Function) -> Function:
         @wraps(original)
