@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from balance_loops import LOOPS
+from balance_catalogue import LOOPS
 from launched_commands import outputs
 from paths import SUPPORT, environment
 from ranks import free_port

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import paceline.shares.balancer as balancer_module
-from balance_loops import LOOPS, REFERENCES
+from balance_catalogue import LOOPS, REFERENCES
 from paceline.shares.patches import Patches
 from paceline.shares.settings import BalanceSettings
 
