@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+import paceline as pl
+from paceline.recording.run_folder import SavedRun
+from paceline.recording.run_stats import count
 from paths import environment
 
 pytestmark = [pytest.mark.slow]
@@ -21,7 +24,7 @@ loader = {loader}
 model = {model}
 model = {wrapped}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for (x,) in loader:
+for number, (x,) in enumerate(loader):
     optimizer.zero_grad()
     out = model(x)
     loss = {loss}
@@ -56,7 +59,11 @@ def test_a_script_is_told_what_is_taken_over_and_what_it_has_gained(tmp_path):
         "paceline: ranks share the batches of Linear by their speed: 1 to 12 samples in steps of 1 for 8 of "
         "DataLoader(TensorDataset); the loss is a mean, weighed by samples\n" in done.stderr
     )
-    assert " updates in 0:00; with equal shares 0:00 (" in done.stderr
+    assert "25 updates in 0:00; with equal shares 0:00 (" in done.stderr
+    assert " x); paceline report runs/train-1\n" in done.stderr
+    stats = count(SavedRun(tmp_path / "runs" / "train-1").history)
+    assert (stats.updates, stats.samples_applied, stats.reason) == (25, 400, "the script has ended")
+    assert pl.replay(tmp_path / "runs" / "train-1").is_same
 
 
 def test_a_dry_run_trains_nothing(tmp_path):
@@ -64,6 +71,16 @@ def test_a_dry_run_trains_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "share the batches of Linear" in done.stderr
     assert "trained" not in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_folder_of_a_script_that_fails_says_why(tmp_path):
+    failing = "out.pow(2).mean() / (2 if number < 5 else missing)"
+    done = run(tmp_path, "--max-restarts", "0", "--out", "here", loss=failing)
+    assert done.returncode == 1
+    stats = count(SavedRun(tmp_path / "here").history)
+    assert (stats.updates, stats.stopped_by) == (5, "failed")
+    assert stats.reason == "NameError: name 'missing' is not defined"
 
 
 def test_a_script_under_another_launcher_is_its_rank(tmp_path):

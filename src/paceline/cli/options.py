@@ -84,3 +84,12 @@ def check_out(out: Path, overwrite: bool) -> None:
         raise UsageError(f"{out} exists already; give another file, or --overwrite")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} for {out.name}; make it, or give another file")
+
+
+def free_folder(name: str) -> Path:
+    """Return the folder of a run that is given none: runs/NAME-1, -2, and so on, the first that does not exist."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)
+    number = 1
+    while os.path.lexists(folder := Path("runs") / f"{plain}-{number}"):
+        number += 1
+    return folder

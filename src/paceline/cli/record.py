@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline.cli.options import free_folder
 from paceline.ddp_recording.layout import SAMPLE_EVERY
 
 
@@ -22,17 +22,10 @@ def record(
     """Record where an unmodified DDP script waits: paceline record -- torchrun --nproc-per-node 4 train.py."""
     from paceline.probe.launch import launch
 
-    folder = out or _free_folder()
+    folder = out or free_folder("record")
     status = launch(command, folder, sample)
     print(_summary(folder), file=sys.stderr)
     raise typer.Exit(status)
-
-
-def _free_folder() -> Path:
-    number = 1
-    while os.path.lexists(folder := Path("runs") / f"record-{number}"):
-        number += 1
-    return folder
 
 
 def _summary(folder: Path) -> str:

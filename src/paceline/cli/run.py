@@ -6,18 +6,21 @@ import importlib.util
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
-from paceline.cli.options import check_not_empty
+from paceline.cli.options import check_not_empty, free_folder
 from paceline.clusters.job_token import make_token
 from paceline.clusters.launch_env import TOKEN, started_by_torchrun
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.placement import LOOPBACK
 from paceline.errors import UsageError
 from paceline.probe.launch import injection
+from paceline.recording.run_folder import check_free
 from paceline.shares.protocol import settings_of
 
 EXAMPLE = "paceline run --nproc-per-node 4 train.py"
@@ -53,6 +56,10 @@ def run(
         str | None, typer.Option(metavar="FILE.npy", help="Cost of each sample of the data set, by which it is dealt.")
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what is taken over, and end.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the shares and times of the ranks. Default: runs/SCRIPT-1, -2, ...")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace the run in that folder.")] = False,
 ) -> None:
     """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
 
@@ -65,9 +72,15 @@ def run(
     check_not_empty(sys.argv[1 : -len(command)])
     words = _words(command, module=module, no_python=no_python)
     shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run)
+    is_rank = started_by_torchrun(os.environ)
+    if shares is None and out is not None:
+        raise UsageError(f"--out {out}, but with --protocol {protocol} there are no shares to record: omit one of them")
     if shares is not None:
+        folder = _folder(out, command[0] if module else Path(command[0]).stem, overwrite=overwrite)
+        name = os.environ.get("TORCHELASTIC_RUN_ID", "") if is_rank else uuid4().hex
+        shares = replace(shares, out=str(folder), overwrite=overwrite, launch=name)
         os.environ.update({**injection(), **shares.environment()})
-    if started_by_torchrun(os.environ):
+    if is_rank:
         _become_rank(context, words)
     host, port = _endpoint(rdzv_endpoint, nnodes)
     if node_rank >= nnodes and not rdzv_endpoint:  # with it, a host may join an elastic run
@@ -79,6 +92,20 @@ def run(
     token = "" if nnodes > 1 or node_rank or os.environ.get(TOKEN) else make_token()
     settings = LaunchSettings(nproc_per_node, nnodes, node_rank, host, port, max_restarts, token)
     raise typer.Exit(launch(settings, words, log_dir))
+
+
+def _folder(out: Path | None, name: str, *, overwrite: bool) -> Path:
+    """Return the folder of the run, as an absolute path.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    if out is None:
+        return free_folder(name).absolute()
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if os.path.lexists(out) and not is_restarted:
+        check_free(out, overwrite=overwrite)
+    return out.absolute()
 
 
 def _words(command: list[str], *, module: bool, no_python: bool) -> list[str]:

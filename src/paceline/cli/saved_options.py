@@ -17,6 +17,7 @@ from paceline.errors import UsageError
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import RUN, FolderGoneError, SavedRun
 from paceline.recording.schema import upgrade_cluster
+from paceline.recording.script_runs import refuse_to_resume
 from paceline.user_loop.loop_data import ATTACHED
 from paceline.utils.files import ContentError, read_json, replace_file
 
@@ -102,7 +103,9 @@ def _is_elsewhere(folder: Path) -> bool:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    path = SavedRun(folder).path / COMMAND
+    saved = SavedRun(folder)
+    refuse_to_resume(saved.configuration, folder)
+    path = saved.path / COMMAND
     if not path.exists():
         return {}
     try:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import CLUSTER, JOB, EvaluateEvery, Format, Output, PageAddress, WorkerTimeout, arguments
+from paceline.cli.options import (
+    CLUSTER,
+    JOB,
+    EvaluateEvery,
+    Format,
+    Output,
+    PageAddress,
+    WorkerTimeout,
+    arguments,
+    free_folder,
+)
 from paceline.cli.terminal import fitted
 from paceline.cli.watch import Page, page_while_training
 from paceline.engines.signals import holding_sigterm
@@ -160,7 +170,7 @@ def _train(
         raise UsageError(
             "the launcher may start rank 0 again (--max-restarts): give --out FOLDER, which it then resumes"
         )
-    folder = resume or out or _free_folder(job.name)
+    folder = resume or out or free_folder(job.name)
     place = folder.absolute()  # for callbacks, which an actor of Ray runs in another folder
     with options.saved_if_rescued(), page(folder):
         return run(
@@ -215,11 +225,3 @@ def _writers(folder: Path, options: SavedOptions) -> list[Callback]:
     if options["metrics"] is not None:
         writers.append(Prometheus.parse(options["metrics"]))
     return writers
-
-
-def _free_folder(job: str) -> Path:
-    name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in job)
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return folder

@@ -30,6 +30,7 @@ def watch(
 ) -> None:
     """Watch a run while it trains: in the terminal, or in a browser with --serve."""
     from paceline.recording.run_folder import SavedRun
+    from paceline.recording.script_runs import SCRIPT
 
     place = _address(address, serve=serve)
     SavedRun(run)
@@ -43,8 +44,10 @@ def watch(
         from paceline.watch.terminal import watch_in_terminal
 
         if watch_in_terminal(run, Console(file=sys.stdout, highlight=False)):
-            has_standby = SavedRun(run).configuration.get("has_standby", False)
-            where = ", if its standby has not gone on with it" if has_standby else ""
+            configuration = SavedRun(run).configuration
+            if SCRIPT in configuration:
+                raise RunError("the run has stopped without an end; its script has its own checkpoints: start it again")
+            where = ", if its standby has not gone on with it" if configuration.get("has_standby", False) else ""
             raise RunError(f"the run has stopped without an end; to continue it{where}: paceline train --resume {run}")
 
 

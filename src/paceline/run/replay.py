@@ -22,10 +22,12 @@ from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.schema import reworded
+from paceline.recording.script_runs import SCRIPT
 from paceline.recording.validation import believed
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.logged_timeouts import LoggedFailureDetector, is_needed
 from paceline.run.plan_json import plan_of
+from paceline.run.replayed_shares import replay_shares
 from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation
 
@@ -79,6 +81,8 @@ def replay(run: str | Path, protocol: Protocol | Phase | Plan | None = None) -> 
 
 
 def _replayed(saved: SavedRun, protocol: Protocol | Phase | Plan | None) -> Replay:
+    if SCRIPT in saved.configuration:
+        return Replay(*replay_shares(saved))
     _check_unchanged(saved.path, saved.history.of(records.RunResumed))
     plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
     found = _compared(saved, plan, _stops(saved))

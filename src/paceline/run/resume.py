@@ -20,6 +20,7 @@ from paceline.recording.event_log import Prefix, is_cut_short, read_records
 from paceline.recording.history import History
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, SavedRun, versions
+from paceline.recording.script_runs import refuse_to_resume
 from paceline.recording.validation import believed, configuration, in_short
 from paceline.run.plan_json import with_defaults
 from paceline.run.session import Session
@@ -50,6 +51,7 @@ class Resumption:
         self._log = path / EVENTS
         self._session = session
         saved = SavedRun(path)
+        refuse_to_resume(saved.configuration, path)
         self.kept: Prefix | None = None  # part of the log to keep; None without a checkpoint: the run starts anew
         self._state = self._newest()
         # A resume that was killed may have changed run.json after the checkpoint was written.

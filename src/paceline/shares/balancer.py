@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,16 +15,20 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.recording.script_runs import SCRIPT
+from paceline.recording.timed_updates import TimedUpdate
 from paceline.shares.batches import CutSampler, Dealt, cut, divided
 from paceline.shares.costs import CostOf, cost_function, deal_by_cost, how_known, pads
-from paceline.shares.gain import Gain
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.shares.rank_batches import Batch, is_dealt_by_rank
 from paceline.shares.rank_times import RankTimes
+from paceline.shares.run_record import RunRecord
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
 from paceline.shares.texts import (
     hint_of_size,
+    name_of_loader,
+    name_of_model,
     note_on_layers,
     refusal_of_gather,
     refusal_of_loader,
@@ -34,6 +38,8 @@ from paceline.shares.texts import (
 from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
 
+Number = TypeVar("Number", int, float)
+
 
 class TimedBatches(NamedTuple):
     """Batches from one exchange of times to the next one, and the time that they took.
@@ -41,22 +47,25 @@ class TimedBatches(NamedTuple):
     Attributes:
         dealt: their shares.
         spans: when this rank loaded and computed.
+        ended_s: time at which their sums ended.
         is_first: whether one of the sizes is new to this rank: a device tunes, and a compiler compiles.
     """
 
     dealt: list[Dealt]
     spans: Spans
+    ended_s: float
     is_first: bool
 
     @property
     def work(self) -> list[float]:
         """Work of each rank."""
-        return [sum(each) for each in zip(*(dealt.work for dealt in self.dealt), strict=True)]
+        return _sums(dealt.work for dealt in self.dealt)
 
-    @property
-    def equal_work(self) -> list[float]:
-        """Work of each rank with equal shares."""
-        return [sum(each) for each in zip(*(dealt.equal_work for dealt in self.dealt), strict=True)]
+    def timed(self, seconds: list[float]) -> TimedUpdate:
+        """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
+        samples = _sums(dealt.samples for dealt in self.dealt)
+        equal_work = _sums(dealt.equal_work for dealt in self.dealt)
+        return TimedUpdate(self.ended_s, self.ended_s, samples, seconds, self.work, equal_work)
 
 
 class Balancer:
@@ -74,17 +83,18 @@ class Balancer:
         ranks: number of ranks.
         rank: number of this rank.
         stopwatch: stopwatch of this rank.
-        gain: what the shares have gained.
+        record: record of the run; None on other ranks than rank 0, and before the first backward pass.
     """
 
     def __init__(self, settings: BalanceSettings, model: torch.nn.Module) -> None:
         self._settings = settings
-        self.model = type(getattr(model, "module", model)).__name__
+        self.model = name_of_model(model)
+        self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         self._note = note_on_layers(model)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
         is_host = next(model.parameters()).device.type == "cpu"
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
-        self.gain = Gain()
+        self.record: RunRecord | None = None
         self._times = RankTimes(self.ranks)
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
@@ -98,11 +108,6 @@ class Balancer:
         self._late = 0 if is_host else 1  # intervals for which a device is given time before its events are read
         self._exchanged: TimedBatches | None = None
         self._known_sizes: set[int] = set()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a backward pass was weighed."""
-        return self._policy is not None
 
     def sampler_of(self, loader: Loader, sampler: Any) -> Any:
         """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
@@ -153,9 +158,14 @@ class Balancer:
         rows = self._times.end()
         if rows is not None and self._exchanged is not None:
             self._weighing.check([row[1] for row in rows])
-            self._decide(self._policy, self._exchanged, [row[0] for row in rows], now_s)
+            seconds = [row[0] for row in rows]
+            self._keep(self._exchanged, seconds)
+            decision = self._policy.decide(self._exchanged.work, seconds)
+            if decision is not None and self.record is not None:
+                self.record.decided(now_s, decision)
         sizes = {dealt.samples[self.rank] for dealt in self._dealt}
-        self._measured.append(TimedBatches(self._dealt, self.stopwatch.take(), is_first=not sizes <= self._known_sizes))
+        is_first = not sizes <= self._known_sizes
+        self._measured.append(TimedBatches(self._dealt, self.stopwatch.take(), now_s, is_first))
         self._known_sizes |= sizes
         self._dealt = []
         if len(self._measured) > self._late:
@@ -184,12 +194,17 @@ class Balancer:
             raise UsageError(refusal_of_gather(function, [int(row[0]) for row in rows]))
 
     def close(self) -> None:
-        """End what is under way with the other ranks."""
-        self._times.close()
+        """End what is under way with the other ranks, and note the last updates."""
+        rows = self._times.close()
+        exchanged, self._exchanged = self._exchanged, None
+        if exchanged is not None:
+            self._keep(exchanged, [row[0] for row in rows] if rows is not None else [0.0] * self.ranks)
+        while self._measured:
+            self._keep(self._measured.popleft(), [0.0] * self.ranks)
 
-    def _decide(self, policy: ShareBalancer, interval: TimedBatches, seconds: list[float], now_s: float) -> None:
-        self.gain.add(now_s, seconds, interval.work, interval.equal_work)
-        policy.decide(interval.work, seconds)
+    def _keep(self, batches: TimedBatches, seconds: list[float]) -> None:
+        if self.record is not None:
+            self.record.add(batches.timed(seconds))
 
     def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
         """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
@@ -230,6 +245,21 @@ class Balancer:
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
             costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""
-            print(start_line(self.model, loader, pieces, kind, costs) + self._note, file=sys.stderr, flush=True)
+            print(
+                start_line(self.model, loader, pieces, kind, costs) + self._note,
+                file=sys.stderr,
+                flush=True,
+            )
         if self._settings.dry_run:
             raise SystemExit(0)
+        if self.rank == 0:
+            facts = {
+                "batch_size": size,
+                "parameters": self._parameters,
+                SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
+            }
+            self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late)
+
+
+def _sums(rows: Iterable[Iterable[Number]]) -> list[Number]:
+    return [sum(each) for each in zip(*rows, strict=True)]

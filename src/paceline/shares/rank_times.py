@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,16 +30,19 @@ class RankTimes:
         """Return the rows that were begun last, in the order of ranks; None if none are under way."""
         if self._pending is None:
             return None
-        self._pending.wait()
-        self._pending = None
+        pending, self._pending = self._pending, None
+        pending.wait()
         return [row.tolist() for row in self._rows]
 
-    def close(self) -> None:
-        """Wait for the rows that are under way: a process that ends meanwhile would abort those of the other ranks."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with suppress(RuntimeError):  # a rank has been lost
-                pending.wait()
+    def close(self) -> list[list[float]] | None:
+        """Return the rows as `end` does, or None if a rank has been lost.
+
+        A process that ended meanwhile would abort those of the other ranks.
+        """
+        try:
+            return self.end()
+        except RuntimeError:
+            return None
 
     def gather(self, row: list[float]) -> list[list[float]]:
         """Return the rows of all ranks, which are waited for."""

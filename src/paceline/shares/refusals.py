@@ -17,11 +17,13 @@ from paceline.utils.after_import import call_after_import
 
 REFUSED_STATUS = 2  # of a wrong command, as which a launcher does not start it again
 DDP = "torch.nn.parallel.distributed"
+refused: list[str] = []  # sentences that have ended this process, one at most
 
 
 def refuse(text: str) -> NoReturn:
     """End the script with a sentence: its own handlers of errors are not meant."""
     print(f"paceline: {text}", file=sys.stderr, flush=True)
+    refused.append(text)
     raise SystemExit(REFUSED_STATUS)
 
 

@@ -6,9 +6,12 @@ import atexit
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from paceline.core.events import Outcome
 from paceline.errors import UsageError
+from paceline.recording.why_ended import why_left
 from paceline.shares.settings import BalanceSettings
 from paceline.utils.validation import check_range
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound="nn.Module")
 _patches: list[Patches] = []  # of this rank, one at most
+_errors: list[BaseException] = []  # which have ended the script, one at most
 
 
 def install_patches(settings: BalanceSettings) -> Patches:
@@ -29,7 +33,7 @@ def install_patches(settings: BalanceSettings) -> Patches:
         patches = Patches(settings)
         patches.install()
         _patches.append(patches)
-        atexit.register(_say_end, patches)
+        atexit.register(_end, patches)
         sys.excepthook = partial(_show_error, patches, sys.excepthook)
     return _patches[0]
 
@@ -41,6 +45,7 @@ def balance(
     max_share: float = 1.5,
     weigh: Literal["auto", "samples", "tokens", "none"] = "auto",
     cost: Callable[[Any], float] | str | None = None,
+    out: str | Path | None = None,
 ) -> Model:
     """Give each rank a share of the global batch by its speed; the parameters are those of equal shares.
 
@@ -55,6 +60,7 @@ def balance(
             "tokens" for a mean over tokens that count, "none" for a sum; "auto" to read it from the first loss.
         cost: cost of a sample as a function of its index, or the path of a file of numpy with a cost for each; by
             default the length of its tokens, where the data set knows it.
+        out: folder for the shares and times of the ranks, which `paceline report` shows; none by default.
 
     Returns:
         The model.
@@ -65,7 +71,8 @@ def balance(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    settings = BalanceSettings(pieces, max_share, weigh, cost)
+    folder = str(Path(out).absolute()) if out is not None else None
+    settings = BalanceSettings(pieces, max_share, weigh, cost, out=folder)
     is_sharded = hasattr(model, "_get_fsdp_state")
     if not is_sharded and not isinstance(model, DistributedDataParallel):
         raise UsageError(
@@ -100,21 +107,32 @@ def share(batch_size: int) -> int:
 def _show_error(patches: Patches, show: Callable[..., object], kind: type, error: BaseException, trace: Any) -> None:
     """Show an error that ends the script, and that its batch had another size, if it had."""
     show(kind, error, trace)
+    _errors.append(error)
     if patches.balancer is not None and not issubclass(kind, KeyboardInterrupt) and (hint := patches.balancer.hint):
         print(hint, file=sys.stderr, flush=True)
 
 
-def _say_end(patches: Patches) -> None:
-    """Say what the shares have gained, or that there was nothing to share."""
+def _end(patches: Patches) -> None:
+    """Say what the shares have gained, or that there was nothing to share, and end the folder of the run."""
     balancer = patches.balancer
     if balancer is None:
         return
     balancer.close()
-    if balancer.rank:
-        return
-    line = balancer.gain.line() if balancer.has_begun else _unused(balancer.model)
+    if balancer.record is not None:
+        balancer.record.end(*_outcome())
+        line = balancer.record.line
+    else:
+        line = _unused(balancer.model) if balancer.rank == 0 else ""
     if line:
         print(line, file=sys.stderr, flush=True)
+
+
+def _outcome() -> tuple[Outcome, str]:
+    from paceline.shares.refusals import refused
+
+    if refused:
+        return Outcome.FAILED, refused[0]
+    return why_left(_errors[0]) if _errors else (Outcome.STOPPED, "the script has ended")
 
 
 def _unused(model: Any) -> str:

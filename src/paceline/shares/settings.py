@@ -25,6 +25,9 @@ class BalanceSettings:
         cost: path of a file with the cost of each sample, or a function of its index; None to look for lengths in the
             data set.
         dry_run: whether the script ends once it is known what is taken over.
+        out: folder of the run; None for none.
+        overwrite: whether to replace an earlier run in that folder.
+        launch: name that all starts of the ranks by one launcher share; empty if it has none.
     """
 
     pieces: int = 8
@@ -32,6 +35,9 @@ class BalanceSettings:
     weigh: Literal["auto", "samples", "tokens", "none"] = "auto"
     cost: Callable[[Any], float] | str | None = None
     dry_run: bool = False
+    out: str | None = None
+    overwrite: bool = False
+    launch: str = ""
 
     def __post_init__(self) -> None:
         Pieces(1, self.pieces, self.max_share)

@@ -32,7 +32,7 @@ def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str
     by_speed = f"{sizes.fewest} to {sizes.most} samples in steps of {sizes.size}"
     return (
         f"paceline: ranks share the batches of {model} by their speed: {costs or by_speed} for "
-        f"{sizes.batch_size} of {_name(loader)}{few}; {WEIGHED[weighing]}"
+        f"{sizes.batch_size} of {name_of_loader(loader)}{few}; {WEIGHED[weighing]}"
     )
 
 
@@ -57,7 +57,7 @@ def refusal_of_loader(loader: Any, ranks: int) -> str:
     else:
         sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         inner = getattr(sampler, "sampler", sampler)
-        found = f"{_name(loader)} does not deal its samples to {ranks} ranks ({type(inner).__name__})"
+        found = f"{name_of_loader(loader)} does not deal its samples to {ranks} ranks ({type(inner).__name__})"
     return (
         f"{found}: give the loader sampler=DistributedSampler(dataset), {WITHOUT}; a script that makes its own batches "
         "asks for the size of the next one: paceline.share(batch_size)"
@@ -106,5 +106,11 @@ def refusal_of_sizes(first: int, other: int) -> str:
     )
 
 
-def _name(loader: Any) -> str:
+def name_of_loader(loader: Any) -> str:
+    """Return the names of a loader and its data set; None for batches of the script itself."""
     return f"{type(loader).__name__}({type(loader.dataset).__name__})" if loader is not None else "the script itself"
+
+
+def name_of_model(model: nn.Module) -> str:
+    """Return the name of a model, without what it is wrapped in."""
+    return type(getattr(model, "module", model)).__name__

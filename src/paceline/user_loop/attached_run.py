@@ -17,6 +17,7 @@ from paceline.core.events import END_OF_LOOP, PAUSE, Outcome
 from paceline.core.stop import Stop
 from paceline.engines.distributed import End
 from paceline.errors import RunError, UsageError
+from paceline.recording.why_ended import why_left
 from paceline.run.config import RunConfig
 from paceline.run.session import serve
 from paceline.user_loop.epoch_cursor import EpochCursor
@@ -29,7 +30,7 @@ from paceline.user_loop.loop_scheduler import SchedulerBinding, begin_schedule, 
 from paceline.user_loop.loop_signals import LoopSignals
 from paceline.user_loop.loop_watch import LoopWatch
 from paceline.user_loop.optimizer_state import RemoteState
-from paceline.user_loop.run_end import how_to_resume, raise_end, why_left
+from paceline.user_loop.run_end import how_to_resume, raise_end
 from paceline.user_loop.run_progress import LoopProgress
 from paceline.user_loop.server_link import ServerLink
 from paceline.user_loop.server_process import ServerProcess

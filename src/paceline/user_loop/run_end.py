@@ -12,11 +12,10 @@ from paceline.run.config import RunConfig
 from paceline.run.result import Result
 from paceline.run.session import Session
 from paceline.utils.rank_logger import RankLogger
-from paceline.utils.wording import counted, first_line
+from paceline.utils.wording import counted
 
 LOG = RankLogger(__name__)
 INTERRUPTED_STATUS = 130
-LONGEST_REASON = 300  # characters
 
 
 def end_of(session: Session, result: Result) -> End:
@@ -65,17 +64,3 @@ def raise_end(end: End, leader: str, config: RunConfig, *, returns: bool) -> Non
         text = f"the run ended after {counted(end.updates, 'update')}: {end.reason}"
         LOG.log(logging.WARNING if _tells(config) else logging.INFO, "%s%s", text, how_to_resume(config))
         raise SystemExit(INTERRUPTED_STATUS)
-
-
-def why_left(error: BaseException) -> tuple[Outcome, str]:
-    """Return the outcome of a run that ends with an error in a loop, and the error in one line.
-
-    >>> why_left(ValueError("no such class"))
-    (<Outcome.FAILED: 'failed'>, 'ValueError: no such class')
-    >>> why_left(KeyboardInterrupt())
-    (<Outcome.INTERRUPTED: 'interrupted'>, 'KeyboardInterrupt')
-    """
-    name = type(error).__name__
-    if isinstance(error, KeyboardInterrupt | SystemExit):
-        return Outcome.INTERRUPTED, name
-    return Outcome.FAILED, (f"{name}: {first_line(str(error))}" if str(error) else name)[:LONGEST_REASON]

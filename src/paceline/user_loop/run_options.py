@@ -20,6 +20,7 @@ from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
 from paceline.recording.callbacks.prometheus import Prometheus
 from paceline.recording.run_folder import RunFolder, SavedRun, check_free
+from paceline.recording.script_runs import refuse_to_resume
 from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
@@ -86,7 +87,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if cluster.ranks.rank:
             return
         if self.resume is not None:
-            SavedRun(self.resume)
+            refuse_to_resume(SavedRun(self.resume).configuration, self.resume)
         elif self.out is not None and os.path.lexists(self.out):
             path = Path(self.out)
             if not is_restarted(cluster, path, begins=False):

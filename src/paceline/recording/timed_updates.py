@@ -1,0 +1,140 @@
+"""Updates of ranks that share samples, with the work and the time of each rank: from a log, and as its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import nan
+from typing import NamedTuple
+
+from paceline.core.records import DecisionMade, GradientArrived, Record, UpdateMade
+
+DEALT = "dealt"  # kind of the decision with the work of each rank, where it is not the number of samples
+EQUAL = "equal {}"  # name of the work of a rank with equal shares
+WHY = "all ranks are done"
+
+
+class TimedUpdate(NamedTuple):
+    """Update of ranks that share its samples; the lists have an entry per rank.
+
+    Attributes:
+        began_s: time at which the sums of the update before ended, in seconds since the run began.
+        ended_s: time at which its own sums ended.
+        samples: samples of each rank.
+        seconds: seconds of each rank without waiting for others; 0 for a time that was not measured.
+        work: samples of each rank, or their cost.
+        equal_work: the same with equal shares.
+    """
+
+    began_s: float
+    ended_s: float
+    samples: Sequence[int]
+    seconds: Sequence[float]
+    work: Sequence[float]
+    equal_work: Sequence[float]
+
+    @property
+    def waiting_s(self) -> list[float]:
+        """Seconds for which each rank waited for the slowest one; 0 where a time was not measured."""
+        longest_s = max(self.seconds)
+        return [longest_s - each if each else 0.0 for each in self.seconds]
+
+    @property
+    def longer_s(self) -> float:
+        """Seconds by which it would take longer with equal shares, where all times were measured; else 0.
+
+        Rank i is busy for t_i with its work w_i, and would be for t_i e_i / w_i with the work e_i of equal shares. The
+        rest of the update would be the same.
+        """
+        if not (all(self.seconds) and all(self.work)):
+            return 0.0
+        equal = (t * e / w for t, e, w in zip(self.seconds, self.equal_work, self.work, strict=True))
+        return max(equal) - max(self.seconds)
+
+
+class TimedUpdates:
+    """Reader of the updates in a log, record by record."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, GradientArrived] = {}
+        self._dealt: DecisionMade | None = None
+
+    def add(self, record: Record) -> TimedUpdate | None:
+        """Add a record; return the update that it ends, if it ends one."""
+        match record:
+            case GradientArrived(used=True):
+                self._used[record.worker] = record
+            case DecisionMade(kind="dealt"):
+                self._dealt = record
+            case UpdateMade():
+                return self._update(record.now_s)
+        return None
+
+    def _update(self, ended_s: float) -> TimedUpdate:
+        used, numbers = sorted(self._used.items()), dict(self._dealt.numbers or {}) if self._dealt else {}
+        samples = [record.samples for _, record in used]
+        equal = sum(samples) / len(samples)
+        update = TimedUpdate(
+            min(record.started_s for _, record in used),
+            ended_s,
+            samples,
+            [record.compute_s for _, record in used],
+            [numbers.get(str(rank), record.samples) for rank, record in used],
+            [numbers.get(EQUAL.format(rank), equal) for rank, _ in used],
+        )
+        self._used, self._dealt = {}, None
+        return update
+
+
+def timed_updates(history: Iterable[Record]) -> Iterator[TimedUpdate]:
+    """Yield the updates in a log."""
+    reader = TimedUpdates()
+    for record in history:
+        update = reader.add(record)
+        if update is not None:
+            yield update
+
+
+class UpdateRecords:
+    """Writer of such updates as records.
+
+    A rank's gradient arrives after its own work and the sums, so the wait for the slowest rank is idle time.
+
+    Attributes:
+        version: number of updates so far.
+        workload: number of gradients so far.
+        busy_s: rank-seconds of work and sums so far.
+        live_s: rank-seconds so far.
+    """
+
+    def __init__(self) -> None:
+        self.version = self.workload = 0
+        self.busy_s = self.live_s = 0.0
+
+    def follow(self, update: UpdateMade) -> None:
+        """Continue after an update of the same log."""
+        self.version, self.workload = update.version, update.workload
+        self.busy_s, self.live_s = update.busy_s, update.live_s
+
+    def of(self, update: TimedUpdate) -> Iterator[Record]:
+        """Yield the records of the next update."""
+        began_s, ended_s = update.began_s, update.ended_s
+        ranks, total = len(update.samples), sum(update.samples)
+        sum_s = max(0.0, ended_s - began_s - max(update.seconds))
+        arrivals = sorted((max(began_s, ended_s - waiting_s), rank) for rank, waiting_s in enumerate(update.waiting_s))
+        for now_s, rank in arrivals:
+            yield GradientArrived(
+                *(now_s, rank, self.version + 1, self.version, began_s, 0, True, "", nan, update.samples[rank], nan),
+                *(0.0, update.seconds[rank], sum_s),
+                event_s=now_s,
+                sum_s=sum_s,
+            )
+        if [*update.work] != [*update.samples] or {*update.equal_work} != {total / ranks}:
+            numbers = {str(rank): float(each) for rank, each in enumerate(update.work)}
+            equal = {EQUAL.format(rank): float(each) for rank, each in enumerate(update.equal_work)}
+            yield DecisionMade(ended_s, DEALT, "work of each rank, and with equal shares", numbers=numbers | equal)
+        self.version += 1
+        self.workload += ranks
+        self.busy_s += sum(now_s - began_s for now_s, _ in arrivals)
+        self.live_s += ranks * (ended_s - began_s)
+        counts = (self.version, ranks, self.workload, total)
+        yield UpdateMade(ended_s, *counts, nan, nan, 0.0, 0, WHY, self.busy_s, self.live_s)

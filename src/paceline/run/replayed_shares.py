@@ -1,0 +1,56 @@
+"""Replay of the decisions of a script whose ranks share the samples: the logged times through the policy."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from paceline.core.records import DecisionMade, RunResumed
+from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.recording.run_folder import SavedRun
+from paceline.recording.script_runs import SCRIPT
+from paceline.recording.timed_updates import TimedUpdates
+
+
+class ReplayedShares(NamedTuple):
+    """Counts of a log, and its first difference from the replay as text; empty without any."""
+
+    updates: int
+    decisions: int
+    difference: str
+
+
+def replay_shares(saved: SavedRun) -> ReplayedShares:
+    """Replay the decisions on shares in the log of a script."""
+    configuration, about = saved.configuration, saved.configuration[SCRIPT]
+    sizes = Pieces(configuration["batch_size"], about["pieces"], about["max_share"])
+    policy, reader = ShareBalancer(configuration["workers"], sizes), TimedUpdates()
+    due: deque[tuple[int, list[float]]] = deque()  # shares, and the update at whose end they are decided
+    updates = decisions = 0
+    for record in saved.history:
+        if isinstance(record, RunResumed):
+            policy = ShareBalancer(record.workers, sizes)
+            due.clear()
+        elif isinstance(record, DecisionMade) and record.kind == "shares":
+            decisions += 1
+            logged = [*(record.numbers or {}).values()]
+            ours = due.popleft() if due and due[0][0] == updates else None
+            if ours is None or ours[1] != logged:
+                return ReplayedShares(updates, decisions, _difference(updates, logged, ours and ours[1]))
+        elif (update := reader.add(record)) is not None:
+            if due and due[0][0] <= updates:
+                return ReplayedShares(updates, decisions, _difference(updates, None, due[0][1]))
+            updates += 1
+            decisions += 1
+            decision = policy.decide(update.work, update.seconds)
+            if decision is not None:
+                due.append((updates + about["lag"], [float(share) for share in decision.shares]))
+    return ReplayedShares(updates, decisions, "")
+
+
+def _difference(updates: int, logged: list[float] | None, ours: list[float] | None) -> str:
+    return f"after {updates} updates: the log has {_shown(logged)}, the replay has {_shown(ours)}"
+
+
+def _shown(shares: list[float] | None) -> str:
+    return "no new shares" if shares is None else f"the shares {', '.join(f'{each:g}' for each in shares)}"
