@@ -11,6 +11,8 @@ from launched_commands import outputs
 from paths import SUPPORT, environment
 from ranks import free_port
 
+COMPILED = tuple(name for name in LOOPS if "compiled" in name)
+OTHERS = tuple(name for name in LOOPS if name not in COMPILED)
 FIRST = ("accumulation_with_clipping", "gan", "tokens", "fsdp2")
 
 
@@ -39,4 +41,9 @@ def test_the_parameters_are_those_of_equal_shares():
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_parameters_of_every_loop_are_those_of_equal_shares(ranks):
-    check(results(LOOPS, ranks), LOOPS)
+    check(results(OTHERS, ranks), OTHERS)
+
+
+@pytest.mark.slow
+def test_the_parameters_of_compiled_loops_are_those_of_equal_shares():
+    check(results(COMPILED, 2), COMPILED)

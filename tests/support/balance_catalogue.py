@@ -1,5 +1,6 @@
 """Every training loop that is balanced."""
 
+import balance_compiled  # noqa: F401
 import balance_loops  # noqa: F401
 import balance_losses  # noqa: F401
 import balance_passes  # noqa: F401

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -73,13 +74,25 @@ def token_loss(out, y):
     return cross_entropy(out.flatten(0, 1), y.flatten())
 
 
-def sharded(model):
-    from torch.distributed.fsdp import fully_shard
-
+def sharded(model, **options):
     for each in model:
         if isinstance(each, nn.Linear):
-            fully_shard(each)
-    return fully_shard(model)
+            fully_shard(each, **options)
+    return fully_shard(model, **options)
+
+
+class Tied(nn.Module):
+    """Model whose first and last layer have one weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.blocks = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.blocks(self.first(x)).tanh())[:, :3]
 
 
 class Sequences(list):

@@ -52,7 +52,7 @@ def changed(name, patches):
 
 def result_of(name):
     equal = parameters_of(REFERENCES.get(name, LOOPS[name])())
-    patches = Patches(BalanceSettings())
+    patches = Patches(BalanceSettings(weigh=getattr(LOOPS[name], "weigh", "auto")))
     distance = (changed(name, patches) - equal).norm() / equal.norm()
     dist.all_reduce(distance, dist.ReduceOp.MAX)
     return {"loop": name, "distance": float(distance), "changes": patches.balancer._policy.changes}

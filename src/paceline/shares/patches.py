@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -183,31 +184,35 @@ class Patches:
     def _with_backward(self, original: Function) -> Function:
         @wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            balancer = self.balancer
-            if balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
+            if self.balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            is_reaching = self._passes.are_reached_by(roots)
             self._is_in_backward = True
             try:
-                grads = self._begin_backward(balancer, roots, grad_tensors) if is_reaching else grad_tensors
+                is_reaching, grads = self._begin_backward(self.balancer, tensors, grad_tensors)
                 original(tensors, grads, *args, **kwargs)
             finally:
                 self._is_in_backward = False
             if is_reaching and self._is_synced:
-                with refusing():
-                    balancer.sums_ended()
+                self._end_backward(self.balancer)
 
-        return backward
+        return _disable_dynamo(backward, recursive=False)  # a compiled step leaves it as it is
 
-    @staticmethod
-    def _begin_backward(balancer: Balancer, roots: list[torch.Tensor], grads: Any) -> Any:
-        """Return the gradients of the roots of a pass, which are weighed."""
+    @_disable_dynamo
+    def _begin_backward(self, balancer: Balancer, tensors: Any, grads: Any) -> tuple[bool, Any]:
+        """Return whether a pass reaches a model, and the gradients of its roots, which are weighed then."""
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if not self._passes.are_reached_by(roots):
+            return False, grads
         with refusing():
             weight = balancer.weight_of(roots[0])
         call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
-        return grads if weight == 1.0 else _weighed(roots, grads, weight)
+        return True, grads if weight == 1.0 else _weighed(roots, grads, weight)
+
+    @_disable_dynamo
+    def _end_backward(self, balancer: Balancer) -> None:
+        with refusing():
+            balancer.sums_ended()
 
     def _with_destroy(self, original: Function) -> Function:
         @wraps(original)
@@ -224,7 +229,8 @@ class Patches:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             group = kwargs.get("group", next((each for each in args if isinstance(each, dist.ProcessGroup)), None))
-            if self.balancer is not None and dist.get_world_size(group) == self.balancer.ranks:
+            is_compiled = torch.compiler.is_compiling()
+            if self.balancer is not None and not is_compiled and dist.get_world_size(group) == self.balancer.ranks:
                 given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
                 tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
                 with refusing():
