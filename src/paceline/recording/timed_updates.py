@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import nan
 from typing import NamedTuple
 
-from paceline.core.records import DecisionMade, GradientArrived, Record, UpdateMade
+from paceline.core.records import DecisionMade, GradientArrived, Record, RunResumed, UpdateMade
 
 DEALT = "dealt"  # kind of the decision with the work of each rank, where it is not the number of samples
 EQUAL = "equal {}"  # name of the work of a rank with equal shares
@@ -14,11 +14,12 @@ WHY = "all ranks are done"
 
 
 class TimedUpdate(NamedTuple):
-    """Update of ranks that share its samples; the lists have an entry per rank.
+    """Update of ranks that share its samples; the lists have an entry for each of its ranks.
 
     Attributes:
         began_s: time at which the sums of the update before ended, in seconds since the run began.
         ended_s: time at which its own sums ended.
+        ranks: numbers of the ranks.
         samples: samples of each rank.
         seconds: seconds of each rank without waiting for others; 0 for a time that was not measured.
         work: samples of each rank, or their cost.
@@ -27,6 +28,7 @@ class TimedUpdate(NamedTuple):
 
     began_s: float
     ended_s: float
+    ranks: Sequence[int]
     samples: Sequence[int]
     seconds: Sequence[float]
     work: Sequence[float]
@@ -63,6 +65,8 @@ class TimedUpdates:
         match record:
             case GradientArrived(used=True):
                 self._used[record.worker] = record
+            case RunResumed():
+                self._used, self._dealt = {}, None
             case DecisionMade(kind="dealt"):
                 self._dealt = record
             case UpdateMade():
@@ -70,12 +74,14 @@ class TimedUpdates:
         return None
 
     def _update(self, ended_s: float) -> TimedUpdate:
-        used, numbers = sorted(self._used.items()), dict(self._dealt.numbers or {}) if self._dealt else {}
+        self._used = dict(sorted(self._used.items()))
+        used, numbers = self._used.items(), dict(self._dealt.numbers or {}) if self._dealt else {}
         samples = [record.samples for _, record in used]
         equal = sum(samples) / len(samples)
         update = TimedUpdate(
             min(record.started_s for _, record in used),
             ended_s,
+            [*self._used],
             samples,
             [record.compute_s for _, record in used],
             [numbers.get(str(rank), record.samples) for rank, record in used],
@@ -118,23 +124,27 @@ class UpdateRecords:
     def of(self, update: TimedUpdate) -> Iterator[Record]:
         """Yield the records of the next update."""
         began_s, ended_s = update.began_s, update.ended_s
-        ranks, total = len(update.samples), sum(update.samples)
+        count, total = len(update.ranks), sum(update.samples)
         sum_s = max(0.0, ended_s - began_s - max(update.seconds))
-        arrivals = sorted((max(began_s, ended_s - waiting_s), rank) for rank, waiting_s in enumerate(update.waiting_s))
-        for now_s, rank in arrivals:
+        rows = zip(update.waiting_s, update.ranks, update.samples, update.seconds, strict=True)
+        arrivals = sorted(
+            (max(began_s, ended_s - waiting_s), rank, samples, seconds) for waiting_s, rank, samples, seconds in rows
+        )
+        for now_s, rank, samples, seconds in arrivals:
             yield GradientArrived(
-                *(now_s, rank, self.version + 1, self.version, began_s, 0, True, "", nan, update.samples[rank], nan),
-                *(0.0, update.seconds[rank], sum_s),
+                *(now_s, rank, self.version + 1, self.version, began_s, 0, True, "", nan, samples, nan),
+                *(0.0, seconds, sum_s),
                 event_s=now_s,
                 sum_s=sum_s,
             )
-        if [*update.work] != [*update.samples] or {*update.equal_work} != {total / ranks}:
-            numbers = {str(rank): float(each) for rank, each in enumerate(update.work)}
-            equal = {EQUAL.format(rank): float(each) for rank, each in enumerate(update.equal_work)}
-            yield DecisionMade(ended_s, DEALT, "work of each rank, and with equal shares", numbers=numbers | equal)
+        if [*update.work] != [*update.samples] or {*update.equal_work} != {total / count}:
+            numbers = {str(rank): float(each) for rank, each in zip(update.ranks, update.work, strict=True)}
+            equal = zip(update.ranks, update.equal_work, strict=True)
+            numbers |= {EQUAL.format(rank): float(each) for rank, each in equal}
+            yield DecisionMade(ended_s, DEALT, "work of each rank, and with equal shares", numbers=numbers)
         self.version += 1
-        self.workload += ranks
-        self.busy_s += sum(now_s - began_s for now_s, _ in arrivals)
-        self.live_s += ranks * (ended_s - began_s)
-        counts = (self.version, ranks, self.workload, total)
+        self.workload += count
+        self.busy_s += sum(now_s - began_s for now_s, *_ in arrivals)
+        self.live_s += count * (ended_s - began_s)
+        counts = (self.version, count, self.workload, total)
         yield UpdateMade(ended_s, *counts, nan, nan, 0.0, 0, WHY, self.busy_s, self.live_s)

@@ -162,8 +162,9 @@ def _panels(runs: Sequence[RunData], axis: str) -> dict[str, CurveLine]:
         "loss": band([(_x(run, axis), smooth_loss(run)) for run in runs]),
         **{metric_panel(name): band([_metric(run, name, axis) for run in runs]) for name in names},
         **{name: band([_rate(run, name, axis) for run in runs], steps=True) for name in RATES},
-        "k": band([(_x(run, axis), run.updates["k"].astype(float)) for run in runs], steps=True),
     }
+    if runs[0].shares is None:  # else each update has a gradient of every rank
+        lines["k"] = band([(_x(run, axis), run.updates["k"].astype(float)) for run in runs], steps=True)
     return {name: line for name, line in lines.items() if line is not None}
 
 

@@ -18,6 +18,7 @@ from paceline.core.stop import LEAST_LOSS_WINDOW, Stop
 from paceline.core.targets import Target
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import RunStats, count
+from paceline.report.share_totals import ShareTotals, has_shares
 
 FATES = ("used", "dropped", "interrupted", "unfinished")
 NO_END = "running, or killed"
@@ -71,6 +72,7 @@ class RunData:
         reasons: reasons, numbered by the columns of reasons of `updates`.
         stats: summary statistics.
         end_s: time of the last record in seconds.
+        shares: sums over the updates of a run whose workers share the samples; None for another run.
     """
 
     label: str
@@ -89,6 +91,7 @@ class RunData:
     reasons: list[str]
     stats: RunStats
     end_s: float
+    shares: ShareTotals | None = None
 
     @property
     def fates(self) -> Column:
@@ -103,8 +106,8 @@ class RunData:
 
     @property
     def seed(self) -> Any:
-        """Seed of the run."""
-        return self.run.configuration.get("seed", "?")
+        """Seed of the run; None for a script, which has its own."""
+        return self.run.configuration.get("seed")
 
     @property
     def stop(self) -> Stop | None:
@@ -146,7 +149,7 @@ def read_run(run: SavedRun, label: str) -> RunData:
     Raises:
         RunError: the log cannot be read.
     """
-    reader = RunReader()
+    reader = RunReader(ShareTotals() if has_shares(run) else None)
     stats = count(reader.read(run.history))
     return reader.data(run, label, stats)
 
@@ -154,7 +157,11 @@ def read_run(run: SavedRun, label: str) -> RunData:
 class RunReader:
     """Accumulator of the records of a run.
 
+    Args:
+        shares: sums over the updates, if the workers share the samples; else None.
+
     Attributes:
+        shares: these sums.
         work: rows of the tasks in the order of their records, one after the other.
         updates: rows of the updates, one after the other.
         losses: losses of the used gradients in the order of their arrival.
@@ -170,7 +177,8 @@ class RunReader:
         now_s: time of the last record, in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shares: ShareTotals | None = None) -> None:
+        self.shares = shares
         self.work = array("d")
         self.updates = array("d")
         self.losses = array("d")
@@ -220,6 +228,7 @@ class RunReader:
             reasons=list(self.reasons),
             stats=stats,
             end_s=self.now_s,
+            shares=self.shares,
         )
 
     def _spans(self, work: dict[str, Column]) -> list[Spans]:
@@ -236,6 +245,8 @@ class RunReader:
     def add(self, record: records.Record) -> None:
         """Add a record."""
         self.now_s = record.now_s
+        if self.shares is not None:
+            self.shares.add(record)
         match record:
             case records.GradientArrived():
                 self._arrived(record)
@@ -256,7 +267,7 @@ class RunReader:
                 self._quorum_reason = self._reason(record.reason)
             case records.DecisionMade(kind="learning_rate", numbers=dict(numbers)):
                 self.rates.extend((record.now_s, self._updates, numbers["scale"], numbers["phi"]))
-            case records.DecisionMade(kind="lead"):
+            case records.DecisionMade(kind="lead" | "dealt"):
                 pass  # as often as updates; the log has them
             case records.DecisionMade():
                 if record.kind == "protocol":

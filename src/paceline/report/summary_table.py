@@ -20,7 +20,7 @@ def row(run: RunData) -> dict[str, Any]:
     has_updates = stats.updates > 0
     return {
         "protocol": run.protocol,
-        "seed": run.seed,
+        **({"seed": run.seed} if run.seed is not None else {}),
         "outcome": run.outcome,
         "seconds": stats.time_s,
         "updates": stats.updates,
@@ -56,6 +56,9 @@ def headline(groups: Sequence[Group]) -> str:
 
 def _arrived_at(run: RunData) -> str:
     stats = run.stats
+    if run.shares is not None and stats.updates:
+        failed = f", {run.outcome}" if stats.failed or not run.has_ended else ""
+        return ", ".join([f"{run.shares.gain}{failed}", *final_values(run)])
     outcome = stats.reason if run.has_ended else f"{run.outcome}, with {counted(stats.updates, 'update')}"
     return ", ".join([f"{outcome} after {number(stats.time_s)} s", *final_values(run)])
 

@@ -171,10 +171,10 @@ def _round_trips(seen_s: Column, finished: Column) -> RoundTripStats | None:
 
 
 class HeatMap(NamedTuple):
-    """Mean compute time of each worker in equal slices of time.
+    """Mean compute time of each worker in equal slices of time, or its mean number of samples.
 
     Attributes:
-        mean_s: mean compute times in seconds, of shape workers x slices; nan without an arrival.
+        mean_s: mean compute times in seconds (or samples), of shape workers x slices; nan without an arrival.
         end_s: end of the last slice, in seconds; the first one begins at 0.
     """
 
@@ -187,14 +187,23 @@ def heat_map(run: RunData) -> HeatMap:
 
     Waiting is left out, so a worker that waits for others does not look slow.
     """
-    measured = run.work["compute_s"] > 0
-    compute_s, worker = run.work["compute_s"][measured], run.work["worker"][measured]
-    arrival_s = run.work["end_s"][measured]
-    columns = int(np.clip(len(compute_s) / max(1, run.workers), 1, HEAT_COLUMNS))
+    return _means(run, run.work["compute_s"])
+
+
+def share_map(run: RunData) -> HeatMap:
+    """Return the mean number of samples of each worker in equal slices of time, nan without an arrival."""
+    return _means(run, run.work["samples"])
+
+
+def _means(run: RunData, values: Column) -> HeatMap:
+    """Return the means of the values of tasks that are larger than 0, in equal slices of time."""
+    measured = values > 0
+    values, worker, arrival_s = values[measured], run.work["worker"][measured], run.work["end_s"][measured]
+    columns = int(np.clip(len(values) / max(1, run.workers), 1, HEAT_COLUMNS))
     column = np.minimum((arrival_s / max(run.end_s, 1e-300) * columns).astype(int), columns - 1)
     cell = worker * columns + column
     counts = np.bincount(cell, minlength=run.workers * columns)
-    sums = np.bincount(cell, weights=compute_s, minlength=run.workers * columns)
+    sums = np.bincount(cell, weights=values, minlength=run.workers * columns)
     with np.errstate(invalid="ignore"):
         means = (sums / counts).reshape(run.workers, columns)
     return HeatMap(means, run.end_s)

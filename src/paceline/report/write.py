@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,11 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def _labels(runs: Sequence[SavedRun]) -> list[str]:
     """Return distinct names of the runs: protocol and seed, and the folder where these are equal."""
-    names = [f"{run.configuration.get('protocol', '?')}, seed {run.configuration.get('seed', '?')}" for run in runs]
+    names = [_name(run.configuration) for run in runs]
     paths = [in_unicode(str(run.path)) for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({path})" for name, path in zip(names, paths, strict=True)]
+
+
+def _name(configuration: Mapping[str, Any]) -> str:
+    seed = f", seed {configuration['seed']}" if "seed" in configuration else ""
+    return f"{configuration.get('protocol', '?')}{seed}"

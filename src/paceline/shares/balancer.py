@@ -65,7 +65,7 @@ class TimedBatches(NamedTuple):
         """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
         samples = _sums(dealt.samples for dealt in self.dealt)
         equal_work = _sums(dealt.equal_work for dealt in self.dealt)
-        return TimedUpdate(self.ended_s, self.ended_s, samples, seconds, self.work, equal_work)
+        return TimedUpdate(self.ended_s, self.ended_s, range(len(samples)), samples, seconds, self.work, equal_work)
 
 
 class Balancer:

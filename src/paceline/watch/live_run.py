@@ -25,8 +25,9 @@ from paceline.report.run_data import (
     loss_window,
     sorted_work,
 )
+from paceline.report.share_totals import ShareTotals, has_shares
 from paceline.report.worker_stats import HeatMap, TaskSums, live_times
-from paceline.watch.compute_time_grid import ComputeTimeGrid
+from paceline.watch.mean_grid import MeanGrid
 from paceline.watch.merged_points import MergedPoints
 
 KEPT_TASKS = 100  # of each worker; a gradient of cancelled work arrives within so many tasks
@@ -64,6 +65,7 @@ class LiveRun:
         marks: number of decisions and events of the whole run.
         updates: number of updates.
         latest: latest update; None before the first.
+        shares: sums over the updates, if the workers share the samples; else None.
     """
 
     def __init__(self, run: SavedRun) -> None:
@@ -76,9 +78,10 @@ class LiveRun:
         self.marks = 0
         self.updates = 0
         self.latest: UpdateMade | None = None
-        self._reader = RunReader()
+        self.shares = ShareTotals() if has_shares(run) else None
+        self._reader = RunReader(self.shares)
         self._stats = StatsCounter()
-        self._grid = ComputeTimeGrid()
+        self._grid, self._samples = MeanGrid(), MeanGrid()
         self._sums = TaskSums()  # over the tasks that are kept no longer
         self._tasks, self._used = np.zeros(0, int), np.zeros(0, int)  # of each worker, of these tasks
         self._live_s: defaultdict[int, float] = defaultdict(float)  # of each worker, in spans not kept
@@ -122,6 +125,10 @@ class LiveRun:
         """Return the mean compute times by worker and time over the whole run."""
         return self._grid.heat_map(len(self._reader.live))
 
+    def share_map(self) -> HeatMap:
+        """Return the mean number of samples by worker and time over the whole run."""
+        return self._samples.heat_map(len(self._reader.live))
+
     def staleness(self) -> dict[str, list[int]]:
         """Return the histogram of the staleness of all used gradients."""
         found = sorted(self._stats.totals.staleness.items())
@@ -144,6 +151,8 @@ class LiveRun:
             self.switches.append(Switch(*place, mark.reason))
         work = columns(reader.work[self._seen_work * len(WORK) :], WORK)
         self._grid.add(work["worker"], work["end_s"], work["compute_s"])
+        if self.shares is not None:
+            self._samples.add(work["worker"], work["end_s"], work["samples"].astype(float))
         self._seen_marks, self._seen_work = len(reader.marks), len(reader.work) // len(WORK)
 
     def _add_progress(self, new: dict[str, Column]) -> None:

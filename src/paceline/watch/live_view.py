@@ -9,9 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from paceline.recording.script_runs import SCRIPT
 from paceline.report.curves import AXES, RATES, metric_panel, metric_title
-from paceline.report.page.data import heat_json, workers_json
-from paceline.report.page.parts import losses_table, mark_rows, run_table, sample_bars, straggler_paragraphs, time_bars
+from paceline.report.page.data import heat_json, shares_json, workers_json
+from paceline.report.page.parts import (
+    losses_table,
+    mark_rows,
+    run_table,
+    sample_bars,
+    straggler_paragraphs,
+    time_bars,
+    waiting_bars,
+)
 from paceline.report.run_data import FATES, RunData
 from paceline.report.stragglers import slow_workers
 from paceline.report.summary_table import final_values, known, number, row
@@ -81,6 +90,8 @@ class LiveView:
         stats, latest = self.recent.stats, self.live.latest
         if latest is None:
             return f"{self.name}: no update yet"
+        if self.live.shares is not None:
+            return f"{self.name}: {', '.join([str(self.live.shares.gain), *final_values(self.recent)])}"
         made = f"{counted(stats.updates, 'update')} in {number(latest.now_s)} s"
         return f"{self.name}: {', '.join([made, *final_values(self.recent), f'k {latest.k}'])}"
 
@@ -100,8 +111,9 @@ class LiveView:
         total_s = sum(self.activities.values())
         cells = {name: value for name, value in row(self.recent).items() if name in COLUMNS}
         cells["idle"] = known(self.worker_seconds["idle"] / total_s) if total_s else None
-        size_bytes = vector_bytes(self.live.run.configuration)
-        if size_bytes is not None:
+        configuration = self.live.run.configuration
+        size_bytes = vector_bytes(configuration)
+        if size_bytes is not None and SCRIPT not in configuration:  # whose sums have no server
             tasks, _ = self.live.counts(self.recent)
             stats = self.recent.stats
             vectors = stats.used + stats.dropped, int(tasks.sum())
@@ -118,7 +130,8 @@ class LiveView:
             "quorum": escape(self.quorum),
             "losses": losses_table([(label, self.losses)]),
             "decisions": mark_rows(newest_first, self.live.marks) if newest_first else "",
-            "bars": time_bars([(label, self.worker_seconds)], [(label, self.activities)])
+            "bars": waiting_bars([(label, self.live.shares)] if self.live.shares is not None else [], 1)
+            + time_bars([(label, self.worker_seconds)], [(label, self.activities)])
             + sample_bars([(label, samples)]),
         }
 
@@ -132,13 +145,18 @@ class LiveView:
             "axes": AXES,
             "panels": {"loss": "training loss", **titles, **rates, "k": "quorum k", STALENESS: "mean staleness"},
             "tables": [
-                _table(live.progress, {"loss": "loss", "k": "k", STALENESS: "staleness"}, frozenset({"k"})),
+                _table(live.progress, self._progress, frozenset({"k"})),
                 *[_table(live.metrics[name], {panel: "value"}) for panel, name in metrics.items()],
                 _table(live.rates, {name: name for name in rates}, frozenset(rates)),
             ],
             "switches": [switch._asdict() for switch in live.switches],
             "first_update": live.updates - len(self.recent.updates["k"]),
         }
+
+    @property
+    def _progress(self) -> dict[str, str]:
+        """Column of each panel of the progress; with shares each update has a fresh gradient of every rank."""
+        return {"loss": "loss"} if self.live.shares is not None else {"loss": "loss", "k": "k", STALENESS: "staleness"}
 
     def tasks(self) -> dict[str, Any]:
         """Return the data of the charts of workers."""
@@ -149,6 +167,7 @@ class LiveView:
             "first_protocol": self.live.first_protocol,
             "heat": heat_json(self.live.heat_map()),
             "staleness": self.live.staleness(),
+            "shares": shares_json(self.recent, self.live.share_map()),
         }
 
     @property

@@ -95,7 +95,8 @@ def shown(watcher: Watcher, console: Console) -> RenderableType:
 
 def _curves(view: LiveView, width: int) -> list[Text]:
     columns = view.live.progress.columns()
-    curves = [(name, columns[name].tolist()) for name in ("loss", "k", "staleness")]
+    names = ("loss",) if view.live.shares is not None else ("loss", "k", "staleness")
+    curves = [(name, columns[name].tolist()) for name in names]
     curves += [(f"eval {name}", points.columns()["value"].tolist()) for name, points in view.live.metrics.items()]
     return [
         Text(f"{name[:14]:14} {sparkline(values, max(10, width - 42))} {_range(values)}", no_wrap=True)
@@ -133,7 +134,9 @@ def _sums(view: LiveView) -> list[Text]:
 def _workers(view: LiveView, rows: int) -> Table:
     """Return a table of the workers, the slowest first if there are too many."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", caption_justify="left")
-    for name in ("worker", "round trip", "95 %", "tasks", "used", "last task"):
+    shares = view.live.shares
+    own = ("samples", "waited") if shares is not None else ("tasks", "used")
+    for name in ("worker", "round trip", "95 %", *own, "last task"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("recent", no_wrap=True)
     tasks, used = view.live.counts(view.recent)
@@ -142,7 +145,7 @@ def _workers(view: LiveView, rows: int) -> Table:
     for worker in chosen:
         row = view.round_trips[worker]
         times = [f"{row.quantiles_s[i]:.3g} s" if row else "" for i in (MEDIAN, SLOWEST)]
-        counts = f"{tasks[worker]:,}", f"{used[worker]:,}"
+        counts = shares.cells(worker) if shares is not None else (f"{tasks[worker]:,}", f"{used[worker]:,}")
         table.add_row(str(worker), *times, *counts, *_recent(view, worker))
     slowest = f"the slowest {len(chosen)} of {len(medians)} workers; " if len(medians) > len(chosen) else ""
     table.caption = f"{slowest}recent: u used, d dropped, i interrupted, - unfinished"

@@ -1,51 +1,16 @@
 """Record of a balanced run: its folder, also after a restart, and where it cannot be written."""
 
-import random
-
 import pytest
-import torch.distributed as dist
 
 import paceline as pl
 from paceline.core.events import Outcome
 from paceline.core.records import DecisionMade, RunEnded, RunResumed, RunStarted, UpdateMade
 from paceline.errors import UsageError
 from paceline.jobs import load_job
-from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.script_runs import SCRIPT
-from paceline.recording.timed_updates import TimedUpdate, timed_updates
+from paceline.recording.timed_updates import timed_updates
 from paceline.shares.gain import Gain
-from paceline.shares.run_record import RunRecord
-from paceline.shares.settings import BalanceSettings
-
-RANKS, BATCH = 3, 16
-FOUND = {"batch_size": BATCH, "parameters": 7, SCRIPT: {"model": "Net"}}
-
-
-@pytest.fixture(autouse=True)
-def _backend(monkeypatch):
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-
-
-def record_in(folder, **options):
-    return RunRecord(BalanceSettings(out=folder and str(folder), **options), FOUND, RANKS, 1)
-
-
-def train(record, count, slow=2.0, seed=0):
-    """Make updates as a balancer does: the times of one are known when the next one ends."""
-    policy, draws = ShareBalancer(RANKS, Pieces(BATCH)), random.Random(seed)
-    ended_s, before = record._ended_s, None
-    for _ in range(count):
-        factors = (1.0, 1.0, slow)
-        seconds = [0.01 * s * f * draws.uniform(0.98, 1.02) for s, f in zip(policy.shares, factors, strict=True)]
-        ended_s += max(seconds) + 0.01
-        update = TimedUpdate(0.0, ended_s, policy.shares, seconds, policy.shares, [BATCH] * RANKS)
-        if before is not None:
-            record.add(before)
-            if decision := policy.decide(before.work, before.seconds):
-                record.decided(ended_s, decision)
-        before = update
-    record.add(before)
+from share_runs import record_in, train
 
 
 def kinds(folder):

@@ -4,6 +4,7 @@ import { drawAll, leaveOut } from "./chart.js";
 import { Curves } from "./curves.js";
 import { HeatMap } from "./heat.js";
 import { Histogram } from "./histogram.js";
+import { Shares } from "./shares.js";
 import { Strips } from "./strips.js";
 import { listenForTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
@@ -32,6 +33,7 @@ async function showRun(data, updates, index) {
   const run = data.runs[index];
   show("round-trips", run.round_trips.some((row) => row), (host) => new Strips(host, run));
   show("heat", run.heat.mean_s.flat().some((value) => value !== null), (host) => new HeatMap(host, run));
+  show("shares", run.shares, (host) => new Shares(host, run));
   show("staleness", run.staleness.staleness.length, (host) => new Histogram(host, run));
   const work = await unpackWork(run);
   if (shownRun !== index) return; // another run was selected meanwhile

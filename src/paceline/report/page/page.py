@@ -16,7 +16,7 @@ from paceline.report.summary_table import headline, row
 # In the order of their imports.
 CHARTS = (
     *("format", "scale", "ink", "theme", "unpack", "work", "chart"),
-    *("curves", "timeline", "strips", "heat", "histogram"),
+    *("curves", "timeline", "strips", "heat", "shares", "histogram"),
 )
 SCRIPTS = (*CHARTS, "main")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -34,6 +34,7 @@ def page(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
         "table": html_parts.run_table([row(run) for run in runs]),
         "configuration": html_parts.configuration(runs),
         "decisions": html_parts.decisions(runs),
+        "waiting": html_parts.waiting_section(runs),
         "seconds": html_parts.seconds_section(runs),
         "samples": html_parts.samples_section(runs),
         "losses": html_parts.losses_section(runs),

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.report.curves import Group, panels
 from paceline.report.run_data import FATES, Mark, RunData
+from paceline.report.share_totals import ShareTotals
 from paceline.report.stragglers import stragglers
 from paceline.report.summary_table import number
 from paceline.report.worker_stats import (
@@ -26,6 +27,7 @@ TEXT_COLUMNS = {"protocol", "outcome"}
 SHARES = {"idle", "accuracy"}
 MOST_DECISIONS = 500
 MOST_LOST = 50
+MOST_RANKS = 16  # bars of one run
 LEAST_SHARE = 0.0005  # smallest share shown in a bar
 
 
@@ -145,6 +147,38 @@ def time_bars(
         "<p class='caption'>Communicating is the time that a worker waits for the network. Under all-reduce it is the "
         "part of the sum that is not hidden behind computing. Waiting is all other time: that of idle workers, which "
         "have no task, and waits within a task.</p>",
+    )
+
+
+def waiting_section(runs: Sequence[RunData]) -> str:
+    """Return the bars of the time of each rank, of runs whose ranks share the samples."""
+    return waiting_bars([(run.label, run.shares) for run in runs if run.shares is not None], len(runs))
+
+
+def waiting_bars(found: Sequence[tuple[str, ShareTotals]], runs: int) -> str:
+    """Return the section with what each rank did; empty without shares.
+
+    Args:
+        found: label of each run whose ranks share the samples, and its sums.
+        runs: number of runs on the page.
+    """
+    if not found:
+        return ""
+    content = []
+    for label, shares in found:
+        ranks = shares.activities()
+        longest = sorted(ranks, key=lambda rank: -ranks[rank]["waiting"])[:MOST_RANKS]
+        rows = [(f"rank {rank}: {number(ranks[rank]['waiting'])} s", ranks[rank]) for rank in sorted(longest)]
+        left_out = f"<p class='caption'>The {len(rows)} of {len(ranks)} ranks that waited longest.</p>"
+        title = f"<h3>{escape(label)}</h3><p>{escape(str(shares.gain))}</p>" if runs > 1 else ""
+        content.append(title + _bars(rows, "seconds") + (left_out if len(rows) < len(ranks) else ""))
+    return _section(
+        "waiting-title",
+        "Who waited",
+        fate_legend(ACTIVITIES),
+        *content,
+        "<p class='caption'>Waiting: for the slowest rank of each update. Communicating: sums, the step of the "
+        "optimizer, and all else that is not loading, forward or backward.</p>",
     )
 
 

@@ -4,6 +4,7 @@ import { drawAll, leaveOut } from "./chart.js";
 import { Curves } from "./curves.js";
 import { HeatMap } from "./heat.js";
 import { Histogram } from "./histogram.js";
+import { Shares } from "./shares.js";
 import { Strips } from "./strips.js";
 import { listenForTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
@@ -86,6 +87,7 @@ async function showTasks(run) {
   updates[0] = columns;
   show("round-trips", run.round_trips.some((row) => row), Strips, run);
   show("heat", run.heat.mean_s.flat().some((value) => value !== null), HeatMap, run);
+  show("shares", run.shares, Shares, run);
   show("staleness", run.staleness.staleness.length, Histogram, run);
   show("timeline", work.draw.length, Timeline, run, work, columns, run.fates);
   showCurves();

@@ -1,4 +1,4 @@
-"""Mean compute times by worker and time, in a grid of bounded size."""
+"""Means by worker and time, in a grid of bounded size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from paceline.report.run_data import Column
 from paceline.report.worker_stats import HEAT_COLUMNS, HeatMap
 
 
-class ComputeTimeGrid:
-    """Sums of compute times in equal slices of time; when the slices are used up, pairs of them are merged."""
+class MeanGrid:
+    """Sums of values in equal slices of time; when the slices are used up, pairs of them are merged."""
 
     def __init__(self) -> None:
         self._slice_s = 0.0
@@ -17,22 +17,22 @@ class ComputeTimeGrid:
         self._counts = np.zeros((0, HEAT_COLUMNS))
         self._used = 0  # slices
 
-    def add(self, worker: Column, arrival_s: Column, compute_s: Column) -> None:
-        """Add computed gradients.
+    def add(self, worker: Column, arrival_s: Column, value: Column) -> None:
+        """Add the values of gradients.
 
         Args:
             worker: number of the worker of each gradient.
             arrival_s: time of each arrival, in seconds.
-            compute_s: compute time of each gradient in seconds; 0 and nan are left out.
+            value: value of each gradient, > 0; 0 and nan are left out.
         """
-        known = (compute_s > 0) & (arrival_s > 0)
-        worker, arrival_s, compute_s = worker[known], arrival_s[known], compute_s[known]
+        known = (value > 0) & (arrival_s > 0)
+        worker, arrival_s, value = worker[known], arrival_s[known], value[known]
         if not len(worker):
             return
         self._make_room(int(worker.max()) + 1, float(arrival_s[0]), float(arrival_s.max()))
         slices = (arrival_s / self._slice_s).astype(int)
         cells = worker * HEAT_COLUMNS + slices
-        for table, weights in ((self._sums, compute_s), (self._counts, None)):
+        for table, weights in ((self._sums, value), (self._counts, None)):
             table += np.bincount(cells, weights, minlength=table.size).reshape(table.shape)  # `add.at` is much slower
         self._used = max(self._used, int(slices.max()) + 1)
 

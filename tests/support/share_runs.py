@@ -1,0 +1,38 @@
+"""Runs of ranks that share the samples, recorded as a balancer does, without ranks and clocks."""
+
+import random
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.recording.script_runs import SCRIPT
+from paceline.recording.timed_updates import TimedUpdate
+from paceline.shares.run_record import RunRecord
+from paceline.shares.settings import BalanceSettings
+
+RANKS, BATCH = 3, 16
+FOUND = {"batch_size": BATCH, "parameters": 7, SCRIPT: {"model": "Net"}}
+
+
+def record_in(folder, **options):
+    with patch.object(dist, "get_backend", lambda: "gloo"):
+        return RunRecord(BalanceSettings(out=folder and str(folder), **options), FOUND, RANKS, 1)
+
+
+def train(record, count, slow=2.0, seed=0):
+    """Make updates as a balancer does: the times of one are known when the next one ends."""
+    policy, draws = ShareBalancer(RANKS, Pieces(BATCH)), random.Random(seed)
+    ended_s, before = record._ended_s, None
+    for _ in range(count):
+        factors = (1.0, 1.0, slow)
+        seconds = [0.01 * s * f * draws.uniform(0.98, 1.02) for s, f in zip(policy.shares, factors, strict=True)]
+        ended_s += max(seconds) + 0.01
+        work, equal = policy.shares, [BATCH] * RANKS
+        update = TimedUpdate(0.0, ended_s, range(RANKS), policy.shares, seconds, work, equal)
+        if before is not None:
+            record.add(before)
+            if decision := policy.decide(before.work, before.seconds):
+                record.decided(ended_s, decision)
+        before = update
+    record.add(before)
