@@ -18,7 +18,7 @@ suite: .venv/installed .venv/compiled browser
 
 # The programs and commands of the README, the examples and the pages; the blocks of a page depend on each other.
 test-docs: .venv/installed
-	$(BIN)/pytest -m 'docs and not slow'
+	$(BIN)/pytest -m 'docs and not slow' --dist loadfile
 
 # The site, in build/site/index.html.
 docs: .venv/installed

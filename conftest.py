@@ -7,7 +7,6 @@ from sybil import Sybil
 
 from shown_code import new_folder, remove_folder, shown_blocks
 
-pytest_plugins = ["forked_processes"]
 pages = Sybil(
     parsers=[shown_blocks],
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],

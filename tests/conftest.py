@@ -10,7 +10,6 @@ import subprocess
 import time
 
 import pytest
-import torch._dynamo  # which else the first optimizer of each process imports in more than a second
 from hypothesis import settings
 
 from machine_speed import scaled
@@ -70,7 +69,6 @@ def pytest_addoption(parser):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Exclude modules and tests, which live as long as this process, from garbage collection."""
-    configure_torch()
     gc.disable()
     result = yield
     gc.freeze()
@@ -81,6 +79,8 @@ def pytest_collection(session):
 
 def configure_torch():
     """Configure torch for many test processes with many short tests."""
+    import torch._dynamo  # not by the process that distributes the tests; else each first optimizer imports it
+
     torch.set_num_threads(1)  # the test processes already share the cores; more threads only wait for one another
     # Pytest attaches its handlers to each logger that does not propagate, six times a test: torch has forty of them.
     for name in list(logging.root.manager.loggerDict):
@@ -89,6 +89,7 @@ def configure_torch():
 
 
 def pytest_collection_modifyitems(items):
+    configure_torch()
     for item in items:
         timeout = item.get_closest_marker("timeout")
         if timeout is not None:
@@ -135,6 +136,8 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    import torch
+
     markers = {marker.name for marker in item.iter_markers()}
     began_s, before_s, threads = time.monotonic(), processor_s(), torch.get_num_threads()
     result = yield
