@@ -75,7 +75,7 @@ def sgd(model):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-@pytest.mark.parametrize(("mode", "make"), each_value_once(MODES, list(MODELS.values())), ids=str)
+@pytest.mark.parametrize(("mode", "make"), each_value_once(MODES, list(MODELS.values())))
 def test_the_model_and_its_average_are_those_of_the_plain_loop(mode, make):
     protocol, kind = mode
     averages = {}
