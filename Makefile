@@ -57,9 +57,9 @@ browser:
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Else each of the test processes would compile the loops of numba.
+# Else each of the test processes would compile all tests, and the loops of numba.
 .venv/compiled: .venv/installed $(wildcard src/paceline/server/compiled*.py)
-	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings tests/unit/server/test_kernels.py $(wildcard tests/unit/server/test_compiled_*.py)
+	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings -k 'test_kernels or test_compiled'
 	touch $@
 
 .venv-integrations/installed: pyproject.toml constraints.txt

@@ -36,11 +36,11 @@ def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
 @pytest.mark.parametrize(
     ("protocol", "knobs", "other"),
     [
-        ("b_dbw", {"pooled", "late", "release"}, "b_dbw(pooled=false)"),
-        (pl.Protocol(2, 0, "update"), {"max_lead", "on_update"}, pl.Protocol(2, 0, "update", on_update="interrupt")),
-        ("asp + staleness_weight", {"weighting"}, "asp + staleness_weight(weighting='1/sqrt(1+tau)')"),
-        ("bsp + local_steps(H=2, outer=nesterov)", {"seconds"}, None),
-        ("local_sgd(H=2)", {"fragments", "lag"}, "local_sgd(H=2, lag=1)"),
+        ("b_dbw", ("late", "pooled", "release"), "b_dbw(pooled=false)"),
+        (pl.Protocol(2, 0, "update"), ("max_lead", "on_update"), pl.Protocol(2, 0, "update", on_update="interrupt")),
+        ("asp + staleness_weight", ("weighting",), "asp + staleness_weight(weighting='1/sqrt(1+tau)')"),
+        ("bsp + local_steps(H=2, outer=nesterov)", ("seconds",), None),
+        ("local_sgd(H=2)", ("fragments", "lag"), "local_sgd(H=2, lag=1)"),
     ],
     ids=str,
 )
