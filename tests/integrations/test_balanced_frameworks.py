@@ -1,0 +1,43 @@
+"""Unchanged scripts of training frameworks under `paceline run`: the parameters and steps are those of torchrun."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paths import environment
+
+pytestmark = pytest.mark.integrations
+SCRIPT = Path(__file__).with_name("balanced_script.py")
+TORCHRUN = ["torch.distributed.run", "--standalone"]
+ANSWER = "answer:"
+SCRIPTS = [
+    *("transformers", "transformers_accumulating", "transformers_language"),
+    *("accelerate", "accelerate_accumulating"),
+    *("lightning", "lightning_accumulating"),
+]
+
+
+def answer(folder, script, *launcher):
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "--nproc-per-node", "2", str(SCRIPT), script, str(folder / "out")],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    (told,) = (line.partition(ANSWER)[2] for line in done.stdout.splitlines() if ANSWER in line)
+    return json.loads(told)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_parameters_and_steps_are_those_of_torchrun(script, tmp_path):
+    equal, shared = answer(tmp_path, script, *TORCHRUN), answer(tmp_path, script, "paceline", "run")
+    assert shared.pop("parameters") == pytest.approx(equal.pop("parameters"), rel=1e-12, abs=1e-12)
+    assert shared.pop("sizes") > equal.pop("sizes") + 1
+    assert shared == equal
