@@ -1,4 +1,4 @@
-"""`paceline run` with ranks of an unchanged DDP script, of which one is killed."""
+"""`paceline run --on-death restart` with ranks of an unchanged DDP script, of which one is killed."""
 
 import re
 import subprocess
@@ -13,9 +13,9 @@ from paths import environment
 def run(folder, ranks, lost, update):
     """Run the script, and return what it has printed."""
     folder.mkdir()
-    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks), restarting_ddp.__file__]
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks), "--on-death", "restart"]
     done = subprocess.run(
-        [*command, str(lost), str(update)],
+        [*command, restarting_ddp.__file__, str(lost), str(update)],
         cwd=folder,
         env=environment(),
         text=True,

@@ -55,6 +55,9 @@ def run(
     cost: Annotated[
         str | None, typer.Option(metavar="FILE.npy", help="Cost of each sample of the data set, by which it is dealt.")
     ] = None,
+    on_death: Annotated[
+        str, typer.Option(help="What follows the loss of a rank of DDP: the others survive, or all restart.")
+    ] = "survive",
     dry_run: Annotated[bool, typer.Option(help="Say what is taken over, and end.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the shares and times of the ranks. Default: runs/SCRIPT-1, -2, ...")
@@ -64,14 +67,14 @@ def run(
     """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
 
     The options and the variables of the ranks are those of torchrun. When a rank is lost, the others go on. When rank 0
-    is lost, all are started again, and the run goes on from its last checkpoint; ranks of DDP and FSDP are all started
-    again whichever is lost, and go on from the script's own checkpoint.
+    is lost, all are started again, and the run goes on from its last checkpoint. Ranks of DDP on gloo go on without any
+    rank; others of DDP and FSDP are all started again whichever is lost, and go on from the script's own checkpoint.
     """
     from paceline.launcher.launch import launch
 
     check_not_empty(sys.argv[1 : -len(command)])
     words = _words(command, module=module, no_python=no_python)
-    shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run)
+    shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run, on_death=on_death)
     is_rank = started_by_torchrun(os.environ)
     if shares is None and out is not None:
         raise UsageError(f"--out {out}, but with --protocol {protocol} there are no shares to record: omit one of them")

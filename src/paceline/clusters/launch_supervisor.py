@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
-from paceline.clusters.launch_env import BOUND, ENDED, STANDBY
+from paceline.clusters.launch_env import BOUND, ENDED, STANDBY, SURVIVES
 from paceline.clusters.rank_restarts import EndRank, MakeRank, RankRestarts, Return
 from paceline.utils.rank_logger import RankLogger
 
@@ -138,7 +138,7 @@ class LaunchSupervisor:
             status: its status.
             now: time in seconds.
             told: what ranks have told about the run: `STANDBY` if rank 0 has one, `ENDED` if the run has ended, `BOUND`
-                if no rank can go on without another.
+                if no rank can go on without another, `SURVIVES` if those that are left can nevertheless.
         """
         self._note_work(now)
         each = self._ranks[rank]
@@ -146,7 +146,7 @@ class LaunchSupervisor:
         is_interrupted = status == INTERRUPTED_STATUS or (rank == 0 and status == LEFT_STATUS)
         if self._is_closing or status == 0 or is_interrupted:
             each.phase = RankPhase.DONE
-            if rank == 0 or self._has_successor:
+            if rank == 0 or self._has_successor or self._is_without_rank_0:
                 self._end_run(now, is_whole=status == 0)
         elif self._over_s is not None:
             LOG.warning("rank %d %s, after the end of rank 0", rank, describe_end(status))
@@ -158,7 +158,8 @@ class LaunchSupervisor:
             each.phase = RankPhase.GONE
             self._has_successor = True
         else:
-            return self._lose(rank, now, is_bound=BOUND in told)
+            survives = SURVIVES in told
+            return self._lose(rank, now, is_bound=BOUND in told and not survives, survives=survives)
         return []
 
     def on_ended(self, rank: int, now: float) -> list[LaunchAction]:
@@ -209,6 +210,11 @@ class LaunchSupervisor:
         rest = [rank for rank in self._in(RankPhase.RUNNING) if self._is_closing or self._is_late(rank)]
         return [*actions, *self._end(rest)]
 
+    @property
+    def _is_without_rank_0(self) -> bool:
+        first = self._ranks.get(0)
+        return first is not None and first.phase in (RankPhase.WAITING, RankPhase.GONE)
+
     def _in(self, *phases: RankPhase) -> list[int]:
         return [rank for rank, each in self._ranks.items() if each.phase in phases]
 
@@ -257,7 +263,7 @@ class LaunchSupervisor:
             each = self._ranks[rank]
             each.phase, each.status = RankPhase.GONE, status
 
-    def _lose(self, rank: int, now: float, *, is_bound: bool) -> list[LaunchAction]:
+    def _lose(self, rank: int, now: float, *, is_bound: bool, survives: bool) -> list[LaunchAction]:
         """Handle the end of a rank before that of the run; the loss of a bound rank is one of all ranks."""
         each = self._ranks[rank]
         is_failure = each.status > 0
@@ -265,6 +271,10 @@ class LaunchSupervisor:
             lost.losses += 1
             lost.failures = lost.failures + 1 if is_failure and now - each.started_s < WORK_S else 0
         how = f"rank {rank} {describe_end(each.status)}"
+        if survives:
+            LOG.warning("%s: the others go on without it", how)
+            each.phase = RankPhase.GONE
+            return []
         if each.status == USAGE_STATUS and not self._has_worked:
             return self._fail(rank, f"{how}, as a wrong command does; it is not started again")
         if each.failures < MOST_FAILURES:

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from paceline.clusters.launch_env import BEGUN_BEFORE, BOUND, ENDED, STANDBY
+from paceline.clusters.launch_env import BEGUN_BEFORE, BOUND, ENDED, STANDBY, SURVIVES
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.launch_supervisor import KillRank, LaunchAction, LaunchSupervisor, PassSignal
 from paceline.clusters.rank_restarts import EndRank, MakeRank
@@ -150,9 +150,16 @@ class Launch:
             elif process.ending is Ending.NONE and (status := process.status) is not None:
                 process.ending = Ending.OVER
                 self._pass_on()
-                told = [fact for fact in (STANDBY, ENDED, BOUND) if self._store and self._store.holds(fact)]
-                self._carry_out(self._supervisor.on_exit(rank, status, now, told), now)
+                self._carry_out(self._supervisor.on_exit(rank, status, now, self._told(rank)), now)
         self._carry_out(self._supervisor.on_time(now), now)
+
+    def _told(self, lost: int) -> list[str]:
+        """Tell the ranks of a loss, and return what they have told about the run."""
+        if self._store is None:
+            return []
+        self._store.tell_loss(lost)
+        told = [fact for fact in (STANDBY, ENDED, BOUND) if self._store.holds(fact)]
+        return [*told, SURVIVES] if self._store.survivors() else told
 
     def _carry_out(self, actions: Iterable[LaunchAction], now: float) -> None:
         for action in actions:
@@ -172,7 +179,7 @@ class Launch:
         """Start the process of a rank; with rank 0 all are started again, and meet in an empty store."""
         before = [*self._earlier, *([self._processes[rank]] if self._starts[rank] else [])]
         self._earlier = [process for process in before if process.is_left]
-        if rank == 0 and self._starts[rank] and self._store is not None:
+        if rank == 0 and self._starts[rank] and self._store is not None and not self._store.survivors():
             self._renew(self._store)
         port = self._settings.port if self._store is None else self._store.port
         defaults = DEFAULTS if len(self._settings.ranks) == 1 else {**DEFAULTS, **DEFAULTS_OF_SEVERAL}

@@ -6,9 +6,10 @@ import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-from paceline.clusters.launch_env import BEGUN
+from paceline.clusters.launch_env import BEGUN, SURVIVES, UNFIT
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.errors import UsageError
+from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
 
 
 class LaunchStore:
@@ -49,6 +50,17 @@ class LaunchStore:
     def holds(self, fact: str) -> bool:
         """Return whether a fact about the run holds, as rank 0 has told."""
         return bool(self._get(fact))
+
+    def tell_loss(self, rank: int) -> None:
+        """Tell the ranks that one has ended."""
+        if self._store is not None:
+            tell(self._store.result(), Event(LOST, rank), self._settings.world_size)
+
+    def survivors(self) -> tuple[int, ...]:
+        """Return the ranks that live and can go on without the others; none if they cannot."""
+        if self._store is None or not self.holds(SURVIVES) or self.holds(UNFIT):
+            return ()
+        return Roll.called(self._settings.world_size, told(self._store.result())).living
 
     def _get(self, key: str) -> bytes:
         if self._store is None:

@@ -12,12 +12,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.timed_updates import TimedUpdate
-from paceline.shares.batches import CutSampler, Dealt, cut, divided
+from paceline.shares.batches import CutSampler, Dealt, cut, cut_for, divided
 from paceline.shares.costs import CostOf, cost_function, deal_by_cost, how_known, pads
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.shares.rank_batches import Batch, is_dealt_by_rank
@@ -25,6 +26,8 @@ from paceline.shares.rank_times import RankTimes
 from paceline.shares.run_record import RunRecord
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
+from paceline.shares.survival.surviving_training import SurvivingTraining
+from paceline.shares.survival.times import SurvivingTimes
 from paceline.shares.texts import (
     hint_of_size,
     name_of_loader,
@@ -77,6 +80,7 @@ class Balancer:
     Args:
         settings: settings of the shares.
         model: first model that is taken over.
+        survival: survival of this rank, where others may be lost; None where they may not.
 
     Attributes:
         model: name of that model, for messages.
@@ -86,7 +90,9 @@ class Balancer:
         record: record of the run; None on other ranks than rank 0, and before the first backward pass.
     """
 
-    def __init__(self, settings: BalanceSettings, model: torch.nn.Module) -> None:
+    def __init__(
+        self, settings: BalanceSettings, model: torch.nn.Module, survival: SurvivingTraining | None = None
+    ) -> None:
         self._settings = settings
         self.model = name_of_model(model)
         self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
@@ -95,7 +101,11 @@ class Balancer:
         is_host = next(model.parameters()).device.type == "cpu"
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
         self.record: RunRecord | None = None
-        self._times = RankTimes(self.ranks)
+        self._survival = survival
+        group = survival.group if survival is not None else None
+        self._times = SurvivingTimes(self.ranks, group) if group is not None else RankTimes(self.ranks)
+        if survival is not None:
+            survival.on_regroup.append(self._begin_anew)
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
         self._batches = HandedOutBatches(self.rank, self._loaders.trains)
@@ -121,12 +131,28 @@ class Balancer:
         self._batches.add(HandedOut(None, dealt))
         return dealt.samples[self.rank]
 
-    def handed_out(self, loader: Loader | None, sampler: Any) -> None:
-        """Note the batch that a loader has just returned."""
+    def handed_out(self, loader: Loader | None, sampler: Any) -> bool:
+        """Note the batch that a loader has just returned; return whether the script is to get it."""
         dealt = sampler.dealt.popleft() if isinstance(sampler, CutSampler) else None
+        return self._hands_out(loader, dealt)
+
+    def owed_batch(self, loader: Loader | None) -> Any:
+        """Return a batch of a loader that has ended, if one is owed since a rank was lost; else None."""
+        if self._survival is None or loader is None or not (owed := self._survival.ledger_of(loader).owed):
+            return None
+        own, dealt = self._deal(loader, owed.popleft())
+        self._hands_out(loader, dealt)
+        return _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False).fetch(own)
+
+    def _hands_out(self, loader: Loader | None, dealt: Dealt | None) -> bool:
+        batch = dealt.batch if dealt is not None else None
+        ledger = self._survival.ledger_of(loader) if self._survival is not None and loader is not None else None
+        if ledger is not None and batch is not None and not ledger.hand_out(batch):
+            return False
         self._batches.add(HandedOut(loader, dealt))
         if loader is not None and dealt is not None:
             self._loaders.handed_out(loader, dealt.size)
+        return True
 
     def forward_began(self, sizes: Collection[int]) -> None:
         """Note a forward pass with gradients, which reads tensors of these first dimensions."""
@@ -143,6 +169,8 @@ class Balancer:
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
         self._loaders.backward_began(loader, dealt.size)
+        if self._survival is not None:
+            self._survival.compute(loader, dealt.batch)
         if not self._dealt or self._dealt[-1] is not dealt:
             self._dealt.append(dealt)
         self._has_changed |= len(set(dealt.samples)) > 1
@@ -206,10 +234,30 @@ class Balancer:
         if self.record is not None:
             self.record.add(batches.timed(seconds))
 
+    def sums_failed(self) -> None:
+        """Forget the times of a backward pass that has no sums."""
+        self._dealt = []
+        self.stopwatch.take()
+
+    def _begin_anew(self) -> None:
+        """Begin anew with equal shares, among other ranks than before."""
+        self.close()
+        self.sums_failed()
+        if self._policy is not None:
+            self._policy = ShareBalancer(self.ranks, self._pieces)
+
     def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
         """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
+        own, dealt = self._divide(loader, batches)
+        if self._survival is not None:
+            dealt = dealt._replace(batch=self._survival.ledger_of(loader).deal(batches))
+        return own, dealt
+
+    def _divide(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
         counts = [len(batch) for batch in batches]
         size = self._loaders.batch_size(loader)
+        if self._survival is not None and size is not None and len(self._survival.living) < self.ranks:
+            return cut_for(batches, self._survival.living, self.rank)
         if self._policy is None or set(counts) != {size}:
             return batches[self.rank], divided(counts, counts[0] if len(set(counts)) == 1 else 0)
         if (cost_of := self._cost_of(loader)) is not None:
@@ -241,7 +289,7 @@ class Balancer:
             shown = ", ".join(f"{each:.0f}" for each in sizes)
             raise UsageError(f"the batches of the ranks have {shown} samples: give every rank the same batch size")
         kind = self._weighing.begin(loss, size)
-        pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
+        self._pieces = pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
             costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""

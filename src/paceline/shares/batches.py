@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from paceline.shares.rank_batches import Batch, batches_of_ranks
+from paceline.shares.survival.ledger import NumberedBatch
 
 
 class Dealt(NamedTuple):
@@ -17,16 +18,18 @@ class Dealt(NamedTuple):
         size: samples of a rank with equal shares; 0 if the script has dealt the batch itself.
         work: cost of each rank's batch; its samples, where costs are not known.
         equal_work: the same with equal shares.
+        batch: the samples themselves, where a rank may be lost.
     """
 
     samples: tuple[int, ...]
     size: int
     work: tuple[float, ...]
     equal_work: tuple[float, ...]
+    batch: NumberedBatch | None = None
 
     def weight(self, rank: int) -> float:
         """Return what the mean over a rank's samples counts in the mean of the ranks."""
-        return self.samples[rank] / self.size if self.size else 1.0
+        return self.samples[rank] / self.size if self.size else len(self.samples) / sum(map(bool, self.samples))
 
 
 def divided(shares: Sequence[int], size: int = 0) -> Dealt:
@@ -63,6 +66,24 @@ def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
         begin = sum(max(0, share - size) for share in shares[:rank])
         own = own + left[begin : begin + missing]
     return own
+
+
+def cut_for(batches: Sequence[Batch], living: Sequence[int], rank: int) -> tuple[Batch, Dealt]:
+    """Return the samples of a rank, and how an update is divided, where only some ranks live: evenly among them.
+
+    Args:
+        batches: batch of each rank with equal shares.
+        living: ranks that live.
+        rank: number of the rank, one of them.
+    """
+    samples = [each for batch in batches for each in batch]
+    least, more = divmod(len(samples), len(living))
+    shares = [0] * len(batches)
+    for place, each in enumerate(living):
+        shares[each] = least + (place < more)
+    begin = sum(shares[:rank])
+    size = len(batches[0]) if len(set(map(len, batches))) == 1 else 0
+    return samples[begin : begin + shares[rank]], divided(shares, size)
 
 
 class CutSampler:

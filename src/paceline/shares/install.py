@@ -21,8 +21,9 @@ def _patch(settings: BalanceSettings) -> None:
     if dist.is_available():
         from paceline.shares.refusals import refuse_others
         from paceline.shares.script import install_patches
-        from paceline.shares.survival.install import tell_launcher_of_groups
+        from paceline.shares.survival.install import survival_of_rank, tell_launcher_of_groups
 
-        install_patches(settings)
+        survives = settings.on_death == "survive"
+        install_patches(settings, survival_of_rank(os.environ) if survives else None)
         refuse_others()
         tell_launcher_of_groups()

@@ -22,6 +22,8 @@ from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
 from paceline.shares.refusals import check_group, refusing
 from paceline.shares.settings import BalanceSettings
+from paceline.shares.survival.steps import patch_steps
+from paceline.shares.survival.surviving_training import SurvivingTraining
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
@@ -34,14 +36,18 @@ class Patches:
 
     Args:
         settings: settings of the shares.
+        survival: survival of this rank, where others may be lost; None where they may not.
 
     Attributes:
         balancer: balancer of the models of this rank; None before the first.
+        has_failed: whether an error has ended the script.
     """
 
-    def __init__(self, settings: BalanceSettings) -> None:
+    def __init__(self, settings: BalanceSettings, survival: SurvivingTraining | None = None) -> None:
         self.settings = settings
+        self._survival = survival
         self.balancer: Balancer | None = None
+        self.has_failed = False
         self._originals: list[tuple[Any, str, Any]] = []
         self._thread = threading.get_ident()
         self._is_in_backward = False
@@ -66,6 +72,8 @@ class Patches:
             self._replace(dist, name, partial(self._with_sizes, at))
         self._replace(dist.Work, "wait", self._paused)
         self._replace(dist, "destroy_process_group", self._with_destroy)
+        if self._survival is not None:
+            patch_steps(self._survival, self._replace)
 
     def remove(self) -> None:
         """Put the functions of torch back."""
@@ -85,7 +93,7 @@ class Patches:
             if isinstance(module, DistributedDataParallel):
                 check_group(module.module, dist.get_world_size(module.process_group))
             if self.balancer is None:
-                self.balancer = Balancer(self.settings, module)
+                self.balancer = Balancer(self.settings, module, self._survival)
         for size in self._asked:
             self.balancer.share(size)
         self._asked = []
@@ -93,6 +101,13 @@ class Patches:
             self._leave_out_gathers(module)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         self._passes.watch(module)
+
+    def end_ranks(self) -> None:
+        """End what is under way with the other ranks."""
+        if self.balancer is not None:
+            self.balancer.close()
+        if self._survival is not None and not self.has_failed:
+            self._survival.finish()
 
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
@@ -111,7 +126,11 @@ class Patches:
     def _with_init(self, original: Function) -> Function:
         @wraps(original)
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+            if self._survival is not None:
+                self._survival.before_model()
             original(model, *args, **kwargs)
+            if self._survival is not None:
+                self._survival.add_model(model)
             self.take_over(model)
 
         return init
@@ -123,6 +142,8 @@ class Patches:
         @wraps(original)
         def init(state: Any, modules: Any, *args: Any, **kwargs: Any) -> None:
             original(state, modules, *args, **kwargs)
+            if self._survival is not None:
+                self._survival.give_up("each rank has a shard of its model")
             for module in modules if isinstance(modules, tuple) else (modules,):
                 self.take_over(module)
 
@@ -175,8 +196,14 @@ class Patches:
             loader = found() if found is not None else None
             if threading.get_ident() == self._thread:
                 self.balancer.stopwatch.restart()
-            batch = original(iterator)
-            self.balancer.handed_out(loader, iterator._index_sampler)
+            try:
+                batch = original(iterator)
+                while not self.balancer.handed_out(loader, iterator._index_sampler):
+                    batch = original(iterator)
+            except StopIteration:
+                batch = self.balancer.owed_batch(loader)
+                if batch is None:
+                    raise
             return batch
 
         return next_batch
@@ -193,7 +220,7 @@ class Patches:
                 original(tensors, grads, *args, **kwargs)
             finally:
                 self._is_in_backward = False
-            if is_reaching and self._is_synced:
+            if is_reaching:
                 self._end_backward(self.balancer)
 
         return _disable_dynamo(backward, recursive=False)  # a compiled step leaves it as it is
@@ -207,18 +234,22 @@ class Patches:
         with refusing():
             weight = balancer.weight_of(roots[0])
         call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
+        if self._survival is not None:
+            self._survival.begin_backward()
         return True, grads if weight == 1.0 else _weighed(roots, grads, weight)
 
     @_disable_dynamo
     def _end_backward(self, balancer: Balancer) -> None:
-        with refusing():
-            balancer.sums_ended()
+        if self._survival is not None and not self._survival.end_backward():
+            balancer.sums_failed()
+        elif self._is_synced:
+            with refusing():
+                balancer.sums_ended()
 
     def _with_destroy(self, original: Function) -> Function:
         @wraps(original)
         def destroy(*args: Any, **kwargs: Any) -> None:
-            if self.balancer is not None:
-                self.balancer.close()
+            self.end_ranks()
             original(*args, **kwargs)
 
         return destroy

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.shares.patches import Patches
+    from paceline.shares.survival.surviving_training import SurvivingTraining
 
 Model = TypeVar("Model", bound="nn.Module")
 _patches: list[Patches] = []  # of this rank, one at most
 _errors: list[BaseException] = []  # which have ended the script, one at most
 
 
-def install_patches(settings: BalanceSettings) -> Patches:
+def install_patches(settings: BalanceSettings, survival: SurvivingTraining | None = None) -> Patches:
     """Replace the functions of torch in this rank, once."""
     from paceline.shares.patches import Patches
 
     if not _patches:
-        patches = Patches(settings)
+        patches = Patches(settings, survival)
         patches.install()
         _patches.append(patches)
         atexit.register(_end, patches)
@@ -108,6 +109,7 @@ def _show_error(patches: Patches, show: Callable[..., object], kind: type, error
     """Show an error that ends the script, and that its batch had another size, if it had."""
     show(kind, error, trace)
     _errors.append(error)
+    patches.has_failed = True
     if patches.balancer is not None and not issubclass(kind, KeyboardInterrupt) and (hint := patches.balancer.hint):
         print(hint, file=sys.stderr, flush=True)
 
@@ -117,7 +119,7 @@ def _end(patches: Patches) -> None:
     balancer = patches.balancer
     if balancer is None:
         return
-    balancer.close()
+    patches.end_ranks()
     if balancer.record is not None:
         balancer.record.end(*_outcome())
         line = balancer.record.line

@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 from paceline.policies.shares import Pieces
 
 VARIABLE = "PACELINE_BALANCE"  # settings as JSON, in the environment of the ranks
+ON_DEATH = ("survive", "restart")
 WEIGHED_BY = ("auto", "samples", "tokens", "none")
 
 
@@ -25,6 +26,7 @@ class BalanceSettings:
         cost: path of a file with the cost of each sample, or a function of its index; None to look for lengths in the
             data set.
         dry_run: whether the script ends once it is known what is taken over.
+        on_death: what follows the loss of a rank: the others "survive" it where they can, or all "restart".
         out: folder of the run; None for none.
         overwrite: whether to replace an earlier run in that folder.
         launch: name that all starts of the ranks by one launcher share; empty if it has none.
@@ -35,6 +37,7 @@ class BalanceSettings:
     weigh: Literal["auto", "samples", "tokens", "none"] = "auto"
     cost: Callable[[Any], float] | str | None = None
     dry_run: bool = False
+    on_death: Literal["survive", "restart"] = "survive"
     out: str | None = None
     overwrite: bool = False
     launch: str = ""
@@ -43,6 +46,8 @@ class BalanceSettings:
         Pieces(1, self.pieces, self.max_share)
         if self.weigh not in WEIGHED_BY:
             raise UsageError(f"weigh={self.weigh!r}, expected one of {', '.join(WEIGHED_BY)}")
+        if self.on_death not in ON_DEATH:
+            raise UsageError(f"on_death={self.on_death!r}, expected one of {', '.join(ON_DEATH)}")
         if not (self.cost is None or callable(self.cost) or isinstance(self.cost, str)):
             raise UsageError(f"cost={self.cost!r}, expected a function of the index, or the path of a file as text")
 

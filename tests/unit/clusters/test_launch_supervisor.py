@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from paceline.clusters.launch_env import BOUND, ENDED, STANDBY
+from paceline.clusters.launch_env import BOUND, ENDED, STANDBY, SURVIVES
 from paceline.clusters.launch_supervisor import (
     LATE_S,
     LONGEST_PAUSE_S,
@@ -116,6 +116,21 @@ def test_ranks_in_a_process_group_are_all_started_again_whichever_is_lost(rank, 
     assert f"rank {rank} was killed by SIGKILL: all ranks of this host are started again in 1 s, from" in caplog.text
     assert lose_bound(supervisor, (rank + 1) % 3, KILLED, 7.0) == 9.0  # a loss of one is a loss of all
     assert end_all(supervisor, {0: 0, 1: 0, 2: 0}) == 0
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_ranks_that_survive_a_loss_go_on_and_the_run_ends_with_them(rank, caplog):
+    supervisor = started()
+    assert supervisor.on_exit(rank, KILLED, 5.0, [BOUND, SURVIVES]) == []
+    assert f"rank {rank} was killed by SIGKILL: the others go on without it" in caplog.text
+    assert supervisor.status is None
+    assert end_all(supervisor, {other: 0 for other in range(3) if other != rank}) == 0
+
+
+def test_ranks_that_can_survive_no_more_are_all_started_again():
+    supervisor = started()
+    assert supervisor.on_exit(1, KILLED, 5.0, [BOUND, SURVIVES]) == []
+    lose_bound(supervisor, 2, 1, 6.0)
 
 
 def test_a_script_whose_ranks_fail_in_turn_is_started_again_as_often_as_one_whose_rank_fails(caplog):

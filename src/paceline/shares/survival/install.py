@@ -1,16 +1,19 @@
-"""Mark of a script whose ranks train in a process group of torch, which no rank can leave."""
+"""Installation of what a rank does about losses: it tells the launcher of process groups, and may live through some."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
-from paceline.clusters.launch_env import BOUND
-from paceline.shares.survival.launcher_store import launcher_store
+from paceline.clusters.launch_env import BOUND, LaunchEnv
+from paceline.shares.survival.launcher_store import has_launcher_store, launcher_store
+from paceline.shares.survival.surviving_training import SurvivingTraining
+from paceline.utils.after_import import call_after_import
 
+SHARDED = "torch.distributed.optim.zero_redundancy_optimizer"
 OWNERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
 
@@ -25,9 +28,38 @@ def tell_launcher_of_groups() -> None:
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        store = launcher_store(os.environ)
-        if store is not None:
-            store.set(BOUND, "1")
+        if has_launcher_store(os.environ):
+            launcher_store(os.environ).set(BOUND, "1")
         return original(*args, **kwargs)
 
     return init_process_group
+
+
+def survival_of_rank(environment: Mapping[str, str]) -> SurvivingTraining | None:
+    """Return what lets this rank go on when others are lost; None where that is not possible."""
+    if not has_launcher_store(environment):
+        return None
+    launch = LaunchEnv.from_environment(environment)
+    if launch.nodes != 1 or launch.world_size == 1:
+        return None
+    survival = SurvivingTraining(partial(launcher_store, environment), launch.rank, launch.world_size)
+    give_up = partial(_give_up_at, survival)
+    give_up(OWNERS[0], "new_group", "the script makes groups of its own")
+    call_after_import(SHARDED, partial(give_up, SHARDED, "ZeroRedundancyOptimizer.__init__", "it shards its optimizer"))
+    return survival
+
+
+def _give_up_at(survival: SurvivingTraining, module: str, path: str, reason: str) -> None:
+    """Give survival up when a function of torch is called."""
+    owner: Any = sys.modules[module]
+    *owners, name = path.split(".")
+    for each in owners:
+        owner = getattr(owner, each)
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        survival.give_up(reason)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, call)

@@ -11,18 +11,21 @@ from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
 TIMEOUT = timedelta(seconds=60)
 
 
+def has_launcher_store(environment: Mapping[str, str]) -> bool:
+    """Return whether `paceline run` has started a process with these variables."""
+    if not started_by_torchrun(environment):
+        return False
+    launch = LaunchEnv.from_environment(environment)
+    return launch.keeps_ranks and launch.has_agent
+
+
 def launcher_store(environment: Mapping[str, str]) -> Any:
-    """Return a client of the store of `paceline run`; None in a process that it has not started.
+    """Return a client of the store of `paceline run`.
 
     Args:
-        environment: variables of this process.
+        environment: variables of a process for which `has_launcher_store` holds.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if not started_by_torchrun(environment):
-        return None
-    launch = LaunchEnv.from_environment(environment)
-    if not (launch.keeps_ranks and launch.has_agent):
-        return None
-    host, port = launch.master
+    host, port = LaunchEnv.from_environment(environment).master
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)

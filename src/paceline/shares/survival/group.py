@@ -1,0 +1,315 @@
+"""Process group that lives through the loss of ranks: a gloo group of the living inside, made anew after each loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+from paceline.errors import RunError
+from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
+from paceline.shares.survival.living_group import LivingGroup, Operation, Tensors
+from paceline.shares.survival.roll import Roll
+from paceline.shares.survival.roll_call import InterruptedMeetingError, RollCall
+
+dist: Any = torch.distributed
+
+
+class Training(Protocol):
+    """What a group asks of the training that it belongs to."""
+
+    def report(self, report: PlaceReport) -> PlaceReport:
+        """Return the report with what the training knows."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state after the last step."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over the state of another rank after a step that this one lacks."""
+
+    def regroup(self, agreed: Agreement) -> None:
+        """Go on as agreed, with other ranks than before."""
+
+    def give_up(self, reason: str) -> None:
+        """Let the next loss be one of all ranks."""
+
+
+class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not export its type
+    """Process group of all ranks, some of which may be lost.
+
+    Sums within a backward pass never fail: an error is kept until the pass has ended, as torch's reducer does not
+    survive one. Then, and in other collectives, the living agree on how they go on (`agree`). Reductions and broadcasts
+    are among the living; other collectives need all ranks.
+
+    Args:
+        calls: roll call of the ranks.
+        training: training of this rank.
+
+    Attributes:
+        position: units that this rank has passed.
+        voids: units that were given up.
+    """
+
+    def __init__(self, calls: RollCall, rank: int, ranks: int, training: Training) -> None:
+        super().__init__(rank, ranks)
+        self._calls = calls
+        self._place = rank, ranks
+        self._training = training
+        self._inner = LivingGroup(calls)
+        self._is_in_backward = False
+        self._sums: list[Operation] | None = None  # of a backward pass; None before the first one
+        self._kept: list[torch.Tensor] = []  # result of the last collective, for a rank that lacks it
+        self.position = 0
+        self.voids: set[int] = set()
+
+    def size(self) -> int:
+        """Return the number of ranks, lost ones too."""
+        return self._place[1]
+
+    def rank(self) -> int:
+        """Return the number of this rank."""
+        return self._place[0]
+
+    def getBackendName(self) -> str:  # noqa: N802  # of torch
+        """Return a name that torch does not know: for gloo it would look for the C++ object of the backend."""
+        return "survivor"
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Numbers of the living ranks."""
+        return self._inner.members
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that are lost."""
+        return [rank for rank in range(self.size()) if rank not in self.living]
+
+    # --- sums of a backward pass --------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """Begin a backward pass, of which the sums are one unit."""
+        self._is_in_backward, self._sums = True, None
+
+    def end_backward(self) -> bool:
+        """End a backward pass, and return whether this rank has its sums."""
+        sums, self._sums, self._is_in_backward = self._sums, None, False
+        if sums is None:
+            return True
+        is_void, is_whole = self.position in self.voids, all(each.is_whole for each in sums)
+        if is_whole:
+            self._kept = []
+        else:
+            self._agree(is_sum=True)
+        self.position += 1
+        return is_whole and not is_void
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        """Reduce tensors over the living."""
+        opts = opts or dist.AllreduceOptions()
+        if not self._is_in_backward:
+            return self._collective(lambda inner: inner.allreduce(tensors, opts), tensors)
+        self._sums = self._sums or []
+        if self.position in self.voids:
+            return _finished(tensors)
+        self._sums.append(self._inner.start(lambda inner: inner.allreduce(tensors, opts), tensors))
+        return _create_work_from_future(self._sums[-1].future)
+
+    # --- other collectives --------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+        """Copy the tensors of a rank to the living; those of a lost rank are those of the first living one."""
+
+        def run(inner: Any) -> Any:
+            given = dist.BroadcastOptions()
+            given.rootRank = self.living.index(opts.rootRank) if opts.rootRank in self.living else 0
+            return inner.broadcast(tensors, given)
+
+        return self._collective(run, tensors)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+        """Reduce tensors over the living, for one rank."""
+        given = dist.AllreduceOptions()
+        given.reduceOp = opts.reduceOp
+        sums = [each.clone() for each in tensors]
+        self._collective(lambda inner: inner.allreduce(sums, given), sums)
+        if opts.rootRank == self.rank():
+            _copy(sums, tensors)
+        return _finished(tensors)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Wait for the living."""
+        token = torch.zeros(1, device="cpu")
+        self._collective(lambda inner: inner.allreduce([token]), [token])
+        return _finished([token])
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        """Wait for the living."""
+        self.barrier()
+
+    def allgather(self, *args: Any) -> Any:
+        """Gather tensors of all ranks."""
+        return self._of_all("allgather", *args)
+
+    def _allgather_base(self, *args: Any) -> Any:
+        return self._of_all("_allgather_base", *args)
+
+    def all_gather_single(self, *args: Any) -> Any:
+        """Gather tensors of all ranks in one."""
+        return self._of_all("_allgather_base", *args)
+
+    def gather(self, *args: Any) -> Any:
+        """Gather tensors of all ranks on one."""
+        return self._of_all("gather", *args)
+
+    def scatter(self, *args: Any) -> Any:
+        """Scatter tensors to all ranks."""
+        return self._of_all("scatter", *args)
+
+    def reduce_scatter(self, *args: Any) -> Any:
+        """Reduce tensors, and scatter them to all ranks."""
+        return self._of_all("reduce_scatter", *args)
+
+    def _reduce_scatter_base(self, *args: Any) -> Any:
+        return self._of_all("_reduce_scatter_base", *args)
+
+    def alltoall(self, *args: Any) -> Any:
+        """Exchange tensors between all ranks."""
+        return self._of_all("alltoall", *args)
+
+    def alltoall_base(self, *args: Any) -> Any:
+        """Exchange parts of tensors between all ranks."""
+        return self._of_all("alltoall_base", *args)
+
+    def all_to_all_single(self, *args: Any) -> Any:
+        """Exchange parts of tensors between all ranks."""
+        return self._of_all("alltoall_base", *args)
+
+    def send(self, *args: Any) -> Any:
+        """Send tensors to a rank."""
+        return self._between_two("send", *args)
+
+    def recv(self, *args: Any) -> Any:
+        """Receive tensors from a rank."""
+        return self._between_two("recv", *args)
+
+    def finish(self) -> None:
+        """Wait for the end of the living, some of which may lack what this rank has."""
+        while True:
+            try:
+                self._calls.part(Roll(self._inner.generation, self.living))
+                break
+            except InterruptedMeetingError:
+                self._agree(is_sum=False)
+        self._inner.close()
+
+    def exchange(self, row: torch.Tensor) -> Operation:
+        """Begin to gather a row of each living rank. It is no unit: a rank goes on without the rows."""
+        rows = [torch.empty_like(row) for _ in self.living]
+        return self._inner.start(lambda inner: inner.allgather([rows], [row]), rows)
+
+    # --- what is inside -----------------------------------------------------------------------------------
+
+    def _of_all(self, name: str, *args: Any) -> Any:
+        return self._collective(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])), name)
+
+    def _between_two(self, name: str, *args: Any) -> Any:
+        self._training.give_up(f"{name} is between two ranks")
+        operation = self._inner.start(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])))
+        return _create_work_from_future(operation.future)
+
+    def _collective(self, run: Callable[[Any], Any], tensors: Tensors, of_all: str = "") -> Any:
+        """Carry out an operation, and begin it again with the living when a rank is lost."""
+        before = [each.clone() for each in tensors]
+        while True:
+            if of_all and self.missing:
+                self._refuse(of_all)
+            operation = self._inner.start(run, tensors)
+            operation.future.wait()
+            if operation.is_whole:
+                break
+            _copy(before, tensors)
+            result = self._agree(is_sum=False)
+            if result is not None and not of_all:
+                _copy(result, tensors)
+                break
+        self._kept = [each.clone() for each in tensors]
+        self.position += 1
+        return _finished(tensors)
+
+    def _refuse(self, name: str) -> NoReturn:
+        lost = ", ".join(map(str, self.missing))
+        self._training.give_up(f"{name} needs all ranks")
+        raise RunError(f"{name} needs all ranks, and rank {lost} is lost: all ranks are started again")
+
+    def _agree(self, *, is_sum: bool) -> list[torch.Tensor] | None:
+        """Go on with the living; return the result of the collective at which this rank stands, if another has it."""
+        self._inner.break_off()
+        while True:
+            roll = self._inner.next_roll()
+            if self.rank() not in roll.living:
+                raise RunError("this rank was silent for so long that the others have gone on without it")
+            report = PlaceReport(self.position, tuple(sorted(self.voids)), is_sum=is_sum)
+            try:
+                reports = self._calls.meet(roll, self._training.report(report))
+                self._inner.enter(roll)
+                agreed = agree(reports)
+                handed = self._hand_over(agreed) if agreed.given or agreed.told else {}
+            except InterruptedMeetingError:
+                continue
+            return self._go_on(agreed, handed)
+
+    def _go_on(self, agreed: Agreement, handed: dict[str, Any]) -> list[torch.Tensor] | None:
+        self.voids = set(agreed.voids)
+        if self.rank() in agreed.given:
+            self._training.load(handed["state"])
+        self._training.regroup(agreed)
+        return handed["result"] if self.rank() in agreed.told else None
+
+    def _hand_over(self, agreed: Agreement) -> dict[str, Any]:
+        """Return what some ranks lack, from the one that has it."""
+        is_source = self.rank() == agreed.source
+        buffer = BytesIO()
+        if is_source:
+            torch.save({"state": self._training.state(), "result": self._kept}, buffer)
+        size = torch.tensor([buffer.tell()], device="cpu")
+        self._spread(size, agreed.source)
+        data = (
+            torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+            if is_source
+            else size.new_empty(int(size), dtype=torch.uint8)
+        )
+        self._spread(data, agreed.source)
+        handed: dict[str, Any] = torch.load(BytesIO(data.numpy().tobytes()), weights_only=True)
+        return handed
+
+    def _spread(self, tensor: torch.Tensor, source: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = self.living.index(source)
+        operation = self._inner.start(lambda inner: inner.broadcast([tensor], options), [tensor])
+        operation.future.wait()
+        if not operation.is_whole:
+            raise InterruptedMeetingError
+
+
+def _finished(tensors: Tensors) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(list(tensors))
+    return _create_work_from_future(future)
+
+
+def _copy(source: Tensors, target: Tensors) -> None:
+    with torch.no_grad():
+        for each, value in zip(target, source, strict=True):
+            each.copy_(value)
+
+
+def _flat(tensors: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    else:
+        for each in tensors:
+            yield from _flat(each)

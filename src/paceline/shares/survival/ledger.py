@@ -1,0 +1,82 @@
+"""Ledger of the batches of a script: which were used in a step, and which are owed because a rank was lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from paceline.shares.survival.agreement import Range
+
+Whole = Sequence[list[Any]]  # indices of the samples of an update, by rank
+
+
+class NumberedBatch(NamedTuple):
+    """Batch of all ranks.
+
+    Attributes:
+        number: number in the order in which batches are dealt, from 0.
+        whole: its samples.
+    """
+
+    number: int
+    whole: Whole
+
+
+class BatchLedger:
+    """Account of the batches of one loader, the same on all ranks at the same place of the script.
+
+    Attributes:
+        undone: number of the first batch that was used in no step.
+        handed_out: number of the first batch that was not handed out.
+        dealt: number of the first batch that was not dealt.
+        owed: batches to be handed out again.
+        dropped: ranges of batches that were dealt and are not handed out.
+    """
+
+    def __init__(self) -> None:
+        self.undone = self.handed_out = self.dealt = 0
+        self.owed: deque[Whole] = deque()
+        self._computed: dict[int, Whole] = {}  # since the last step
+        self._in_vain: list[Range] = []
+        self.dropped: tuple[Range, ...] = ()
+
+    def deal(self, whole: Whole) -> NumberedBatch:
+        """Give a number to a batch that is dealt."""
+        self.dealt += 1
+        return NumberedBatch(self.dealt - 1, whole)
+
+    def hand_out(self, batch: NumberedBatch) -> bool:
+        """Return whether a batch is to be handed out; if not, it is owed."""
+        if _is_in(batch.number, self.dropped):
+            self.owed.append(batch.whole)
+            return False
+        self.handed_out = batch.number + 1
+        return True
+
+    def compute(self, batch: NumberedBatch) -> bool:
+        """Note a batch of which gradients are computed, and return whether it was used in no step yet."""
+        self._computed[batch.number] = batch.whole
+        return batch.number >= self.undone
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether a batch computed since the last step is computed again later, so that there is no step."""
+        return any(_is_in(number, self._in_vain) for number in self._computed)
+
+    def end_update(self, *, is_used: bool) -> None:
+        """Note that the batches computed since the last step are used in a step; if not, they are owed."""
+        if is_used:
+            self.undone = max([self.undone, *(number + 1 for number in self._computed)])
+        else:
+            self.owed.extend(self._computed.values())
+        self._computed = {}
+
+    def give_up(self, in_vain: Range, dropped: tuple[Range, ...]) -> None:
+        """Give up batches: some are computed in vain, others are not handed out."""
+        self._in_vain.append(in_vain)
+        self.dropped = dropped
+
+
+def _is_in(number: int, ranges: Sequence[Range]) -> bool:
+    return any(begin <= number < end for begin, end in ranges)

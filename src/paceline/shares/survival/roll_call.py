@@ -1,0 +1,166 @@
+"""Roll call of the ranks through the launcher's store: events, reports, and a gloo group for each generation."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from paceline.errors import RunError
+from paceline.shares.survival.agreement import PlaceReport
+from paceline.shares.survival.roll import Event, Roll, key_of
+
+dist: Any = torch.distributed  # it does not export the types of all its names
+LOOPBACK = "127.0.0.1"
+LONG = timedelta(days=365)
+POLL_S = 0.005  # between looks at the reports of the other ranks
+TOLD_S = 60.0  # for the launcher to tell why a group has failed
+END_TIMEOUT_S = 1.0
+TIMEOUT = timedelta(minutes=30)  # of an operation, as torch's
+IMMEDIATELY = timedelta(milliseconds=1)
+THREADS = 2
+
+
+class InterruptedMeetingError(Exception):
+    """A meeting that ended because of another event."""
+
+
+class RollCall:
+    """Events of all ranks as they come, and meetings of those that live.
+
+    Args:
+        connect: function that returns a new client of the launcher's store.
+        rank: number of this rank.
+        ranks: number of ranks.
+    """
+
+    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int) -> None:
+        self._connect = connect
+        self._rank = rank
+        self._ranks = ranks
+        self.store = connect()
+        self._changed = threading.Condition()
+        self._events: list[Event] = []
+
+    def watch(self, on_event: Callable[[int], object]) -> None:
+        """Call a function with each new generation, in a thread of its own."""
+        self._watcher = threading.Thread(target=self._watch, args=(self._connect(), on_event), daemon=True)
+        self._watcher.start()
+
+    def end(self) -> None:
+        """End the thread, which could not go on once the interpreter ends."""
+        self.store.set(key_of(len(self._events), self._rank), "")
+        self._watcher.join(END_TIMEOUT_S)
+
+    def roll(self) -> Roll:
+        """Return the roll after the events so far."""
+        with self._changed:
+            return Roll.called(self._ranks, self._events)
+
+    def after(self, generation: int) -> Roll:
+        """Return the roll of a newer generation, which is waited for.
+
+        Raises:
+            RunError: there is none.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._events) > generation, TOLD_S):
+                raise RunError("an operation of the process group failed, and no rank was lost")
+        return self.roll()
+
+    def meet(self, roll: Roll, report: PlaceReport) -> dict[int, PlaceReport]:
+        """Return the reports of all living ranks, which are waited for.
+
+        Raises:
+            InterruptedMeetingError: another event has come.
+        """
+        keys = {rank: f"paceline/report/{roll.generation}/{rank}" for rank in roll.living}
+        self.store.set(keys[self._rank], json.dumps(report))
+        while not self.store.check(list(keys.values())):
+            self._wait(roll, lambda: False, POLL_S)
+        return {rank: PlaceReport(*_as_tuples(json.loads(self.store.get(key)))) for rank, key in keys.items()}
+
+    def connect(self, roll: Roll) -> Any:
+        """Return a gloo group of the living ranks, all of which do the same.
+
+        Raises:
+            InterruptedMeetingError: another event has come.
+        """
+        store = dist.PrefixStore(f"paceline/group/{roll.generation}", self._connect())
+        made: list[Any] = []
+
+        def make() -> None:
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout, options._threads = TIMEOUT, THREADS
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+            group = dist.ProcessGroupGloo(store, roll.living.index(self._rank), len(roll.living), options)
+            with self._changed:
+                made.append(group)
+                self._changed.notify_all()
+
+        threading.Thread(target=make, daemon=True).start()
+        self._wait(roll, lambda: bool(made), TIMEOUT.total_seconds())
+        return made[0]
+
+    def part(self, roll: Roll) -> None:
+        """Wait until all living ranks have come to their end.
+
+        Raises:
+            InterruptedMeetingError: an event has come before.
+        """
+        self.store.set(f"paceline/end/{self._rank}", "1")
+        while not self.store.check([f"paceline/end/{rank}" for rank in roll.living]):
+            self._wait(roll, lambda: False, POLL_S)
+
+    def check(self, roll: Roll) -> None:
+        """Check that no event has come since a roll.
+
+        Raises:
+            InterruptedMeetingError: one has.
+        """
+        self._wait(roll, lambda: True, 0.0)
+
+    def _wait(self, roll: Roll, is_done: Callable[[], bool], timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: is_done() or len(self._events) > roll.generation, timeout_s)
+            if len(self._events) > roll.generation:
+                raise InterruptedMeetingError
+
+    def _watch(self, store: Any, on_event: Callable[[int], object]) -> None:
+        while True:
+            key = key_of(len(self._events), self._rank)
+            try:
+                store.wait([key], LONG)
+            except RuntimeError:  # the launcher has ended
+                return
+            if not (text := store.get(key).decode()):
+                return
+            with self._changed:
+                self._events.append(Event.from_text(text))
+                self._changed.notify_all()
+            on_event(len(self._events))
+
+
+def dispose(groups: list[Any]) -> threading.Thread:
+    """Disconnect the gloo groups of a list, whose operations then fail, and destroy them; both may take long."""
+
+    def end() -> None:
+        while groups:
+            for peer in range(groups[0].size()):
+                with suppress(RuntimeError):  # gloo closes a connection on which a wait has timed out
+                    groups[0].recv([torch.zeros(1)], peer, 0).wait(IMMEDIATELY)
+            groups.clear()
+
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    return ending
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

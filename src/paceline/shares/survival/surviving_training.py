@@ -1,0 +1,213 @@
+"""Training of a rank that survives the loss of others: which steps count, and what a rank gets that lacks one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.distributed import distributed_c10d
+
+from paceline.clusters.launch_env import SURVIVES, UNFIT
+from paceline.shares.handed_out import Loader
+from paceline.shares.survival.agreement import Agreement, PlaceReport
+from paceline.shares.survival.group import SurvivingGroup
+from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
+from paceline.shares.survival.roll_call import RollCall
+from paceline.utils.wording import counted
+
+LEAST_UPDATES = 3  # before it is known how a script trains
+
+
+class StepVerdict(Enum):
+    """What becomes of a step of the script."""
+
+    USED = auto()
+    GIVEN = auto()  # another rank has made it, and its state is here
+    IN_VAIN = auto()  # its batches are computed again
+
+
+class SurvivingTraining:
+    """Training of one rank that goes on when others are lost.
+
+    Args:
+        connect: function that returns a new client of the launcher's store.
+        rank: number of this rank.
+        ranks: number of ranks.
+
+    Attributes:
+        group: process group of all ranks, from the first model on.
+        on_regroup: functions that are called when the living ranks have changed.
+    """
+
+    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int) -> None:
+        self._connect = connect
+        self._place = rank, ranks
+        self.group: SurvivingGroup | None = None
+        self.on_regroup: list[Callable[[], object]] = []
+        self._ledgers: WeakKeyDictionary[Loader, BatchLedger] = WeakKeyDictionary()
+        self._ledger = BatchLedger()  # of the loader with training batches
+        self._models: list[torch.nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._scalers: list[Any] = []
+        self._step = StepVerdict.USED  # the last one
+        self._is_open = False  # whether there was a backward pass since
+        self._is_given = False
+        self._stepped = -1
+        self._updates = 0
+        self._is_fit = True
+
+    @cached_property
+    def _calls(self) -> RollCall:
+        return RollCall(self._connect, *self._place)
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that live."""
+        return self.group.living if self.group is not None else tuple(range(self._place[1]))
+
+    # --- what the patches tell ----------------------------------------------------------------------------
+
+    def before_model(self) -> None:
+        """Let the next model, and the script's own collectives, use a group that lives on."""
+        if self.group is None and self._is_fit:
+            self.group = SurvivingGroup(self._calls, *self._place, self)
+            become_default(self.group)
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Add a model whose state a rank gets that lacks a step."""
+        self._models.append(model)
+
+    def give_up(self, reason: str) -> None:
+        """Let the next loss be one of all ranks."""
+        if self._is_fit:
+            self._is_fit = False
+            self._calls.store.set(UNFIT, reason)
+            if self._place[0] == 0:
+                print(f"paceline: a lost rank starts all ranks again, because {reason}", file=sys.stderr, flush=True)
+
+    def ledger_of(self, loader: Loader) -> BatchLedger:
+        """Return the ledger of a loader."""
+        return self._ledgers.setdefault(loader, BatchLedger())
+
+    def compute(self, loader: Loader | None, batch: NumberedBatch | None) -> None:
+        """Note that a backward pass begins that computes a batch."""
+        if loader is None or batch is None:
+            self.give_up("the script makes its batches itself")
+            return
+        ledger = self.ledger_of(loader)
+        if self._updates and ledger is not self._ledger:
+            self.give_up("it trains on several loaders")
+        self._ledger = ledger
+        if not ledger.compute(batch):
+            self.give_up("it computes a batch for several steps")
+        self._is_open = True
+
+    def begin_backward(self) -> None:
+        """Begin the sums of a backward pass."""
+        if self.group is not None:
+            self.group.begin_backward()
+
+    def end_backward(self) -> bool:
+        """End the sums of a backward pass, and return whether this rank has them."""
+        return self.group is None or self.group.end_backward()
+
+    @_disable_dynamo
+    def takes_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer is to make its step."""
+        if not any(each is optimizer for each in self._optimizers):
+            self._optimizers.append(optimizer)
+        return self._end_update() is StepVerdict.USED
+
+    def takes_update(self, scaler: Any) -> bool:
+        """Return whether a GradScaler is to update its scale."""
+        if not any(each is scaler for each in self._scalers):
+            self._scalers.append(scaler)
+        return self._end_update() is StepVerdict.USED
+
+    @property
+    def advances(self) -> bool:
+        """Whether schedules are to advance: not after a step in vain."""
+        return self._step is not StepVerdict.IN_VAIN
+
+    def _end_update(self) -> StepVerdict:
+        if not self._is_open or self.group is None:
+            return self._step
+        is_in_vain = not self._is_given and self._ledger.is_in_vain
+        self._step = StepVerdict.GIVEN if self._is_given else StepVerdict.IN_VAIN if is_in_vain else StepVerdict.USED
+        self._is_open = self._is_given = False
+        self._ledger.end_update(is_used=not is_in_vain)
+        if not is_in_vain:
+            self._stepped = self.group.position - 1
+            self._updates += 1
+            if self._updates == LEAST_UPDATES and self._is_fit:
+                self._calls.store.set(SURVIVES, "1")
+        return self._step
+
+    def finish(self) -> None:
+        """Wait for the end of the other ranks, and go on without survival."""
+        group, self.group = self.group, None
+        if group is not None:
+            group.finish()
+
+    # --- what the group asks ------------------------------------------------------------------------------
+
+    def report(self, report: PlaceReport) -> PlaceReport:
+        """Return the report with what the training knows."""
+        ledger = self._ledger
+        return report._replace(
+            stepped=self._stepped,
+            undone=ledger.undone,
+            handed_out=ledger.handed_out,
+            dealt=ledger.dealt,
+            dropped=ledger.dropped,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the state after the last step."""
+        return {
+            "models": [[*model.parameters(), *model.buffers()] for model in self._models],
+            "optimizers": [each.state_dict()["state"] for each in self._optimizers],
+            "scalers": [each.state_dict() for each in self._scalers],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over the state of another rank after a step that this one lacks; learning rates are its own."""
+        with torch.no_grad():
+            for model, values in zip(self._models, state["models"], strict=True):
+                for each, value in zip([*model.parameters(), *model.buffers()], values, strict=True):
+                    each.copy_(value)
+        for optimizer, given in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": given})
+        for scaler, given in zip(self._scalers, state["scalers"], strict=True):
+            scaler.load_state_dict(given)
+        self._is_given = True
+
+    def regroup(self, agreed: Agreement) -> None:
+        """Go on as agreed, with other ranks than before."""
+        self._ledger.give_up(agreed.in_vain, agreed.dropped)
+        for function in self.on_regroup:
+            function()
+        if self._place[0] == self.living[0]:
+            there = ", ".join(map(str, self.living))
+            print(f"paceline: {counted(len(self.living), 'rank')} go on: {there}", file=sys.stderr, flush=True)
+
+
+def become_default(group: SurvivingGroup) -> None:
+    """Put a group in the place of torch's default group, with the same names and ranks."""
+    c10d: Any = distributed_c10d
+    world = c10d._world
+    before = world.default_pg
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
+        table[group] = table[before]
+    world.pg_names[group] = "paceline"
+    world.pg_to_tag[group] = world.pg_to_tag[before]
+    world.tags_to_pg.setdefault(world.pg_to_tag[before], []).append(group)
+    group._set_group_name("paceline")
+    c10d._register_process_group("paceline", group)
+    c10d._update_default_pg(group)

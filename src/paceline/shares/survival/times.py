@@ -1,0 +1,48 @@
+"""Times of the ranks that live."""
+
+from __future__ import annotations
+
+from math import nan
+
+import torch
+
+from paceline.shares.rank_times import RankTimes
+from paceline.shares.survival.group import SurvivingGroup
+from paceline.shares.survival.living_group import Operation
+
+
+class SurvivingTimes(RankTimes):
+    """Exchange of rows of numbers between the living ranks; a lost one has the time 0, which does not count.
+
+    Args:
+        count: number of ranks.
+        group: group of all ranks.
+    """
+
+    def __init__(self, count: int, group: SurvivingGroup) -> None:
+        self.count = count
+        self._group = group
+        self._pending: Operation | None = None
+
+    def begin(self, row: list[float]) -> None:
+        """Begin to gather a row."""
+        self._pending = self._group.exchange(torch.tensor(row, dtype=torch.float64, device="cpu"))
+
+    def end(self) -> list[list[float]] | None:
+        """Return the rows that were begun last, in the order of ranks; None if they are not there."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        pending.future.wait()
+        if not pending.is_whole:
+            return None
+        rows = dict(zip(self._group.living, pending.tensors, strict=True))
+        return [rows[rank].tolist() if rank in rows else [0.0, nan] for rank in range(self.count)]
+
+    def gather(self, row: list[float]) -> list[list[float]]:
+        """Return the rows of all ranks, which are waited for; a lost one has that of this rank."""
+        rows = torch.zeros(self.count, len(row), dtype=torch.float64, device="cpu")
+        rows[self._group.rank()] = torch.tensor(row)
+        self._group.allreduce([rows])
+        found = rows.tolist()
+        return [row if rank in self._group.missing else found[rank] for rank in range(self.count)]

@@ -1,0 +1,115 @@
+"""Losses of ranks of an unchanged DDP script under `paceline run`: the others go on, and no sample is lost."""
+
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from torch import nn
+
+import surviving_ddp
+from paths import environment
+from surviving_ddp import EPOCHS, SAMPLES, Numbered, flat, net, optimizer_of, schedule_of
+
+
+def run(folder, ranks, *faults, **variables):
+    """Run the script, and return what it has printed."""
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks)]
+    done = subprocess.run(
+        [*command, surviving_ddp.__file__, str(folder), *faults],
+        cwd=folder,
+        env=environment(**variables),
+        text=True,
+        timeout=100,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def notes_of(folder):
+    """Return by iteration the samples of each rank that has computed, and what each that has ended it says of it."""
+    computed, ended = defaultdict(dict), defaultdict(dict)
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_text().splitlines():
+            note = json.loads(line)
+            (computed if "samples" in note else ended)[note["iteration"]][int(file.stem)] = note
+    return computed, ended
+
+
+def replayed(computed, ended, ranks):
+    """Return the parameters of one process that computes the samples of each step, and check the learning rates."""
+    data, model = Numbered(), net()
+    optimizer = optimizer_of(model)
+    schedule = schedule_of(optimizer, ranks)
+    for iteration, notes in sorted(ended.items()):
+        told = next(iter(notes.values()))
+        if told["stepped"]:
+            samples = [sample for note in computed[iteration].values() for sample in note["samples"]]
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(data.x[samples]), data.y[samples]).backward()
+            optimizer.step()
+            schedule.step()
+        assert told["rate"] == schedule.get_last_lr()[0]
+    return flat(model)
+
+
+def check(folder, ranks, faults, **variables):
+    """Check bits, samples and parameters after the losses, and return how many iterations were in vain."""
+    printed = run(folder, ranks, *faults, **variables)
+    lost = {int(each.split(":")[0]) for each in faults}
+    assert printed.count(" was killed by SIGKILL: the others go on without it") == len(lost), printed
+    computed, ended = notes_of(folder)
+    for iteration, notes in ended.items():
+        assert len({(note["digest"], note["stepped"], note["rate"]) for note in notes.values()}) == 1, iteration
+    for epoch in range(EPOCHS):
+        used = Counter()
+        for iteration, notes in ended.items():
+            told = next(iter(notes.values()))
+            if told["stepped"] and told["epoch"] == epoch:
+                used.update(sample for note in computed[iteration].values() for sample in note["samples"])
+        assert used == Counter(range(SAMPLES)), epoch
+    whole = replayed(computed, ended, ranks)
+    for rank in range(ranks):
+        if rank not in lost:
+            found = torch.load(folder / f"{rank}.pt")
+            assert (found - whole).norm() <= 1e-12 * whole.norm()
+    return sum(not next(iter(notes.values()))["stepped"] for notes in ended.values())
+
+
+@pytest.mark.processes
+def test_the_others_go_on_and_each_sample_is_used_once(tmp_path):
+    assert check(tmp_path, 2, ["1:6:forward"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["forward", "sum", "step", "stepped", "evaluation"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_may_be_lost_at_any_place(tmp_path, place, lost):
+    check(tmp_path, 3, [f"{lost}:9:{place}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [["1:6:sum", "2:6:sum"], ["0:6:step", "3:6:forward"], ["0:6:stepped", "1:7:sum"], ["2:5:stepped", "1:12:stepped"]],
+)
+def test_several_ranks_may_be_lost(tmp_path, faults):
+    check(tmp_path, 4, faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["sum", "stepped"])
+def test_batches_that_processes_of_a_loader_hold_are_dealt_again(tmp_path, place):
+    check(tmp_path, 3, [f"1:5:{place}"], LOADER_PROCESSES="2")
+
+
+@pytest.mark.slow
+def test_a_collective_that_needs_all_ranks_starts_all_again(tmp_path):
+    printed = run(tmp_path, 3, "1:7:sum", GATHERS="1")
+    assert "allgather needs all ranks, and rank 1 is lost: all ranks are started again" in printed
+    assert printed.count("all ranks of this host are started again in ") == 1

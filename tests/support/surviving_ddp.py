@@ -1,0 +1,103 @@
+"""User's script: DDP in which ranks are killed at given places; each rank writes down what it has computed.
+
+Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with the places "forward", "sum" (when the
+first gradients are summed), "step", "stepped" and "evaluation".
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+SAMPLES, EPOCHS, BATCH = 96, 2, 4
+EVALUATED_EACH = 5
+
+
+class Numbered(Dataset):
+    """Samples with their numbers."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+        self.y = torch.randn(SAMPLES, 3, generator=generator, dtype=torch.float64)
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index], index
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def schedule_of(optimizer, ranks):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * SAMPLES // BATCH // ranks)
+
+
+def flat(model):
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def main():
+    folder, faults = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
+    first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def fault(place):
+        if first_life and [str(rank), str(iteration), place] in faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    data = Numbered()
+    sampler = DistributedSampler(data, seed=3)
+    workers = int(os.environ.get("LOADER_PROCESSES", "0"))
+    loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=workers)
+    model = DistributedDataParallel(net(), bucket_cap_mb=0.001)
+    optimizer = optimizer_of(model)
+    schedule = schedule_of(optimizer, ranks)
+    next(iter(model.parameters())).register_post_accumulate_grad_hook(lambda _: fault("sum"))
+    notes = (folder / f"{rank}.jsonl").open("a")
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for x, y, indices in loader:
+            note = {"iteration": iteration, "epoch": epoch}
+            print(json.dumps(note | {"samples": indices.tolist()}), file=notes, flush=True)
+            before = flat(model)
+            optimizer.zero_grad()
+            fault("forward")
+            nn.functional.mse_loss(model(x), y).backward()
+            fault("step")
+            optimizer.step()
+            schedule.step()
+            fault("stepped")
+            note |= {"stepped": not torch.equal(before, flat(model)), "rate": schedule.get_last_lr()[0]}
+            print(json.dumps(note | {"digest": flat(model).sum().item().hex()}), file=notes, flush=True)
+            if iteration % EVALUATED_EACH == EVALUATED_EACH - 1:
+                with torch.no_grad():
+                    loss = model(data.x).pow(2).mean() + rank * 0
+                fault("evaluation")
+                dist.all_reduce(loss)
+                if "GATHERS" in os.environ:
+                    dist.all_gather_object([None] * ranks, rank)
+            iteration += 1
+    torch.save(flat(model), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
