@@ -33,6 +33,8 @@ def _summary(folder: Path) -> str:
     from paceline.ddp_recording.recording import DDPRecording
     from paceline.ddp_recording.waiting import time_shares
     from paceline.errors import UsageError
+    from paceline.experiments.advise.shares_prediction import predict_shares
+    from paceline.policies.controllers.balance import Balance
 
     try:
         recording = DDPRecording(folder)
@@ -40,4 +42,5 @@ def _summary(folder: Path) -> str:
         return f"paceline: {error}"
     share = time_shares(recording).waiting_share
     found = f"{recording.steps} steps of {recording.ranks} ranks, {share:.1%} of the rank-time was waiting"
-    return f"paceline: {folder}: {found}; for details: paceline advise {folder}"
+    balanced = "" if recording.is_coarse else f"\npaceline: {predict_shares(recording, Balance()).sentence}"
+    return f"paceline: {folder}: {found}; for details: paceline advise {folder}{balanced}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.recording.timed_updates import TimedUpdate
+from collections.abc import Iterable
+
+from paceline.core.records import Record
+from paceline.recording.timed_updates import TimedUpdate, timed_updates
 from paceline.utils.wording import counted
 
 
@@ -18,6 +21,14 @@ class Gain:
     def __init__(self) -> None:
         self.updates = 0
         self.seconds = self.equal_s = 0.0
+
+    @classmethod
+    def of(cls, history: Iterable[Record]) -> Gain:
+        """Return the gain of a run, by its log."""
+        gain = cls()
+        for update in timed_updates(history):
+            gain.add(update)
+        return gain
 
     def add(self, update: TimedUpdate) -> None:
         """Add an update."""

@@ -24,9 +24,7 @@ def test_the_folder_has_every_update_and_decision_and_replays(tmp_path):
     record.end(Outcome.STOPPED, "the script has ended")
     history = SavedRun(tmp_path / "run").history
     assert kinds(tmp_path / "run") == ["RunStarted", "DecisionMade", "RunEnded"]
-    gain = Gain()
-    for update in timed_updates(history):
-        gain.add(update)
+    gain = Gain.of(history)
     assert gain.updates == record.gain.updates == 40
     assert str(gain) == str(record.gain)
     assert gain.equal_s == pytest.approx(record.gain.equal_s)
@@ -50,6 +48,14 @@ def test_a_replay_finds_a_decision_that_was_changed_or_left_out(tmp_path, line):
     log.write_text("".join(lines))
     found = pl.replay(tmp_path / "run")
     assert "the replay has the shares" in found.difference
+
+
+def test_advice_on_the_folder_says_what_was_gained(tmp_path):
+    train(record := record_in(tmp_path / "run"), 30)
+    record.end(Outcome.STOPPED, "")
+    text = str(pl.advise(tmp_path / "run", protocols=["bsp", "k_sync(k=2)"])).replace("\n", " ")
+    assert f"with the parameters of equal shares: {record.gain}." in text
+    assert "measure_steps" not in text
 
 
 def test_ranks_that_start_again_continue_the_log(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from itertools import groupby
 from math import isinf, nan
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.parser import parse_cluster
@@ -23,8 +24,10 @@ from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.result import PARTS, Advice, AutoChoice, Prediction
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.run_folder import SavedRun
+from paceline.recording.script_runs import SCRIPT
 from paceline.recording.validation import believed
 from paceline.run.simulate import simulate
+from paceline.shares.gain import Gain
 from paceline.utils.argument_types import checked_types
 
 UPDATES = 300  # simulated for each protocol
@@ -64,7 +67,7 @@ def advise(
         UsageError: the run lacks the data that are needed; the message says how to record them.
     """
     with believed(getattr(run, "path", run)):
-        trace, recorded, payload_bytes = _read(run)
+        trace, recorded, payload_bytes, gain = _read(run)
     given = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if given is not None and not isinstance(given, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster, for example '16*exp(mean=1)'")
@@ -88,18 +91,30 @@ def advise(
         predict_local_steps(wanted.plans[name], times[None], more, seed=seed, payload_bytes=payload_bytes)
         for name, more in (wanted.local_steps or {ranked.best.protocol: set()}).items()
     ]
-    return replace(ranked, evidence=None if given else nearest_evidence(trace), local_steps=local_steps)
+    evidence = None if given else nearest_evidence(trace)
+    return replace(ranked, evidence=evidence, local_steps=local_steps, gain=gain)
 
 
-def _read(run: str | Path | SavedRun | Trace) -> tuple[Trace, ObservedRun | None, float | None]:
-    """Return the times, the gradients and the bytes of the parameters of a run; a trace has only times."""
+class _Read(NamedTuple):
+    """Times, gradients and bytes of the parameters of a run, and the gain by shares; None for what it has not."""
+
+    trace: Trace
+    recorded: ObservedRun | None = None
+    payload_bytes: float | None = None
+    gain: Gain | None = None
+
+
+def _read(run: str | Path | SavedRun | Trace) -> _Read:
     if isinstance(run, Trace):
-        return run, None, None
+        return _Read(run)
     if not isinstance(run, SavedRun) and os.path.isfile(run):
-        return Trace.from_csv(run), None, None
+        return _Read(Trace.from_csv(run))
     saved = run if isinstance(run, SavedRun) else SavedRun(run)
     payload_bytes = FLOAT32_BYTES * saved.configuration["parameters"]
-    return Trace.of(saved.history, source=str(saved.path)), observed_run(saved), payload_bytes
+    if SCRIPT in saved.configuration:  # which has times only
+        trace = replace(Trace.of(saved.history, source=str(saved.path)), sums_as_transfers=True)
+        return _Read(trace, None, payload_bytes, Gain.of(saved.history))
+    return _Read(Trace.of(saved.history, source=str(saved.path)), observed_run(saved), payload_bytes)
 
 
 def default_protocols(n: int) -> list[str]:

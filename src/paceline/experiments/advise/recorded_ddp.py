@@ -23,6 +23,9 @@ from paceline.experiments.advise.protocol_choice import choose, score, trips_of
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.experiments.advise.recording_advice import DDPPrediction, RecordingAdvice
 from paceline.experiments.advise.result import AutoChoice
+from paceline.experiments.advise.shares_prediction import DEFAULT as BALANCED
+from paceline.experiments.advise.shares_prediction import predict_shares
+from paceline.policies.controllers.balance import Balance
 from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Plan
 from paceline.run.simulate import Simulated, simulate
@@ -65,9 +68,12 @@ def advise_recording(
     stragglers = find_stragglers(read)
     noise = _noise(read)
     auto = _choice(read, noise, seed)
-    names = _with_choice(protocols or [*_protocols(read.ranks, stragglers), "auto"], auto, read)
-    wanted = without_local_steps(map(_plan, names))
+    names = _with_choice(protocols or [*_protocols(read, stragglers), "auto"], auto, read)
+    balances = {name: balance for name in names if (balance := _balance(name)) is not None}
+    wanted = without_local_steps(_plan(name) for name in names if name not in balances)
     ranking = [_predict(read, plan, (), seed) for plan in wanted.plans.values()]
+    balanced = [predict_shares(read, balance, name) for name, balance in balances.items()]
+    ranking += [_as_ddp(read, each.protocol, each.seconds_per_update) for each in balanced]
     dropped = _slow_node(read, stragglers)
     if dropped:
         ranking.append(_predict(read, _plan("bsp"), dropped, seed))
@@ -86,6 +92,7 @@ def advise_recording(
         price=price,
         evidence=None if read.is_coarse else nearest_evidence(trace_of(read)),
         local_steps=local_steps,
+        balanced=min(balanced, key=lambda each: each.seconds_per_update) if balanced else None,
     )
 
 
@@ -120,10 +127,19 @@ def _with_choice(names: Sequence[str], auto: AutoChoice | None, recording: DDPRe
     return [name for name in dict.fromkeys(chosen) if name != "auto"]
 
 
-def _protocols(n: int, stragglers: Sequence[StragglerFacts]) -> list[str]:
-    """Return the protocols of the papers, and the one that waits for no persistent straggler."""
-    slow = max(1, sum(each.is_persistent for each in stragglers))
-    return list(dict.fromkeys([*default_protocols(n), f"k_sync(k={max(1, n - slow)})"]))
+def _protocols(recording: DDPRecording, stragglers: Sequence[StragglerFacts]) -> list[str]:
+    """Return shares by speed, the protocols of the papers, and the one that waits for no persistent straggler."""
+    n, slow = recording.ranks, max(1, sum(each.is_persistent for each in stragglers))
+    shares = [] if recording.is_coarse else [BALANCED]  # whose ranks need DDP
+    return list(dict.fromkeys([*shares, *default_protocols(n), f"k_sync(k={max(1, n - slow)})"]))
+
+
+def _balance(name: str) -> Balance | None:
+    """Return the settings of shares by speed; None for another protocol."""
+    plan = parse_plan(name)
+    controllers = plan.phases[0].controllers
+    first = controllers[0] if len(plan.phases) == len(controllers) == 1 else None
+    return first if isinstance(first, Balance) else None
 
 
 def _sort_key(prediction: DDPPrediction) -> float:
@@ -149,13 +165,17 @@ def _slow_node(recording: DDPRecording, stragglers: Sequence[StragglerFacts]) ->
 
 
 def _recorded(recording: DDPRecording) -> DDPPrediction:
-    update_s = float(recording.step_s.mean())
+    return _as_ddp(recording, AS_RECORDED, float(recording.step_s.mean()))
+
+
+def _as_ddp(recording: DDPRecording, name: str, update_s: float) -> DDPPrediction:
+    """Return the prediction for updates of DDP that take so many seconds."""
     seconds = update_s * recording.steps
     n = recording.ranks
     ring_bytes = 2 * (n - 1) / n * recording.payload_bytes
     has_noise = len(recording.gradient_samples) >= LEAST_SAMPLES
     spread = (seconds, seconds, seconds) if has_noise else (nan, nan, nan)
-    return DDPPrediction(AS_RECORDED, update_s, n / update_s, 0.0, 8 * ring_bytes / update_s, *spread)
+    return DDPPrediction(name, update_s, n / update_s, 0.0, 8 * ring_bytes / update_s, *spread)
 
 
 def _plan(name: str) -> Plan:

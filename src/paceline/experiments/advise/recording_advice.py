@@ -12,6 +12,7 @@ from paceline.experiments.advise.evidence import Evidence
 from paceline.experiments.advise.local_steps_advice import LocalStepsAdvice
 from paceline.experiments.advise.recorded_noise import NoiseScale
 from paceline.experiments.advise.result import AutoChoice, choice_sentence
+from paceline.experiments.advise.shares_prediction import SharesPrediction
 from paceline.recording.run_folder import plain
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
@@ -75,6 +76,7 @@ class RecordingAdvice(TableRepresentation):
         evidence: comparison with DDP on the cluster that is nearest to the recorded one.
         local_steps: times per minibatch with local steps, of the protocols that were given with local steps, or else of
             all-reduce.
+        balanced: times with shares of the batch by speed; None if they are not among the protocols.
     """
 
     recording: DDPRecording
@@ -86,6 +88,7 @@ class RecordingAdvice(TableRepresentation):
     price: float | None = None
     evidence: Evidence | None = None
     local_steps: Sequence[LocalStepsAdvice] = ()
+    balanced: SharesPrediction | None = None
 
     @property
     def waiting_hours(self) -> float:
@@ -114,6 +117,7 @@ class RecordingAdvice(TableRepresentation):
             "noise_scale": None if self.noise is None else plain(self.noise.ratio),
             "ranking": [plain(each._asdict()) for each in self.ranking],
             "local_steps": [each.as_json() for each in self.local_steps],
+            "balanced": self.balanced and {**plain(self.balanced._asdict()), "gain": self.balanced.gain},
         }
 
     def _facts(self) -> Mapping[str, object]:
@@ -151,6 +155,7 @@ class RecordingAdvice(TableRepresentation):
         return [
             *on_device,
             *self._straggler_notes(),
+            *([self.balanced.sentence] if self.balanced else []),
             *self._noise_notes(),
             *self._link_notes(),
             *local_steps,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from paceline.experiments.advise.evidence import Evidence
 from paceline.experiments.advise.local_steps_advice import LocalStepsAdvice
 from paceline.recording.run_folder import plain
+from paceline.shares.gain import Gain
 from paceline.utils.representation import TableRepresentation
 from paceline.utils.text_table import TextTable
 from paceline.utils.wording import counted
@@ -98,6 +99,7 @@ class Advice(TableRepresentation):
         evidence: comparison with DDP on the cluster that is nearest to the recorded one.
         local_steps: times per minibatch with local steps, of the protocols that were given with local steps, or else of
             the best one.
+        gain: what unequal shares have gained, for the run of a script whose ranks share the samples.
     """
 
     ranking: Sequence[Prediction]
@@ -105,6 +107,7 @@ class Advice(TableRepresentation):
     auto: AutoChoice | None = None
     evidence: Evidence | None = None
     local_steps: Sequence[LocalStepsAdvice] = ()
+    gain: Gain | None = None
 
     @property
     def best(self) -> Prediction:
@@ -165,6 +168,11 @@ class Advice(TableRepresentation):
 
     def _verdict_of_times(self) -> list[str]:
         most = max(self.ranking, key=lambda each: each.gradients_per_s)
+        if self.gain is not None:
+            return [
+                f"Shares of the batch by speed, with the parameters of equal shares: {self.gain}.",
+                "Other protocols have other parameters; to try one, attach the loop (paceline.attach).",
+            ]
         return [
             "A trace has times but no gradients, so the number of updates of each protocol is unknown.",
             f"If gradients have little noise: {self.best.protocol}, the shortest update.",

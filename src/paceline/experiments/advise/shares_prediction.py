@@ -1,0 +1,117 @@
+"""Prediction of what shares by speed would give a recorded DDP run, and the command that gives it them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.ddp_recording import layout
+from paceline.ddp_recording.recording import DDPRecording, Seconds
+from paceline.policies.controllers.balance import Balance
+from paceline.policies.shares import WINDOW, ShareBalancer
+from paceline.utils import files
+from paceline.utils.wording import in_one_line, printable
+
+DEFAULT = "balanced(m=8, leases=1)"
+BATCH_SIZE = 64  # where the recording has none
+NOTABLE = 1.03
+LONGEST_COMMAND = 300
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
+MODULE = ("-m", "--module")
+UNKNOWN = ["train.py"]
+
+
+class SharesPrediction(NamedTuple):
+    """Predicted time of DDP with shares by speed.
+
+    Attributes:
+        protocol: text of the protocol.
+        seconds_per_update: predicted seconds per update, > 0.
+        equal_s: recorded seconds per update of the same updates.
+        command: command that gives the recorded script these shares.
+    """
+
+    protocol: str
+    seconds_per_update: float
+    equal_s: float
+    command: str
+
+    @property
+    def gain(self) -> float:
+        """Time with equal shares over that with shares by speed."""
+        return self.equal_s / self.seconds_per_update
+
+    @property
+    def sentence(self) -> str:
+        """Prediction as a sentence, with the command."""
+        if self.gain < NOTABLE:
+            return f"Shares of the batch by speed would gain nothing ({self.gain:.2f} x): no rank is slow for long."
+        return (
+            f"With shares of the batch by speed an update would take {self.seconds_per_update:.3g} s in place of "
+            f"{self.equal_s:.3g} ({self.gain:.2f} x), with the same parameters: {self.command}"
+        )
+
+
+def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DEFAULT) -> SharesPrediction:
+    """Return the time with the shares that the policy would have decided in the recorded run.
+
+    The own work of a rank is taken to be in proportion to its samples, and the rest of a step to stay. The policy knows
+    the times of a step one step later, as in a real run. The first steps, in which it learns the speeds, are left out
+    of a long enough recording.
+
+    Args:
+        recording: recording of two ranks or more.
+        balance: settings of the shares.
+        protocol: text of the protocol.
+    """
+    size = recording.headers[0].batch_size or BATCH_SIZE
+    shared_s, equal_s = simulated_steps(recording.work_s, ShareBalancer(recording.ranks, balance.sizes(size)), size)
+    rest_s = recording.step_s.mean(axis=0) - equal_s
+    first = WINDOW if recording.steps >= 2 * WINDOW else 0
+    update_s, before_s = (float((steps_s + rest_s)[first:].mean()) for steps_s in (shared_s, equal_s))
+    return SharesPrediction(protocol, update_s, before_s, run_command(recording))
+
+
+def simulated_steps(work_s: Seconds, policy: ShareBalancer, size: int) -> tuple[Seconds, Seconds]:
+    """Return the longest own work of each step, with the shares of a policy, and with equal ones.
+
+    Args:
+        work_s: own work of each rank for a whole batch, in seconds, as ranks x steps.
+        policy: policy of the shares.
+        size: samples of a batch.
+    """
+    longest_s = np.empty(work_s.shape[1])
+    before: tuple[tuple[int, ...], list[float]] | None = None
+    for step, whole_s in enumerate(work_s.T):
+        shares = policy.shares
+        seconds = (whole_s * shares / size).tolist()
+        longest_s[step] = max(seconds)
+        if before is not None:
+            policy.decide(*before)
+        before = shares, seconds
+    return longest_s, work_s.max(axis=0)
+
+
+def run_command(recording: DDPRecording) -> str:
+    """Return the command that gives the recorded script shares by speed."""
+    hosts = len({header.host for header in recording.headers})
+    several = f"--nnodes {hosts} --node-rank RANK --rdzv-endpoint HOST:29400 " if hosts > 1 else ""
+    script = in_one_line(printable(shlex.join(_script(recording))), LONGEST_COMMAND)
+    return f"paceline run {several}--nproc-per-node {recording.ranks // hosts} {script}"
+
+
+def _script(recording: DDPRecording) -> list[str]:
+    """Return the script in the recorded command, with its arguments."""
+    for path in sorted(recording.path.glob(layout.HOSTS)):
+        try:
+            content = files.read_json(path)
+        except (OSError, files.ContentError):
+            continue
+        command = content.get("command") if isinstance(content, dict) else None
+        words = [str(word) for word in command] if isinstance(command, list) else []
+        for place, (word, after) in enumerate(zip(words, [*words[1:], ""], strict=False)):
+            if word.endswith(".py") or (word in MODULE and after not in LAUNCHERS):
+                return words[place:]
+    return UNKNOWN

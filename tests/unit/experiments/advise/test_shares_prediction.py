@@ -1,0 +1,106 @@
+"""Predicted gain of shares by speed, from recordings of DDP."""
+
+import json
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from ddp_recordings import describe, write_recording
+from paceline.ddp_recording import layout
+from paceline.ddp_recording.recording import DDPRecording
+from paceline.experiments.advise.shares_prediction import predict_shares, run_command, simulated_steps
+from paceline.policies.controllers.balance import Balance
+from paceline.policies.shares import Pieces, ShareBalancer
+
+STEPS, RANKS, SUM_MS = 120, 4, 6.0
+
+
+def recording(folder, work_ms, batch_size=16, hosts=None):
+    write_recording(folder, work_ms, sum_ms=SUM_MS, hosts=hosts)
+    for rank in range(RANKS):
+        describe(folder, rank, 0, batch_size=batch_size)
+    return DDPRecording(folder)
+
+
+def slow(factor):
+    work = np.full((RANKS, STEPS), 100.0)
+    work[3] *= factor
+    return work
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+def test_a_slow_rank_gets_fewer_samples(tmp_path, factor):
+    found = predict_shares(recording(tmp_path, slow(factor), 32), Balance(pieces=16))
+    ideal_ms = 100 * RANKS / (RANKS - 1 + 1 / factor)
+    assert found.equal_s == pytest.approx((100 * factor + SUM_MS) / 1000)
+    assert ideal_ms < 1000 * found.seconds_per_update - SUM_MS < 1.1 * ideal_ms  # whole pieces, at least one
+    assert f"({found.gain:.2f} x), with the same parameters: paceline run --nproc-per-node 4" in found.sentence
+
+
+def test_equal_ranks_gain_nothing(tmp_path):
+    noise = np.random.default_rng(0).lognormal(0, 0.05, (RANKS, STEPS))
+    found = predict_shares(recording(tmp_path, 100 * noise), Balance())
+    assert found.gain == pytest.approx(1, abs=0.01)
+    assert "would gain nothing" in found.sentence
+    assert "paceline run" not in found.sentence
+
+
+def test_a_rank_that_is_slow_for_a_while_is_followed_late(tmp_path):
+    work = np.full((RANKS, STEPS), 100.0)
+    for step in range(STEPS):
+        work[step // 15 % RANKS, step] *= 3
+    gain = predict_shares(recording(tmp_path, work), Balance()).gain
+    ideal = (300 + SUM_MS) / (100 * RANKS / (RANKS - 1 + 1 / 3) + SUM_MS)
+    assert 1.3 < gain < 0.85 * ideal
+
+
+def test_one_change_that_is_not_worth_it_is_not_made():
+    """Hysteresis: a formula without it would move samples at once."""
+    policy = ShareBalancer(2, Pieces(16))
+    work_s = np.array([[1.0, 1.2, 0.9, 1.1] * 10, [1.02, 1.1, 1.0, 1.0] * 10])
+    shared_s, equal_s = simulated_steps(work_s, policy, 16)
+    assert shared_s.tolist() == equal_s.tolist()
+    assert policy.shares == (16, 16)
+
+
+def test_a_decision_is_by_the_times_of_the_step_before_the_latest():
+    work_s = np.array([[1.0] * 6, [3.0] * 6])
+    shared_s, _ = simulated_steps(work_s, ShareBalancer(2, Pieces(16)), 16)
+    assert shared_s.tolist()[:3] == [3.0, 3.0, 3.0]  # two times, each known a step later
+    assert shared_s[3] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "hosts", "shown"),
+    [
+        (["torchrun", "--standalone", "--nproc-per-node", "4", "train.py", "--lr", "0.1"], None, "train.py --lr 0.1"),
+        (["python", "-m", "torch.distributed.run", "--nproc-per-node=4", "-m", "pkg.train"], None, "-m pkg.train"),
+        (["python", "-m", "torch.distributed.run", "a b.py"], None, "'a b.py'"),
+        (["srun", "start.sh"], None, "train.py"),
+        (["torchrun", "x\x1b[31m.py"], None, "'x"),
+        (7, None, "train.py"),
+    ],
+)
+def test_the_command_is_that_of_the_recorded_script(tmp_path, command, hosts, shown):
+    read = recording(tmp_path, slow(2.0))
+    layout.host_file(tmp_path, "alpha").write_text(json.dumps({"schema": 1, "command": command}))
+    assert run_command(read).startswith(f"paceline run --nproc-per-node 4 {shown}"[:40])
+    assert "\x1b" not in run_command(read)
+
+
+def test_the_command_on_several_hosts_names_where_they_meet(tmp_path):
+    read = recording(tmp_path, slow(2.0), hosts=list("aabb"))
+    assert run_command(read) == (
+        "paceline run --nnodes 2 --node-rank RANK --rdzv-endpoint HOST:29400 --nproc-per-node 2 train.py"
+    )
+
+
+def test_advice_ranks_shares_among_the_protocols(tmp_path):
+    recording(tmp_path, slow(2.0))
+    advice = pl.advise_recording(tmp_path, protocols=["bsp", "balanced(m=16, leases=1)"])
+    by_name = {each.protocol: each.seconds_per_update for each in advice.ranking}
+    assert by_name["balanced(m=16, leases=1)"] == advice.balanced.seconds_per_update < by_name["bsp"]
+    assert advice.as_json()["balanced"]["gain"] == advice.balanced.gain
+    assert advice.balanced.sentence in str(advice).replace("\n", " ")
+    assert pl.advise_recording(tmp_path, protocols=["bsp"]).balanced is None
