@@ -15,10 +15,12 @@ SCRIPT = """
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import device_mesh, fsdp
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
+mesh = device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("model", "shard"))
 data = TensorDataset(torch.randn(400, 6))
 loader = {loader}
 model = {model}
@@ -110,6 +112,8 @@ STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda se
         ({"loader": STREAM}, "DataLoader(Stream) does not deal its samples"),
         ({"loader": "[(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
         ({"loss": "out.logsumexp(0).sum().exp().log()"}, "give --weigh samples"),
+        ({"wrapped": "model"}, "2 ranks train without DistributedDataParallel or fully_shard"),
+        ({"wrapped": "fsdp.fully_shard(model, mesh=mesh['shard'])"}, "sharded over 1 of the 2 ranks"),
         ({"wrapped": "nn.DataParallel(model)"}, "DataParallel is not balanced"),
         (
             {"wrapped": "nn.parallel.DistributedDataParallel(model, process_group=dist.new_subgroups(1)[0])"},

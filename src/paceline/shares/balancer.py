@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -154,9 +154,9 @@ class Balancer:
             self._loaders.handed_out(loader, dealt.size)
         return True
 
-    def forward_began(self, sizes: Collection[int]) -> None:
-        """Note a forward pass with gradients, which reads tensors of these first dimensions."""
-        self._batches.forward_began(sizes)
+    def forward_began(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Note a forward pass with gradients, which reads tensors of these shapes."""
+        self._batches.forward_began(shapes)
         self.stopwatch.start()
 
     def weight_of(self, loss: torch.Tensor) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.shares.batches import Dealt
+from paceline.shares.texts import WITHOUT
 
 MOST_WAITING = 256  # batches that a script has taken and not computed
 
@@ -57,16 +58,17 @@ class HandedOutBatches:
         """Add a batch."""
         self._waiting.append(batch)
 
-    def forward_began(self, sizes: Collection[int]) -> None:
+    def forward_began(self, shapes: Collection[Sequence[int]]) -> None:
         """Note a forward pass with gradients.
 
         Args:
-            sizes: first dimension of each tensor that it reads.
+            shapes: shape of each tensor that it reads, of one dimension at least.
 
         Raises:
-            UsageError: it cannot be told which batch it computes.
+            UsageError: it cannot be told which batch it computes, or it computes none.
         """
         self._is_seen = True
+        sizes = {shape[0] for shape in shapes}
         known = [each for each in self._waiting if self._is_training(each.loader)]
         waiting = known or list(self._waiting)
         in_order = known or waiting[::-1]  # at first, batches for evaluation may come before
@@ -78,6 +80,7 @@ class HandedOutBatches:
             self._current = fitting
         elif waiting and self._samples(self._current) not in sizes:
             self._take_latest(waiting)
+        self._check_is_read(shapes, sizes)
 
     def backward_began(self) -> HandedOut:
         """Return the batch of a backward pass: that of the latest forward pass, if one was seen since it was taken.
@@ -89,6 +92,16 @@ class HandedOutBatches:
             self._take_latest(list(self._waiting))
         self._is_seen = False
         return self._current
+
+    def _check_is_read(self, shapes: Collection[Sequence[int]], sizes: Collection[int]) -> None:
+        """Check that a pass does not compute as many samples as with equal shares, which are others than its own."""
+        samples, dealt = self._samples(self._current), self._current.dealt
+        if dealt is not None and samples != dealt.size in sizes and not any(samples in shape for shape in shapes):
+            raise UsageError(
+                f"the model computes {dealt.size} samples, but this rank's batch has {samples}: let the script compute "
+                f"what the loader hands out, len(batch) samples of it, or ask paceline.share({dealt.size}) for the "
+                f"size of a batch of its own; {WITHOUT}"
+            )
 
     def _take_latest(self, waiting: list[HandedOut]) -> None:
         if self._is_told_apart or len({self._samples(each) for each in waiting}) > 1:

@@ -20,7 +20,7 @@ from paceline.shares.balancer import Balancer
 from paceline.shares.handed_out import Loader
 from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
-from paceline.shares.refusals import check_group, refusing
+from paceline.shares.refusals import OtherTraining, check_group, refusing
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.survival.steps import patch_steps
 from paceline.shares.survival.surviving_training import SurvivingTraining
@@ -53,6 +53,7 @@ class Patches:
         self._is_in_backward = False
         self._is_synced = True
         self._passes = ForwardPasses()
+        self._other_training = OtherTraining()
         self._loaders: WeakKeyDictionary[Any, ref[Loader]] = WeakKeyDictionary()
         self._asked: list[int] = []  # batches of the script itself before the first model
 
@@ -154,7 +155,7 @@ class Patches:
             return
         self._is_synced = bool(getattr(model, "require_backward_grad_sync", True))
         with refusing():
-            self.balancer.forward_began(set(_first_dimensions((inputs, kwargs))))
+            self.balancer.forward_began(list(_shapes((inputs, kwargs))))
 
     def _leave_out_gathers(self, module: torch.nn.Module) -> None:
         """Stop the time while FSDP gathers the parameters of a module, and while it frees them."""
@@ -211,6 +212,9 @@ class Patches:
     def _with_backward(self, original: Function) -> Function:
         @wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if self.balancer is None:
+                with refusing():
+                    self._other_training.backward_began()
             if self.balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
@@ -292,16 +296,17 @@ def _is_inner(module: torch.nn.Module) -> bool:
     return state_of is not None and not state_of()._is_root
 
 
-def _first_dimensions(values: object) -> Iterator[int]:
+def _shapes(values: object) -> Iterator[Sequence[int]]:
+    """Yield the shapes of tensors, also of those in mappings and sequences."""
     if isinstance(values, torch.Tensor):
         if values.dim():
-            yield values.shape[0]
+            yield values.shape
     elif isinstance(values, Mapping):
         for each in values.values():
-            yield from _first_dimensions(each)
+            yield from _shapes(each)
     elif isinstance(values, Sequence) and not isinstance(values, str):
         for each in values:
-            yield from _first_dimensions(each)
+            yield from _shapes(each)
 
 
 def _weighed(roots: list[torch.Tensor], grads: Any, weight: float) -> list[torch.Tensor]:

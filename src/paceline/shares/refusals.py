@@ -17,6 +17,12 @@ from paceline.utils.after_import import call_after_import
 
 REFUSED_STATUS = 2  # of a wrong command, as which a launcher does not start it again
 DDP = "torch.nn.parallel.distributed"
+FSDP_GROUPS = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.distributed._composable.fsdp._fsdp_param_group",
+)
+OWN_TRAINING = ("paceline.user_loop", "paceline.engines")  # of attached loops, and of workers
+MOST_PASSES = 3  # of ranks that train without a model that is taken over
 refused: list[str] = []  # sentences that have ended this process, one at most
 
 
@@ -51,9 +57,44 @@ def check_group(model: torch.nn.Module, members: int) -> None:
         )
 
 
+def check_mesh(mesh: Any) -> None:
+    """Check that all ranks train what FSDP shards over a mesh of devices.
+
+    Raises:
+        UsageError: some do not.
+    """
+    if mesh.size() != dist.get_world_size():
+        raise UsageError(
+            f"a module is sharded over {mesh.size()} of the {dist.get_world_size()} ranks: models that are divided by "
+            f"tensors, layers or contexts are not balanced; shard it over all ranks, {WITHOUT}"
+        )
+
+
+class OtherTraining:
+    """Training of several ranks with no model that is taken over."""
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def backward_began(self) -> None:
+        """Note a backward pass before there is such a model.
+
+        Raises:
+            UsageError: ranks train in another way.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1 or any(name in sys.modules for name in OWN_TRAINING):
+            return
+        self._passes += 1
+        if self._passes > MOST_PASSES:
+            raise UsageError(
+                f"{dist.get_world_size()} ranks train without DistributedDataParallel or fully_shard, so their batches "
+                f"cannot be shared: wrap the model in one of them before it trains, {WITHOUT}"
+            )
+
+
 def refuse_others() -> None:
     """Replace what starts such a training by a sentence."""
-    one = "wrap the model in DistributedDataParallel"
+    one, torchrun = "wrap the model in DistributedDataParallel", WITHOUT.removeprefix("or ")
     for module, path, advice in (
         ("torch.nn.parallel.data_parallel", "DataParallel.__init__", f"{one}, {WITHOUT}"),
         (
@@ -63,12 +104,18 @@ def refuse_others() -> None:
         ),
         (DDP, "DistributedDataParallel.register_comm_hook", f"leave the hook out, {WITHOUT}"),
         (DDP, "DistributedDataParallel._register_builtin_comm_hook", f"leave the hook out, {WITHOUT}"),
+        ("torch.distributed.algorithms.join", "Join.__init__", f"leave it out, {WITHOUT}"),
+        ("torch.distributed.fsdp", "FullyShardedDataParallel.__init__", f"shard the model by fully_shard, {WITHOUT}"),
         ("torch.multiprocessing", "spawn", "the ranks are started already: call the function itself"),
-        ("torch.distributed.pipelining", "PipelineStage.__init__", WITHOUT.removeprefix("or ")),
-        ("deepspeed", "initialize", WITHOUT.removeprefix("or ")),
-        ("horovod.torch", "init", WITHOUT.removeprefix("or ")),
+        ("torch.distributed.pipelining", "PipelineStage.__init__", torchrun),
+        ("torch.distributed.tensor.parallel", "parallelize_module", torchrun),
+        ("torch.distributed.tensor.experimental", "context_parallel", torchrun),
+        ("deepspeed", "initialize", torchrun),
+        ("horovod.torch", "init", torchrun),
     ):
         call_after_import(module, _replacing(module, path, advice))
+    for module in FSDP_GROUPS:  # of torch 2.6 and newer, and of older ones
+        call_after_import(module, _checking_meshes(module))
 
 
 def _replacing(module: str, path: str, advice: str) -> Callable[[], None]:
@@ -77,12 +124,30 @@ def _replacing(module: str, path: str, advice: str) -> Callable[[], None]:
         owner: Any = sys.modules[module]
         for each in owners:
             owner = getattr(owner, each)
-        original = getattr(owner, name)
+        original = getattr(owner, name, None)
+        if original is None:  # in an older version
+            return
 
         @wraps(original)
         def refused(*args: Any, **kwargs: Any) -> Any:
             refuse(f"{path.removesuffix('.__init__')} is not balanced: {advice}")
 
         setattr(owner, name, refused)
+
+    return replace
+
+
+def _checking_meshes(module: str) -> Callable[[], None]:
+    def replace() -> None:
+        owner = sys.modules[module].FSDPParamGroup
+        original = owner.__init__
+
+        @wraps(original)
+        def init(group: Any, params: Any, modules: Any, mesh_info: Any, *args: Any, **kwargs: Any) -> None:
+            with refusing():
+                check_mesh(mesh_info.mesh)
+            original(group, params, modules, mesh_info, *args, **kwargs)
+
+        owner.__init__ = init
 
     return replace

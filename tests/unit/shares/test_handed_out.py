@@ -25,7 +25,7 @@ def test_a_plain_loop_computes_the_batch_that_it_was_given(batches):
     for own in (8, 8, 10, 6):
         given = batch(own)
         batches.add(given)
-        batches.forward_began({own})
+        batches.forward_began([(own,)])
         assert batches.backward_began() is given
 
 
@@ -35,7 +35,7 @@ def test_batches_that_are_taken_ahead_are_told_apart_by_their_sizes(batches, ahe
     for number, each in enumerate(given):
         for taken in given[number + ahead : number + ahead + 1] if number else given[: ahead + 1]:
             batches.add(taken)
-        batches.forward_began({each.dealt.samples[0], 64})
+        batches.forward_began([(each.dealt.samples[0], 3), (64,)])
         assert batches.backward_began().dealt == each.dealt
 
 
@@ -45,28 +45,28 @@ def test_batches_of_a_whole_update_may_be_taken_at_once(batches):
         for each in given:
             batches.add(each)
         for each in given:
-            batches.forward_began({each.dealt.samples[0]})
+            batches.forward_began([(each.dealt.samples[0],)])
             assert batches.backward_began().dealt == each.dealt
 
 
 def test_a_second_pass_computes_the_same_batch(batches):
     batches.add(batch(10))
-    batches.forward_began({10})
+    batches.forward_began([(10,)])
     first = batches.backward_began()
-    batches.forward_began({10})
+    batches.forward_began([(10,)])
     assert batches.backward_began() is first
     assert batches.backward_began() is first
 
 
 def test_batches_for_evaluation_do_not_count(batches):
     batches.add(batch(8))
-    batches.forward_began({8})
+    batches.forward_began([(8,)])
     batches.backward_began()
     for _ in range(5):
         batches.add(batch(8, OTHER))
     trained = batch(8)
     batches.add(trained)
-    batches.forward_began({8})
+    batches.forward_began([(8,)])
     assert batches.backward_began() is trained
 
 
@@ -76,7 +76,7 @@ def test_the_latest_batch_counts_where_the_model_does_not_show_it(batches, is_se
         given = batch(own)
         batches.add(given)
         if is_seen:
-            batches.forward_began({64})
+            batches.forward_began([(64,)])
         assert batches.backward_began() is given
 
 
@@ -84,7 +84,7 @@ def test_batches_taken_ahead_that_cannot_be_told_apart_are_refused(batches):
     batches.add(batch(8))
     batches.add(batch(10))
     with pytest.raises(UsageError, match="taken batches of 8, 10 samples"):
-        batches.forward_began({64})
+        batches.forward_began([(64,)])
 
 
 def test_a_loader_trains_if_its_batch_is_computed_or_if_it_takes_part_in_two_passes_in_a_row():
@@ -101,3 +101,16 @@ def test_a_loader_trains_if_its_batch_is_computed_or_if_it_takes_part_in_two_pas
     loaders.backward_began(LOADER, 8)
     assert [loaders.batch_size(each) for each in (LOADER, second, evaluating)] == [8, 4, None]
     assert [loaders.trains(each) for each in (LOADER, second, evaluating, None)] == [True, True, False, True]
+
+
+def test_a_pass_of_as_many_samples_as_with_equal_shares_is_refused(batches):
+    batches.add(batch(10))
+    with pytest.raises(UsageError, match="computes 8 samples, but this rank's batch has 10"):
+        batches.forward_began([(8, 3)])
+
+
+@pytest.mark.parametrize("shapes", [[(8, 10)], [(8, 3), (10,)], [(80, 3)], [(5, 3)], []])
+def test_a_pass_whose_tensors_may_be_of_the_batch_is_not_refused(batches, shapes):
+    batches.add(batch(10))
+    batches.forward_began(shapes)
+    assert batches.backward_began().dealt == batch(10).dealt
