@@ -18,7 +18,7 @@ from paceline.protocols.protocol import as_plan
 
 ALL = [*TABLE, *WITHOUT_SERVER]
 N = 5
-UPDATES = 60
+UPDATES = 30
 
 DISTRIBUTIONS = {
     "all alike": lambda worker, draw: 1.0,

@@ -37,7 +37,7 @@ def real(protocol="k_sync(k=3)", stop="updates=40", **options):
         ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"],
         ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"],
     ),
-    keep=3,
+    keep=2,
 )
 def test_simulated(protocol, stop, tmp_path):
     run = simulated(protocol, stop, out=tmp_path / "run")
@@ -85,7 +85,7 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=20 >> asp"
         "patient",
         pytest.param(ALOOF, marks=pytest.mark.slow),
     ],
-    keep=3,
+    keep=2,
 )
 def test_real(protocol, tmp_path):
     real(protocol, stop="updates=25", out=tmp_path / "run")
@@ -104,8 +104,8 @@ def test_a_real_run_of_500_updates(tmp_path):
 )
 def test_automatic_protocol_and_rate(optimizer, tmp_path):
     job = tiny_job(optimizer=optimizer, clip_norm=1.0)
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(1, 30, back_after_s=2.0)])
-    pl.train(job, protocol="auto@gradients=250 >> asp", cluster=cluster, stop="gradients=400", out=tmp_path / "run")
+    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(1, 8, back_after_s=2.0)])
+    pl.train(job, protocol="auto@gradients=80 >> asp", cluster=cluster, stop="gradients=110", out=tmp_path / "run")
     kinds = {each.kind for each in SavedRun(tmp_path / "run").history.of(DecisionMade)}
     assert {"protocol", "learning_rate"} <= kinds
     assert pl.replay(tmp_path / "run").difference == ""
@@ -160,7 +160,7 @@ OTHER_STOPS = [
 @parametrize_few(
     ("protocol", "stops"),
     each_value_once(["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"], OTHER_STOPS),
-    keep=3,
+    keep=2,
     ids=lambda each: each if isinstance(each, str) else " then ".join(each),
 )
 def test_run_resumed_with_other_stops(protocol, stops, tmp_path):
@@ -191,6 +191,7 @@ def test_interrupted_run_resumed_with_a_lower_stop(tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
+@pytest.mark.slow
 def test_real_run_resumed_with_lower_stops(tmp_path):
     real(stop="updates=20", out=tmp_path / "run")
     for stop in ("updates=10", "updates=25", "updates=5"):

@@ -51,7 +51,7 @@ def uneven_epochs(**changes):
 
 
 @parametrize_few(
-    ("protocol", "case"), each_value_once(PROTOCOLS, [(4, "epochs=3"), (1, "updates=15"), (2, "updates=15")]), keep=3
+    ("protocol", "case"), each_value_once(PROTOCOLS, [(4, "epochs=3"), (1, "updates=15"), (2, "updates=15")]), keep=2
 )
 def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     n, stop = case
@@ -79,7 +79,7 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
         "local_sgd(H=3, lag=2)",
         "local_sgd(H=4, fragments=2)",
     ],
-    keep=2,
+    keep=1,
 )
 def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation(protocol):
     faults = [pl.Fault(worker, 6, "not_finite") for worker in range(2)]
@@ -183,6 +183,7 @@ def test_decisions_can_be_replayed(elastic, tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_fewer_ranks_if_it_is_elastic(tmp_path):
     settings = {"protocol": "dc_s3gd"}
     run(3, tiny_job(), {"min_workers": 1}, **settings, stop="updates=20", out=tmp_path / "run")

@@ -115,8 +115,7 @@ def attached(change, protocol, kind):
         return ranks, [error]  # of the server, which a worker has told
 
 
-@pytest.mark.parametrize("change", [assign, assign_with_history])
-@pytest.mark.parametrize("protocol", SIMULATED)
+@parametrize_each_once(change=[assign, assign_with_history], protocol=SIMULATED)
 def test_a_job_may_assign_a_buffer(protocol, change):
     trained = pl.train(job(change), protocol=protocol, cluster=pl.Cluster(2), stop="updates=6", progress=False)
     assert trained.model.sum.tolist() == [12.0 if "local_steps" in protocol else 6.0] * 2

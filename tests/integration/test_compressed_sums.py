@@ -63,7 +63,7 @@ def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one(
         ("local_sgd(H=4, fragments=2, lag=1)", "int8"),
         ("local_sgd(H=4, lag=4)", "top_k(share=0.3)"),
     ],
-    keep=2,
+    keep=1,
 )
 def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
     job = single_job(optimizer=sgd(RATE), eval_data=dataset(20, dtype=torch.float32))

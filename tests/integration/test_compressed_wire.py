@@ -22,7 +22,7 @@ CODES = ["int8", "int4", "top_k(share=0.1)"]
 STOP = "updates=24"
 
 
-@parametrize_few(("protocol", "wire"), [*(("bsp", wire) for wire in CODES), ("bsp + local_steps(H=3)", "int8")], keep=2)
+@parametrize_few(("protocol", "wire"), [*(("bsp", wire) for wire in CODES), ("bsp + local_steps(H=3)", "int8")], keep=1)
 def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tmp_path):
     job = single_job()
     settings = {"protocol": protocol, "stop": STOP}
@@ -38,7 +38,7 @@ def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tm
     assert pl.replay(tmp_path / "run").is_same
 
 
-@pytest.mark.parametrize("protocol", ["k_async(k=2)", "bsp + local_steps(H=3)"])
+@parametrize_few("protocol", ["k_async(k=2)", "bsp + local_steps(H=3)"], keep=1)
 def test_protocols_run_compressed_on_shards_and_a_worker_that_comes_back_gets_a_whole_version(protocol):
     torchrun = {"wire": "int8", "shards": 2, "faults": [pl.Fault(1, 4)]}
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 3)

@@ -4,7 +4,6 @@ from itertools import product
 
 import clarabel
 import numpy as np
-import pytest
 import scipy.sparse as sp
 import torch
 
@@ -138,8 +137,8 @@ def count_of_updates(result):
 
 
 @parametrize_few("seed", [0, 1, 2], keep=1)
-@pytest.mark.parametrize(
-    ("protocol", "D", "beta"), [("dbw", 5, 1.01), ("dbw(D=1, beta=2, base=k_sync, pooled=false)", 1, 2.0)]
+@parametrize_few(
+    ("protocol", "D", "beta"), [("dbw", 5, 1.01), ("dbw(D=1, beta=2, base=k_sync, pooled=false)", 1, 2.0)], keep=1
 )
 def test_every_k_equals_that_of_the_literal_algorithm(protocol, D, beta, seed):
     job, rate = tiny_job(optimizer=sgd(0.3), batch_size=4), 0.3

@@ -6,6 +6,7 @@ import paceline as pl
 from paceline.checkpoint.fingerprint import identity
 from paceline.run import session
 from paceline.run.plan_json import plan_as_json
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -33,7 +34,7 @@ def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
         train(path, stop="updates=3", **settings)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "knobs", "other"),
     [
         ("b_dbw", ("late", "pooled", "release"), "b_dbw(pooled=false)"),
@@ -43,6 +44,7 @@ def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
         ("local_sgd(H=2)", ("fragments", "lag"), "local_sgd(H=2, lag=1)"),
     ],
     ids=str,
+    keep=2,
 )
 def test_a_knob_that_an_earlier_version_lacks_compares_as_its_default(protocol, knobs, other, tmp_path, monkeypatch):
     train_earlier(tmp_path / "run", monkeypatch, knobs, protocol=protocol)
@@ -71,7 +73,7 @@ def test_a_plan_with_a_part_of_the_user_is_compared_as_it_is(tmp_path):
         train(tmp_path / "run", pl.bsp() + Own(2), resume=True)
 
 
-@pytest.mark.parametrize(("name", "other"), [("clip_norm", 1.0), ("no_decay_on", pl.BATCH_NORMS), ("microbatches", 2)])
+@parametrize_few(("name", "other"), [("clip_norm", 1.0), ("no_decay_on", pl.BATCH_NORMS), ("microbatches", 2)], keep=1)
 def test_a_field_of_the_job_that_an_earlier_version_lacks_compares_as_its_default(name, other, tmp_path, monkeypatch):
     train_earlier(tmp_path / "run", monkeypatch, (), {name})
     with pytest.raises(pl.UsageError, match=f"has the run of another job: {name}"):

@@ -39,7 +39,7 @@ class Starting(pl.Callback):
                 self.job.start(rank)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_async(k=2)"])
+@parametrize_few("protocol", ["bsp", "k_async(k=2)"], keep=1)
 def test_a_run_grows_and_shrinks_and_uses_every_sample_once_an_epoch(protocol):
     samples, epochs = 24 * BATCH, 3
     starting = Starting(3, 4)
@@ -91,7 +91,7 @@ def test_too_few_workers_end_the_start(caplog):
             job.serve()
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=2)"])
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=2)"], keep=1)
 def test_ranks_beyond_the_first_ones_join_a_group(protocol):
     def are_four(seen):
         return sorted(seen.joined) == [2, 3] and min(seen.used_since[each] for each in range(4)) >= 2

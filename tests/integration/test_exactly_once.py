@@ -22,7 +22,7 @@ def losses(result):
     return len([record for record in result.history if type(record).__name__ == "WorkerLost"])
 
 
-@pytest.mark.parametrize("sharding", ["shared", "partitioned"])
+@parametrize_few("sharding", ["shared", "partitioned"], keep=3)
 @parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=5)
 def test_simulated(protocol, sharding):
     cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(3, back_after_s=1.5))
@@ -125,7 +125,7 @@ def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     assert times_applied(more.model) == [3] * SAMPLES
 
 
-@pytest.mark.parametrize("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}])
+@parametrize_few("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}], keep=2)
 def test_resumed_under_another_protocol_or_on_another_cluster(change, tmp_path):
     asked = {"protocol": "k_batch_async(k=3)", "cluster": "4*exp(mean=1)"}
     pl.train(counting_job(SAMPLES), stop="updates=9", out=tmp_path / "run", **asked)

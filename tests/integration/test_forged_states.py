@@ -14,6 +14,7 @@ import torch
 import paceline as pl
 from paceline.checkpoint.store import STATE, SUMS, TENSORS
 from paceline.recording.run_folder import CHECKPOINTS
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
 ADAM = {"optimizer": partial(torch.optim.AdamW, lr=0.01), "eval_data": dataset(16)}
@@ -142,7 +143,7 @@ FORGED = {  # of each a traceback was seen
 }
 
 
-@pytest.mark.parametrize("name", FORGED)
+@parametrize_few("name", FORGED, keep=6)
 def test_a_state_that_no_run_has_written_is_refused(name, stopped, tmp_path):
     protocol, (*above, last), value = FORGED[name]
     job, options, folder = stopped(protocol)

@@ -47,6 +47,7 @@ def test_the_parameters_are_those_of_the_loop(model, updates, bar):
     assert relative(ours, theirs) < bar
 
 
+@pytest.mark.slow
 @parametrize_few(
     "change",
     [{"clip_norm": None}, {"microbatches": 1}, {"scheduler": None}],

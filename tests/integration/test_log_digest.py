@@ -14,6 +14,7 @@ from paceline.checkpoint.store import STATE, SUMS, TENSORS
 from paceline.core.records import UpdateMade
 from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, FolderGoneError
+from selections import parametrize_few
 from tiny_jobs import parameters_of, tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -119,7 +120,7 @@ def gone(run, do, **options):
     return error.value.kept
 
 
-@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+@parametrize_few("how", ["deleted", "moved", "replaced"], keep=2)
 def test_a_deleted_folder_is_detected_and_the_state_is_saved_beside_it(how, whole, tmp_path):
     run = tmp_path / "run"
 

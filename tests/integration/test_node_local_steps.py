@@ -96,6 +96,7 @@ def test_an_interrupt_ends_a_local_step_of_all_processes_and_changes_nothing(mon
     check_against_plain_loop(end, tiny_job(batch_size=12), steps=3, n=2, outer_lr=1.0)
 
 
+@pytest.mark.slow
 def test_local_steps_that_were_not_accepted_change_nothing():
     torchrun = {
         **NODE,
@@ -116,6 +117,7 @@ def check_against_plain_loop(end, job, **settings):
     assert largest_relative_difference(parameters_of(model), expected) < EXACT
 
 
+@pytest.mark.slow
 def test_a_leader_killed_between_local_steps_comes_back_with_its_group_and_every_sample_is_used_once_an_epoch():
     epochs, samples = 6, 21 * BATCH  # so that every work has three steps
     # The rate of a single gradient, which subtracts 1 from the parameter of each of its samples.

@@ -135,10 +135,11 @@ def assert_same(ours, theirs):
     )
 
 
-# Settings whose every part is in another one.
+# Settings whose every part is in another one, or whose state other tests save and load: that of a controller.
 SIMPLER = {"bsp", "backup", "k_sync", "k_batch_sync", "asp", "evaluated", "dbw"}
 SIMPLER |= {"pull", "k_async", "k_batch_async", "iterable data", "ssp", "schedule"}
-SIMPLER |= {"plan", "faults", "ringmaster", "patient pull"}
+SIMPLER |= {"plan", "faults", "ringmaster", "patient pull", "local steps", "balanced, replacement", "noise"}
+SIMPLER |= {"auto", "elastic"}
 
 
 @pytest.fixture(
@@ -165,7 +166,7 @@ def test_a_resume_after_a_crash_at_any_point_is_bit_identical(unbroken, share, t
     test_a_resume_after_a_crash_is_bit_identical(unbroken, share, tmp_path)
 
 
-MADE_LONGER = {"random walk", "dbw with faults", "compensated"}
+MADE_LONGER = {"random walk"}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert again.history.totals == whole.history.totals
 
 
+@pytest.mark.slow
 def test_a_reached_target_accuracy_can_be_raised(tmp_path):
     job = {"eval_data": dataset()}
     options = {"protocol": "asp", "cluster": STRAGGLING, "evaluate_every": "updates=3"}

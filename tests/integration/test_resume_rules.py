@@ -14,6 +14,7 @@ from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, RUN, versions
 from paceline.server.compiled_arithmetic import CompiledArithmetic
 from paceline.utils.files import replace_file
+from selections import parametrize_few
 from tiny_jobs import dataset, parameters_of, tiny_job
 
 CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
@@ -194,7 +195,7 @@ class Crash(pl.Callback):
             raise Crashed
 
 
-@pytest.mark.parametrize("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}])
+@parametrize_few("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}], keep=1)
 def test_a_change_killed_before_its_first_checkpoint_is_applied_again(change, tmp_path):
     train(tmp_path / "run", stop="updates=4")
     options = {"resume": True, "allow_change": True, "stop": "updates=12", **change}

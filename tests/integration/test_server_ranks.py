@@ -40,8 +40,8 @@ def assert_is_simulation(ends, job, n, **settings):
 
 @parametrize_few(
     ("protocol", "n"),
-    [("bsp", 1), ("asp", 1), ("bsp", 3), ("k_sync(k=3)", 3), ("bsp + local_steps(H=3, outer=nesterov)", 3)],
-    keep=3,
+    [("bsp", 3), ("asp", 1), ("bsp", 1), ("k_sync(k=3)", 3), ("bsp + local_steps(H=3, outer=nesterov)", 3)],
+    keep=2,
 )
 def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
     job = tiny_job(model=batch_norm_net)
@@ -66,7 +66,7 @@ SIMPLER = {"bsp", "backup", "pull", "k_batch_sync", "k_async", "asp", "ringmaste
         pytest.param(str(row[1]), marks=pytest.mark.slow if str(row[1]).split("(")[0] in SIMPLER else ())
         for row in TABLE
     ],
-    keep=3,
+    keep=1,
 )
 def test_every_protocol_runs_and_replays(protocol, tmp_path):
     ends = run(4, tiny_job(), protocol=protocol, stop="updates=30", out=tmp_path / "run")
@@ -74,7 +74,7 @@ def test_every_protocol_runs_and_replays(protocol, tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
-@pytest.mark.parametrize("protocol", ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"])
+@parametrize_few("protocol", ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"], keep=1)
 def test_stale_gradients_are_compensated(protocol):
     [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=30")
     assert any(record.compensations for record in end.of(GradientArrived))
@@ -144,9 +144,10 @@ def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_o
     assert end.parameters["used"].tolist() == [epochs] * samples
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("worker", "draw", "protocol"),
     each_value_once([0, 2], [1, 2, 7], ["bsp", "asp", "k_async(k=2)"]),  # which interrupt no draw
+    keep=2,
 )
 def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, draw, protocol):
     with ranks(

@@ -80,7 +80,7 @@ def model_of(job, end):
     return model
 
 
-@parametrize_few("protocol", ["bsp", "asp", "k_batch_async(k=3)"], keep=2)
+@parametrize_few("protocol", ["bsp", "asp", "k_batch_async(k=3)"], keep=1)
 def test_a_worker_with_a_notice_hands_in_its_gradient_and_no_sample_is_lost(protocol, monkeypatch, tmp_path):
     place, epochs, train = tmp_path / "preempt", 3, counting_job(24 * BATCH)
     noticed = Noticed(monkeypatch, place.touch, minibatch=4)

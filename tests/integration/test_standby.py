@@ -19,6 +19,7 @@ from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
 from rank_threads import LIMIT_S, ranks, run
 from ranks import flat
+from selections import parametrize_few
 from tiny_counting import BATCH, counting_job, times_applied
 from tiny_jobs import batch_norm_net, dataset, tiny_job
 from waiting_jobs import waiting_for
@@ -51,7 +52,7 @@ def run_to_takeover(job, n, version, torchrun=None, **settings):
     return ends
 
 
-@pytest.mark.parametrize("protocol", ["bsp", pytest.param("k_sync(k=2)", marks=pytest.mark.slow), "asp"])
+@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "asp"], keep=1)
 def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
     ends = run_to_takeover(tiny_job(), 3, 10, protocol=protocol, stop="updates=30")
     [resumed] = ends[0].of(RunResumed)

@@ -1,6 +1,5 @@
 """Buffers of whole numbers and booleans, as the position in a queue: one worker's values, never sums."""
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -9,7 +8,7 @@ import paceline as pl
 import rank_threads
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
-from selections import parametrize_each_once
+from selections import parametrize_each_once, parametrize_few
 
 SLOTS, BATCH = 8, 2
 MEAN = torch.tensor([3.0, -1.0])
@@ -64,14 +63,14 @@ def check(tensors, steps):
 SYNCHRONOUS = ["bsp", "bsp + local_steps(H=2)", "all_reduce", "local_sgd(H=2)", "s3gd", "dc_s3gd"]
 
 
-@pytest.mark.parametrize("protocol", SYNCHRONOUS)
+@parametrize_few("protocol", SYNCHRONOUS, keep=2)
 def test_simulated_workers_count_as_worker_0_does(protocol):
     updates = 6
     model = pl.train(job(), protocol=protocol, cluster=pl.Cluster(4), stop=f"updates={updates}", progress=False).model
     check(model.state_dict(), updates * (2 if "local_steps" in protocol else 1))
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=2)", "dc_s3gd", "bsp"])
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=2)", "dc_s3gd", "bsp"], keep=2)
 def test_ranks_count_as_worker_0_does(protocol):
     ranks = rank_threads.Job(3, job(), protocol=protocol, stop="updates=5")
     ranks.start_workers()
@@ -88,8 +87,10 @@ def test_a_stale_position_stays_in_the_queue(protocol, cluster):
     assert 0 < model.norm.num_batches_tracked <= 30
 
 
-@pytest.mark.parametrize(
-    ("protocol", "kind"), [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops), ("dc_s3gd", AllReduceLoops)]
+@parametrize_few(
+    ("protocol", "kind"),
+    [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops), ("dc_s3gd", AllReduceLoops)],
+    keep=2,
 )
 def test_attached_loops_count_as_rank_0_does(protocol, kind):
     def make():

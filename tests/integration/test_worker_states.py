@@ -62,7 +62,7 @@ CASES = [
 ]
 
 
-@parametrize_few(("case", "stops"), each_value_once(CASES, ["by an error", "at its end"]), keep=2)
+@parametrize_few(("case", "stops"), each_value_once(CASES, ["by an error", "at its end"]), keep=1)
 def test_a_resumed_run_continues_with_the_state_of_every_rank(case, stops, tmp_path, caplog):
     protocol, wire = case
     job = (

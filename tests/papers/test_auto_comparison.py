@@ -48,6 +48,7 @@ def digits():
     pl.train(pl.jobs.digits(), protocol="bsp", cluster="2*exp(mean=1)", stop="updates=1", progress=False)
 
 
+@pytest.mark.slow
 def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
     tiny = Case("digits", 32, pl.Cluster(2, pl.Uniform(0.9, 1.1)), 2.1, 1.0, ("asp",), 4, 400, seeds=2, searches=False)
     monkeypatch.setitem(CASES, "tiny", tiny)

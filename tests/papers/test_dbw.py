@@ -141,6 +141,7 @@ def test_a_gain_in_proportion_to_the_decrease_has_rank_correlation_one():
     assert told["median_error"] == {"squared_norm": 0, "variance": 0}
 
 
+@pytest.mark.slow
 def test_the_stored_errors_of_times_under_interrupts_are_measured_again():
     for line in Store(RESULTS / "figureinterrupts.jsonl").lines():
         if line["asked"]["series"] != "dbw" and line["asked"]["seed"] < 2:

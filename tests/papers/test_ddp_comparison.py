@@ -127,6 +127,7 @@ def test_parameters_of_these_do_not_depend_on_times(name, tiny):
     assert [each["loss"] for each in untimed] == pytest.approx([each["loss"] for each in timed], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_post_local_sgd_is_ddp_until_half_of_the_workload(tiny, monkeypatch):
     train = pl.train
     names = (DDP, "post-local SGD (H=4)")
@@ -276,6 +277,7 @@ def replaced(line, **asked):
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_trial_shows_one_pattern(tiny, monkeypatch, capsys):
     monkeypatch.setattr(quick, "TRIAL_SEEDS", 2)
     monkeypatch.setattr(quick, "TRIED", (DDP, WITHOUT_SLOW, AUTO))
@@ -318,7 +320,7 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
     assert "old" not in shown
 
 
-@pytest.mark.parametrize(("pattern", "faster"), [("none", 1.0), ("half", 1.65), ("ladder", 1.8)])
+@parametrize_few(("pattern", "faster"), [("half", 1.65), ("none", 1.0), ("ladder", 1.8)], keep=1)
 def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(pattern, faster):
     ours, ddp = (seconds_at("mnist", 8, PATTERNS[pattern], name, 240, seed=0) for name in (BALANCED, DDP))
     assert ddp / ours == pytest.approx(faster, rel=0.05)

@@ -61,6 +61,7 @@ def test_ranks_of_paceline_sleep_and_do_not_wait_for_the_slow_worker(folder):
     assert 2 / 3 * fast_s < line["real_s"] < slow_s
 
 
+@pytest.mark.slow
 def test_snapshots_of_the_server_have_the_losses_of_a_run_with_evaluations(folder):
     task = short("k_sync(k=n-1)")
     job, cluster = task.job(folder), pl.Cluster(2, PATTERNS["half"].timing)

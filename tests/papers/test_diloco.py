@@ -26,6 +26,7 @@ def tiny(digits, monkeypatch):
     monkeypatch.setattr(run, "OUTERS", settings.OUTERS[:2])
 
 
+@pytest.mark.slow
 def test_the_outer_optimizer_is_searched_and_used(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     assert run.best_outer([]) == ""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from papers.series import spread
+from selections import parametrize_few
 
 PAPERS = ("dbw", "dc_s3gd", "slow_and_stale", pytest.param("sync_switch", marks=pytest.mark.slow))
 
@@ -17,7 +18,7 @@ def test_a_spread_shows_mean_interval_and_range():
     assert spread([], 1) == "-"
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@parametrize_few("paper", PAPERS, keep=1)
 def test_the_tables_are_those_of_the_kept_results(paper):
     table = importlib.import_module(f"papers.{paper}.table")
     kept = (Path(table.RESULTS) / "tables.md").read_text()

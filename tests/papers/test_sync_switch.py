@@ -120,7 +120,7 @@ def test_the_work_of_a_straggler_follows_its_slowness_profile(t_s, work_s, at_s,
 
 
 @parametrize_few("stragglers", [(), ONE, TWO], keep=2, ids=["none", "one", "two"])
-@pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
+@parametrize_few("share", [0.25, 1.0, 0.0], keep=1)
 def test_the_predicted_time_of_a_plan_matches_the_simulator(stragglers, share):
     cluster, workload = slowed(SMALL, *stragglers).cluster, 4000
     bsp = round(share * workload)
@@ -131,7 +131,7 @@ def test_the_predicted_time_of_a_plan_matches_the_simulator(stragglers, share):
 
 
 @pytest.mark.parametrize("stragglers", [(), ONE], ids=["none", "one"])
-@pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
+@parametrize_few("share", [0.25, 1.0, 0.0], keep=1)
 def test_the_predicted_time_of_a_plan_matches_the_closed_form(stragglers, share):
     workers = Workers.of(slowed(SMALL, *stragglers).cluster)
     assert workers.plan_s(8000, share) == pytest.approx(workers.played_s(8000, share).mean(), rel=0.01)
@@ -184,7 +184,7 @@ def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     assert {"figure11.svg", "figurestraggler.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
-@pytest.mark.parametrize("name", ["set-up 1", pytest.param("set-up 2", marks=pytest.mark.slow), "set-up 3"])
+@parametrize_few("name", ["set-up 3", "set-up 1", "set-up 2"], keep=1)
 def test_the_papers_own_jobs_run(folder, name):
     """On two workers, with minibatches of two samples, and as many of them as make an update of BSP and two of ASP."""
     setup, _ = SETUPS[name]

@@ -4,6 +4,8 @@ from functools import cache
 from math import isnan
 from statistics import fmean
 
+import pytest
+
 from page_numbers import at_most, check_page, check_tables, span
 from papers.series import series_of
 from papers.store import Store
@@ -273,6 +275,7 @@ def of_table_iv():
     yield f"| **chosen reading** | **{worst[0]:.1f} %** | **{worst[3]:.1f}** |"
 
 
+@pytest.mark.slow
 def test_the_page_has_the_numbers_of_the_stored_results():
     parts = (of_the_figures, of_the_requirements, of_the_rates, of_the_speed_ups, of_the_conclusions, of_table_iv)
     check_page(RESULTS.parent / "README.md", [text for part in parts for text in part()], GIVEN)

@@ -26,6 +26,7 @@ from paceline.engines.distributed.transport.readers import MESSAGE, TENSOR
 from paceline.engines.distributed.transport.security import Preamble
 from paceline.worker.replica import GradientStats
 from ranks import lost
+from selections import parametrize_few
 from tcp_threads import ranks
 from this_process import wait_until
 from tiny_jobs import tiny_job
@@ -210,7 +211,7 @@ UNASKED = {
 }
 
 
-@pytest.mark.parametrize("kind", UNASKED)
+@parametrize_few("kind", UNASKED, keep=2)
 def test_a_worker_that_answers_what_it_was_not_asked_is_lost(kind, hello):
     """It takes the number of worker 0, whose own process loses its connection."""
 
@@ -237,7 +238,7 @@ BUCKETS = {
 }
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@parametrize_few("kind", BUCKETS, keep=3)
 def test_buckets_that_do_not_fit_their_memory_end_the_connection(kind, hello, caplog):
     def attack(connect):
         connection = connect()
@@ -263,8 +264,8 @@ def test_a_worker_sends_no_state(hello):
     assert "none that its sender may send" in lost(attacked(attack))[-1][1]
 
 
-@pytest.mark.parametrize(
-    "kind", [Accepted(1), messages.ShardListens(1), messages.Shutdown(1), task_messages.CancelTask(1)]
+@parametrize_few(
+    "kind", [Accepted(1), messages.ShardListens(1), messages.Shutdown(1), task_messages.CancelTask(1)], keep=1
 )
 def test_a_worker_sends_no_message_of_a_server(kind, hello):
     def attack(connect):

@@ -14,7 +14,7 @@ from paceline.engines.distributed.parameter_server.worker_process import WorkerP
 from paceline.recording.run_folder import CHECKPOINTS
 from paceline.server.finite import are_finite
 from rank_threads import ranks
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_jobs import small_net, tiny_job
 
 POISONED = 3  # first such draw of worker 1
@@ -32,12 +32,13 @@ def poisoned(value):
     return patch.object(WorkerProcess, "_send_gradient", send_poisoned)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("run", "value"),
     each_value_once(
         [("bsp", {}), ("asp", {}), ("k_async(k=2)", {}), ("asp", {"shards": 2}), ("bsp", {"wire": "bf16"})],
         [nan, inf, -inf],
     ),
+    keep=3,
 )
 def test_the_run_ends_names_the_worker_and_is_saved_before(run, value, tmp_path, caplog):
     protocol, torchrun = run

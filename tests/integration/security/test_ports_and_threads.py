@@ -4,11 +4,11 @@ import threading
 from collections import Counter
 
 import psutil
-import pytest
 
 import paceline as pl
 from attackers import security, serving, transport
 from paceline.engines.distributed.transport.task_messages import CancelTask
+from selections import parametrize_few
 from tcp_threads import ranks
 from this_process import wait_until
 from tiny_jobs import tiny_job
@@ -33,7 +33,7 @@ class Look(pl.Callback):
             self.threads = Counter(thread.name.split(" ")[0] for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@parametrize_few("shards", [2, 1], keep=1)
 def test_a_run_listens_on_one_port_for_each_server(shards):
     before, look = ports(), Look()
     settings = {"protocol": "asp", "stop": "updates=20", "callbacks": [look]}

@@ -22,6 +22,7 @@ from paceline.utils.files import MOST_LINE_BYTES, ContentError
 from paceline.utils.wording import printable
 from rank_threads import ranks
 from ranks import lost
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -42,7 +43,7 @@ def test_an_honest_process_sends_its_whole_error_up_to_a_bound():
 TEXTS = {"long": "x" * 200_000, "escape sequences": ESCAPE, "long escape sequences": ESCAPE * 1000}
 
 
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@parametrize_few("text", TEXTS.values(), ids=TEXTS, keep=1)
 def test_the_error_of_a_worker_is_short_and_printable(text, tmp_path, caplog):
     def change(fields):
         fields[:] = ["Failed", f"ValueError: {text}", False]

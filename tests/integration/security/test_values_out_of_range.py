@@ -14,6 +14,7 @@ from paceline.errors import RunError
 from paceline.report.write import write_report
 from rank_threads import ranks
 from ranks import lost
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
 BUSY_S, STATS, OPTIONS, IS_NOTICE = 2, 3, 4, 6  # positions in a `RemoteTaskDone`
@@ -89,7 +90,7 @@ def assert_is_left_out(kind, change, reason, folder, **settings):
     assert write_report([folder], folder.parent / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", OF_GRADIENTS)
+@parametrize_few("name", OF_GRADIENTS, keep=6)
 def test_a_worker_with_a_value_out_of_range_is_lost(name, tmp_path):
     change, reason = OF_GRADIENTS[name]
     assert_is_left_out(RemoteTaskDone, change, reason, tmp_path / "run", protocol="asp")
@@ -109,7 +110,7 @@ OF_REPORTS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_REPORTS)
+@parametrize_few("name", OF_REPORTS, keep=2)
 def test_a_rank_without_a_server_and_with_a_value_out_of_range_is_lost(name, tmp_path):
     change, reason = OF_REPORTS[name]
     settings = {"protocol": "all_reduce", "torchrun": {"min_workers": 1}}
@@ -125,7 +126,7 @@ OF_EVALUATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_EVALUATIONS)
+@parametrize_few("name", OF_EVALUATIONS, keep=2)
 def test_a_wrong_evaluation_ends_the_run_with_the_reason(name, tmp_path):
     place, value, reason = OF_EVALUATIONS[name]
     job = tiny_job(eval_data=dataset(16))

@@ -8,7 +8,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -55,7 +55,6 @@ def same(ours, theirs):
     return type(ours) is type(theirs) and ours == theirs
 
 
-@settings(max_examples=40)
 @given(plain)
 def test_state_survives_with_its_types(value):
     assert same(there_and_back(value), value)

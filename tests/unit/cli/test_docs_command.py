@@ -27,6 +27,7 @@ def call(monkeypatch, *arguments):
     return end.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_pages_are_built_and_opened_or_only_named(pages, tmp_path, monkeypatch, capsys):
     opened = []

@@ -154,7 +154,7 @@ def test_a_worker_that_is_lost_often_has_a_shorter_timeout():
     assert silence.of(2) < silence.of(0) < before_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.floats(1e-3, 1e4), min_size=50, max_size=150),
     st.integers(1, 5),

@@ -147,7 +147,7 @@ def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
     assert checker.stopped or an_update_is_made_soon(checker)
 
 
-@settings(max_examples=35)
+@settings(max_examples=12)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, steps):
     protocol = data.draw(protocols(n, "first"))
@@ -187,7 +187,7 @@ def test_the_same_events_are_answered_by_the_same_commands(data, n, steps):
     assert one.commands == other.commands
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_the_coordinator_equals_the_naive_one_of_the_design_page(data, n, steps):
     plan, known = data.draw(plans(n, units=("updates",)))

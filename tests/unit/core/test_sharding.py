@@ -228,7 +228,7 @@ def test_all_shards_together_equal_one_server(
     assert {server.learning_rate for server in many.servers} == {one.servers[0].learning_rate}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     optimizer=st.sampled_from(list(OPTIMIZERS)),
     before=st.lists(updates, min_size=1, max_size=2),

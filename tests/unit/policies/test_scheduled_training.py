@@ -48,7 +48,7 @@ def by_hand(job, n, updates, spared=()):
     return model
 
 
-@pytest.mark.parametrize(("protocol", "n"), [("bsp", 4), ("bsp", 1), ("asp", 1)])
+@parametrize_few(("protocol", "n"), [("bsp", 4), ("bsp", 1), ("asp", 1)], keep=1)
 @pytest.mark.parametrize("make_cluster", [pl.Cluster, pytest.param(pl.LocalCluster, marks=pytest.mark.slow)])
 def test_training_equals_the_plain_update(protocol, n, make_cluster):
     job = tiny_job(**DECAYED)
@@ -57,7 +57,7 @@ def test_training_equals_the_plain_update(protocol, n, make_cluster):
     assert largest_relative_difference(parameters_of(run.model), parameters_of(plain)) < EXACT
 
 
-@pytest.mark.parametrize(("protocol", "n"), [("all_reduce", 4), ("local_sgd(H=1)", 4), ("dc_s3gd", 1)])
+@parametrize_few(("protocol", "n"), [("all_reduce", 4), ("local_sgd(H=1)", 4), ("dc_s3gd", 1)], keep=1)
 def test_all_reduce_workers_make_the_plain_update(protocol, n):
     job = tiny_job(**DECAYED)
     run = pl.train(job, protocol=protocol, cluster=pl.Cluster(n), stop=pl.Stop(gradients=30 * n))
@@ -75,7 +75,7 @@ def test_training_with_undecayed_norms_equals_the_plain_update():
     assert largest_relative_difference(ours, decayed) > 1e-6
 
 
-@parametrize_few(("protocol", "k"), [("bsp", 4), ("k_async(k=2)", 2), ("asp", 1), ("bsp@25% >> asp", None)], keep=2)
+@parametrize_few(("protocol", "k"), [("bsp", 4), ("k_async(k=2)", 2), ("asp", 1), ("bsp@25% >> asp", None)], keep=1)
 def test_the_rate_follows_the_workload_under_every_protocol(protocol, k):
     job = tiny_job(schedule=SCHEDULE, lr_rule="proportional", lr_is="per_worker")
     columns = pl.train(job, protocol=protocol, cluster="4*exp(mean=1)", stop="gradients=120").history.columns()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.checkpoint.codec import decode, encode
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer, deal
+from selections import parametrize_few
 
 SECONDS = st.floats(0.01, 100)
 SIZES = st.builds(Pieces, st.integers(1, 40), st.integers(1, 20), st.floats(1, 3))
@@ -112,7 +113,7 @@ def test_a_small_gain_is_no_reason():
     assert fed(ShareBalancer(4, sizes), (1.0, 1.0, 1.0, 1.08), updates=50) != []
 
 
-@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.3])
+@parametrize_few("sigma", [0.3, 0.02, 0.1], keep=1)
 def test_jitter_is_no_reason(sigma):
     changes = 0
     for seed in range(5):

@@ -108,7 +108,7 @@ def test_the_name_of_a_script_that_is_not_utf_8_can_be_sent(monkeypatch, tmp_pat
     assert msgpack.decode(encoded_spec(code_of([in_script]))).keys() == {"paceline", "caf\ufffd.py"}
 
 
-@parametrize_few("change", ["text", "name", "none"], keep=2)
+@parametrize_few("change", ["text", "name", "none"], keep=1)
 def test_two_checkouts_of_paceline_differ_if_a_file_does(change, tmp_path):
     other = tmp_path / "paceline"
     shutil.copytree(Path(pl.__file__).parent, other, ignore=shutil.ignore_patterns("*.pyc"))

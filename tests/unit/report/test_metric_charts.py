@@ -4,8 +4,6 @@ import re
 from html import unescape
 from types import SimpleNamespace
 
-import pytest
-
 import paceline as pl
 from paceline.core.records import VersionEvaluated
 from paceline.recording.run_folder import SavedRun
@@ -15,6 +13,7 @@ from paceline.report.page.page import page
 from paceline.report.page.parts import metric_charts
 from paceline.report.run_data import read_run
 from paceline.report.summary_table import headline, row
+from selections import parametrize_few
 from tiny_tokens import token_job
 
 STOP = "nll<=1.88,updates=60"
@@ -91,7 +90,7 @@ def test_figures_have_one_panel_per_metric(tmp_path):
     assert [axes.get_ylabel() for axes in figure.axes] == list(panels(drawn).values())
 
 
-@pytest.mark.parametrize("stop", [STOP, "eval_loss<=1.88,updates=60"])
+@parametrize_few("stop", [STOP, "eval_loss<=1.88,updates=60"], keep=1)
 def test_a_comparison_uses_the_metric(stop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a long path would be a line of its own
     compared = pl.compare(

@@ -21,11 +21,11 @@ from paceline.report.worker_stats import activities, coverage, heat_map, round_t
 from selections import parametrize_few
 from written_runs import arrival, begun, ended, exponential, small_job, train_run, two_updates, update, write_run
 
-PROTOCOLS = ["bsp", "asp", "k_sync(k=2)", "k_batch_sync(k=3)", "pull(k=2)", "backup(k=3)", "ssp(lead=1)"]
-PROTOCOLS += ["ringmaster(r=2,stops=true)", "k_sync(k=2)@50% >> asp"]
+USUAL = ["asp", "pull(k=2)", "k_sync(k=2)@50% >> asp"]
+OTHERS = ["bsp", "k_sync(k=2)", "k_batch_sync(k=3)", "backup(k=3)", "ssp(lead=1)", "ringmaster(r=2,stops=true)"]
 
 
-@pytest.fixture(params=PROTOCOLS, scope="module")
+@pytest.fixture(params=[*USUAL, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)], scope="module")
 def saved(request, tmp_path_factory):
     return train_run(tmp_path_factory.mktemp("runs") / "run", request.param, stop=pl.Stop(gradients=60))
 

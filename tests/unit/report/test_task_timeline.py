@@ -9,10 +9,11 @@ from paceline.report.run_data import read_run
 from paceline.report.task_timeline import FRESH, ROW, STALE, STYLES, WAITING, bars_until, draw_tasks
 from written_runs import exponential, train_run, two_updates, write_run
 
-PROTOCOLS = ["bsp", "k_sync(k=3)", "k_async(k=2)", "asp", "backup(k=3)", "dc_s3gd", "local_sgd(H=3)"]
+USUAL = ["k_sync(k=3)", "asp", "dc_s3gd"]
+OTHERS = ["bsp", "k_async(k=2)", "backup(k=3)", "local_sgd(H=3)"]
 
 
-@pytest.fixture(params=PROTOCOLS, scope="module")
+@pytest.fixture(params=[*USUAL, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)], scope="module")
 def saved(request, tmp_path_factory):
     cluster = pl.Cluster(4, pl.Exponential(1.0), speed=[1, 1, 1, 0.3], network=pl.Network(latency_s=0.02))
     return train_run(tmp_path_factory.mktemp("runs") / "run", request.param, updates=12, cluster=cluster)

@@ -7,6 +7,7 @@ import paceline as pl
 from paceline.clusters.timing.distributions import Empirical
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, deal, longest
+from selections import parametrize_few
 
 BALANCED = "balanced(m=8, leases=1)"
 S = 0.1  # seconds of a minibatch
@@ -30,7 +31,7 @@ def turning(turn_s, n=4, slowdown=3.0):
     return [pl.Periodic(turn_s, n * turn_s, slowdown, workers=(worker,), at_s=worker * turn_s) for worker in range(n)]
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("speeds", "sigma", "least"),
     [
         ((1, 1, 1, 0.5), 0.0, 1.59),
@@ -39,19 +40,20 @@ def turning(turn_s, n=4, slowdown=3.0):
         ((1, 1, 1, 0.25), 0.05, 2.9),
         (tuple(np.linspace(1, 1 / 3, 8)), 0.05, 1.75),
     ],
+    keep=3,
 )
 def test_workers_that_are_always_slow(speeds, sigma, least):
     assert min(faster(cluster_of(speeds, sigma))) > least
 
 
-@pytest.mark.parametrize(
-    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)]
+@parametrize_few(
+    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)], keep=2
 )
 def test_a_slow_worker_that_is_another_one_after_a_while(turn_s, sigma, least):
     assert min(faster(cluster_of(sigma=sigma, slowdowns=turning(turn_s)))) > least  # 5 or 15 updates of BSP
 
 
-@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2, 0.3])
+@parametrize_few("sigma", [0.3, 0.02, 0.1, 0.2], keep=1)
 def test_jitter_alone_costs_nothing(sigma):
     assert min(faster(cluster_of(sigma=sigma), seeds=5)) > 0.99
 
@@ -94,7 +96,7 @@ CLUSTERS = [
 ]
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+@parametrize_few("cluster", CLUSTERS, ids=str, keep=3)
 def test_simulated_seconds_are_within_the_bounds_of_theory(cluster):
     theory = pl.theory.expected(pl.balanced(m=8, leases=1), cluster)
     seconds = pl.simulate(BALANCED, cluster, updates=4_000).seconds_per_update

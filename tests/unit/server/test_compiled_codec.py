@@ -77,7 +77,7 @@ def exchanged(codec, kind, length, offset, rounds=3):
 
 
 @LEVELS
-@parametrize_few("kind", VALUES, keep=3)
+@parametrize_few("kind", VALUES, keep=2)
 @given(length=st.integers(0, 3 * BLOCK + 1), offset=st.integers(0, 3))
 def test_messages_decoded_values_and_errors_have_the_bits_of_torch(levels, kind, length, offset):
     code = IntegerCode(levels)
@@ -87,7 +87,7 @@ def test_messages_decoded_values_and_errors_have_the_bits_of_torch(levels, kind,
 
 
 @LEVELS
-@pytest.mark.parametrize("length", LONG)
+@parametrize_few("length", LONG, keep=2)
 def test_vectors_of_about_a_chunk_or_more_have_the_bits_of_torch(levels, length):
     code = IntegerCode(levels)
     ours, theirs = CompiledIntegerCodec(code, loops), IntegerCodec(code)

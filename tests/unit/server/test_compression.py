@@ -14,6 +14,7 @@ from paceline.server.codecs import make_codec
 from paceline.server.compression import CompressedFormat
 from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 CODES = ["int8", "int4", "top_k(share=0.01)"]
@@ -103,7 +104,7 @@ def test_bytes_on_the_wire(text, ratio):
     assert make_format("float32", layout).nbytes / make_format(text, layout).nbytes >= ratio
 
 
-@pytest.mark.parametrize("text", CODES)
+@parametrize_few("text", CODES, keep=2)
 def test_differences_bring_the_receiver_to_the_version_and_both_ends_agree(text):
     model = Mixed(3000)
     layout = FlatLayout(model)

@@ -114,7 +114,7 @@ def test_every_cluster_leaves_a_parameter_without_a_gradient_as_it_is(protocol):
         check_trained(pl.train(job, protocol=protocol, cluster=pl.LocalCluster(2), stop="updates=9").model.state_dict())
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "bsp + local_steps(H=2)"])
+@parametrize_few("protocol", ["bsp", "bsp + local_steps(H=2)"], keep=1)
 def test_a_host_leaves_a_parameter_that_none_of_its_processes_uses_as_it_is(protocol):
     job = pl.Job(model=network, optimizer=adamw, data=data(), batch_size=BATCH, step=loss_of, name="branches")
     with rank_threads.ranks(4, job, {"workers": "node"}, nodes=2, protocol=protocol, stop="updates=9") as processes:

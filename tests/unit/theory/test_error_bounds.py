@@ -314,6 +314,7 @@ def test_k_async_with_a_heavy_tail_is_ranked_by_its_simulated_time():
     assert curves.best == ["k_async(k=3)", "k_async(k=3)", "k_sync(k=3)"]
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", [pl.pull(4), pl.backup(4), pl.k_batch_sync(300)], keep=1)
 def test_seconds_without_theory_are_simulated(protocol):
     curves = tradeoff([protocol], PARETO, CONSTANTS, 0.1, [1.0])

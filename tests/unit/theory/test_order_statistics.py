@@ -13,6 +13,7 @@ import paceline as pl
 from paceline.theory import harmonic, log_harmonic, order_statistic
 from paceline.theory.assumptions import RoundTripDistribution
 from paceline.theory.order_statistics import _quadrature
+from selections import parametrize_few
 
 CLOSED = [
     pl.Deterministic(2.0),
@@ -44,7 +45,7 @@ def test_the_order_statistics_of_n_times_add_up_to_n_means(law):
     assert sum(order_statistic(law, k, 7) for k in range(1, 8)) == pytest.approx(7 * law.expectation_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("law", CLOSED + OTHERS, ids=repr)
+@parametrize_few("law", CLOSED + OTHERS, ids=repr, keep=5)
 @given(k=st.integers(1, 40), more=st.integers(1, 40))
 @settings(max_examples=10)
 def test_leaving_one_of_n_times_out(law, k, more):

@@ -117,7 +117,7 @@ def test_theory_and_simulation_agree_within_their_errors():
 
 
 # -- K-async: bounds
-@parametrize_few("law", [SHIFTED, PARETO, HYPER, pl.Uniform(0.0, 1.0), pl.Gamma(0.3, 1.0)], keep=2, ids=repr)
+@parametrize_few("law", [SHIFTED, PARETO, HYPER, pl.Uniform(0.0, 1.0), pl.Gamma(0.3, 1.0)], keep=1, ids=repr)
 @parametrize_few(("k", "n"), [(2, 8), (6, 8), (7, 8), (2, 3)], keep=2)
 def test_the_bounds_of_k_async_hold(law, k, n):
     theory, mean, error = z_of(pl.k_async(k), law, n, gradients=8_000)

@@ -24,7 +24,7 @@ def shares(protocol, law, gradients=10_000):
     return totals.mean_staleness, lambda s: totals.staleness[s] / totals.used
 
 
-@pytest.mark.parametrize("protocol", STALE, ids=repr)
+@parametrize_few("protocol", STALE, ids=repr, keep=4)
 @parametrize_few("law", [EXPONENTIAL, CONSTANT], keep=1, ids=repr)
 def test_the_distribution_of_staleness(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))
@@ -44,7 +44,7 @@ def test_probabilities_sum_to_one_and_give_the_mean(protocol, law):
 
 
 @pytest.mark.parametrize("protocol", [pl.asp(), pl.k_async(3), pl.k_async(6), pl.k_batch_async(12)], ids=repr)
-@parametrize_few("law", UNEQUAL, keep=2, ids=repr)
+@parametrize_few("law", UNEQUAL, keep=1, ids=repr)
 def test_the_mean_of_every_distribution_and_the_bounds_of_the_fresh_share(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))
     mean, share = shares(protocol, law, gradients=6_000)

@@ -27,13 +27,13 @@ from loop_parts import (
     values,
 )
 from paceline.recording.run_folder import SavedRun
-from selections import parametrize_few
+from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize(
-    ("make_optimizer", "accumulate", "clip_norm"), [(sgd, 1, 0.01), (adamw, 2, None), (derived_sgd, 1, None)]
+@parametrize_few(
+    ("make_optimizer", "accumulate", "clip_norm"), [(sgd, 1, 0.01), (adamw, 2, None), (derived_sgd, 1, None)], keep=2
 )
 def test_all_reduce_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_norm, network, data):
     parts = make_parts(network, data, make_optimizer, batch_size=BATCH // accumulate)
@@ -46,7 +46,7 @@ def test_all_reduce_steps_by_the_mean_gradient(make_optimizer, accumulate, clip_
     check_equal_models(ranks)
 
 
-@parametrize_few("protocol", ALGORITHMS, keep=2)
+@parametrize_few("protocol", ALGORITHMS, keep=1)
 def test_every_protocol_trains_as_a_job_does(protocol, network, data):
     def loop(run, model, optimizer):
         for _ in run.epochs(2):
@@ -143,8 +143,7 @@ def test_all_ranks_begin_with_the_model_and_the_optimizer_of_rank_0(network, dat
     assert [optimizer.param_groups[0]["lr"] for optimizer in made] == [0.1, 0.1]
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd"])
+@parametrize_each_once(everywhere=[False, True], protocol=["all_reduce", "dc_s3gd"])
 def test_a_gradient_that_is_not_finite_is_left_out(protocol, everywhere, network, data):
     def loop(run, model, optimizer):
         for epoch in run.epochs(2):

@@ -14,7 +14,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads, Killed
 from machine_speed import scaled
 from paceline.core.records import WorkerJoined, WorkerLost
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 
 SAMPLES, BATCH, EPOCHS, RANKS = 50, 4, 3, 4
 SEEDS = range(20)
@@ -101,9 +101,10 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("name", "way", "as_batches"),
     each_value_once(list(SAMPLERS), [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops)], [False, True]),
+    keep=3,
 )
 def test_an_epoch_has_the_samples_of_its_sampler(name, way, as_batches):
     protocol, kind = way

@@ -10,7 +10,7 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_network, make_parts, numbered_data, step
-from selections import each_value_once, parametrize_each_once
+from selections import each_value_once, parametrize_each_once, parametrize_few
 
 SERVED = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads)]
 BY = 1 / 64  # exact in sums
@@ -67,7 +67,7 @@ def test_the_file_of_the_model_has_them(change, protocol, kind, tmp_path):
 CHANGES = [(grow, False), (grow_data, False), (assign_data, False), (grow_data, True)]
 
 
-@pytest.mark.parametrize(("mode", "how", "fails_at"), each_value_once(SERVED, CHANGES, [None, 6]))
+@parametrize_few(("mode", "how", "fails_at"), each_value_once(SERVED, CHANGES, [None, 6]), keep=2)
 def test_a_resumed_run_continues_with_those_that_change(mode, how, fails_at, tmp_path):
     change, within_forward = how
     count = 1 if fails_at else 2  # where one of several fails, the others may make another update

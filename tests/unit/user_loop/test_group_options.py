@@ -11,6 +11,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data, step
 from paceline.server.optimizer import set_options
+from selections import parametrize_few
 
 EXACT = 1e-12
 HAS_MUON = hasattr(torch.optim, "Muon")
@@ -58,7 +59,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("make_optimizer", "change"), CHANGES.values(), ids=CHANGES)
+@parametrize_few(("make_optimizer", "change"), CHANGES.values(), ids=CHANGES, keep=4)
 def test_the_server_steps_with_the_options_of_the_loop(make_optimizer, change):
     taken = []
 

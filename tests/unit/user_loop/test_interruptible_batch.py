@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,6 +11,7 @@ from loop_parts import BATCH, SAMPLES, loss_of, make_network, make_parts, number
 from machine_speed import scaled
 from paceline.user_loop.interruptible_batch import InterruptibleBatch
 from paceline.worker.replica import Interrupted
+from selections import parametrize_few
 
 LIMIT_S = scaled(10.0)
 EPOCHS = 2
@@ -34,7 +34,7 @@ class WaitOnce(nn.Module):
         return self.network(x)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@parametrize_few("accumulate", [1, 2], keep=1)
 def test_an_interrupted_rank_leaves_the_block_before_the_next_layer(accumulate):
     def loop(run, model, optimizer):
         is_slow = model is ranks.parts[1][0]

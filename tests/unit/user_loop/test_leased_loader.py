@@ -16,6 +16,7 @@ from attached_threads import AttachedThreads
 from paceline.core.events import Minibatch
 from paceline.user_loop.leased_loader import AheadLoader
 from paceline.user_loop.loop_replica import Lease, LoopTask
+from selections import parametrize_few
 
 BATCH = 4
 
@@ -86,7 +87,7 @@ def applied(answers):
 
 
 @pytest.mark.parametrize(("count", "drop_last", "accumulate"), [(10, False, 1), (10, True, 1), (11, False, 2)])
-@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)"])
+@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)"], keep=1)
 def test_an_epoch_has_the_last_incomplete_minibatch_unless_it_is_dropped(count, drop_last, accumulate, protocol):
     ranks, answers = trained(2, make_parts(count, drop_last=drop_last, shuffle=False), protocol, accumulate)
     expected = count // BATCH * BATCH if drop_last else count

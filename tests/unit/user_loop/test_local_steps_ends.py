@@ -10,6 +10,7 @@ from attached_threads import AttachedThreads
 from attached_turns import LIMIT_S, wait_until
 from loop_parts import BATCH, SAMPLES, loss_of, make_parts, step
 from paceline.core.records import GradientArrived
+from selections import parametrize_few
 
 EPOCHS = 2
 MINIBATCHES = EPOCHS * SAMPLES // BATCH
@@ -54,7 +55,7 @@ def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, 
     assert seen[1][1] > 0
 
 
-@pytest.mark.parametrize("how", ["return", "raise", "raise in the step"])
+@parametrize_few("how", ["return", "raise", "raise in the step"], keep=2)
 def test_a_loop_that_ends_within_a_work_gives_it_back(how, network, data):
     class Failing(torch.optim.SGD):
         fails = False

@@ -55,7 +55,7 @@ def test_every_protocol_trains_as_a_job_does(protocol, make_optimizer, clip_norm
     assert ranks.server.result.history.totals.samples_used == EPOCHS * SAMPLES
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@parametrize_few("protocol", ["bsp", "asp"], keep=1)
 def test_one_local_step_of_plain_sgd_is_the_protocol_without_it(protocol, network, data, events):
     def plain(model):
         return torch.optim.SGD(model.parameters(), lr=0.05)

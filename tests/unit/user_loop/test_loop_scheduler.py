@@ -12,6 +12,7 @@ import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data, sgd, step
 from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
+from selections import parametrize_few
 
 EXACT = 1e-12
 RANKS, EPOCHS, STEPS_AN_EPOCH = 3, 2, 4
@@ -68,7 +69,7 @@ def as_ddp(network, steps, make_scheduler, per_epoch):
     return list(model.parameters())
 
 
-@pytest.mark.parametrize(("make_scheduler", "per_epoch"), [(one_cycle, False), (in_sequence, False), (halved, True)])
+@parametrize_few(("make_scheduler", "per_epoch"), [(one_cycle, False), (in_sequence, False), (halved, True)], keep=2)
 def test_bsp_has_the_rates_of_ddp(make_scheduler, per_epoch):
     network = make_network()
     ranks = AttachedThreads(RANKS, make_parts(network, numbered_data()), "bsp")

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 
 EXACT = 1e-12
 STEPS, RANKS, BATCH = 6, 2, 8
@@ -75,7 +75,7 @@ def sgd(model):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-@pytest.mark.parametrize(("mode", "make"), each_value_once(MODES, list(MODELS.values())))
+@parametrize_few(("mode", "make"), each_value_once(MODES, list(MODELS.values())), keep=3)
 def test_the_model_and_its_average_are_those_of_the_plain_loop(mode, make):
     protocol, kind = mode
     averages = {}

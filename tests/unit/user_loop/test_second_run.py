@@ -1,12 +1,12 @@
 """What a run leaves: the optimizer, the scheduler and the model are as before it, and may be attached again."""
 
-import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, check_equal_models, loss_of, make_network, make_parts, numbered_data, step, train
+from selections import parametrize_few
 
 MINIBATCHES = SAMPLES // 4
 LOCAL_STEPS = "bsp + local_steps(H=2, outer='sgd(lr=1)')"
@@ -23,7 +23,7 @@ def in_turn(protocol, loops):
     return made
 
 
-@pytest.mark.parametrize("protocol", RANKS)
+@parametrize_few("protocol", RANKS, keep=2)
 def test_an_optimizer_has_a_second_run(protocol):
     def loop(run, model, optimizer):
         optimizer.load_state_dict(optimizer.state_dict())  # which is refused during a run
@@ -35,7 +35,7 @@ def test_an_optimizer_has_a_second_run(protocol):
         check_equal_models(ranks)
 
 
-@pytest.mark.parametrize("protocol", RANKS)
+@parametrize_few("protocol", RANKS, keep=1)
 def test_an_optimizer_has_a_second_run_after_one_that_has_failed(protocol):
     def failing(run, model, optimizer):
         for _ in run.epochs(1):
@@ -50,7 +50,7 @@ def test_an_optimizer_has_a_second_run_after_one_that_has_failed(protocol):
     check_equal_models(ranks)
 
 
-@pytest.mark.parametrize("protocol", RANKS)
+@parametrize_few("protocol", RANKS, keep=1)
 def test_after_the_run_the_optimizer_steps_and_the_scheduler_is_of_its_class(protocol):
     def loop(run, model, optimizer):
         scheduler = StepLR(optimizer, 1, 0.5)

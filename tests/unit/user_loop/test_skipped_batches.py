@@ -7,7 +7,7 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, check_equal_models, loss_of, make_network, make_parts, numbered_data
-from selections import parametrize_each_once
+from selections import parametrize_each_once, parametrize_few
 
 BAD = 3  # step of rank 0 that is skipped
 MINIBATCHES = SAMPLES // 4
@@ -56,7 +56,7 @@ def skipping(way, bad=BAD):
     return lambda run, *parts: (runs.append(run), loop(run, *parts))[1]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@parametrize_few("way", WAYS, keep=2)
 def test_a_skipped_batch_is_not_used(way, tmp_path):
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp", out=tmp_path / "run")
     assert sum(ranks.run(skipping(way))) == MINIBATCHES
@@ -75,7 +75,7 @@ def test_without_a_server_the_other_ranks_go_on(way, protocol):
     check_equal_models(ranks)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@parametrize_few("way", WAYS, keep=2)
 def test_a_local_step_is_left_out_of_its_work(way):
     parts = make_parts(make_network(), numbered_data())
     ranks = AttachedThreads(2, parts, "bsp + local_steps(H=3, outer='sgd(lr=1)')")

@@ -61,7 +61,7 @@ def test_a_second_optimizer_may_not_step_the_attached_model(parameters_of, error
     assert len(said) == warnings  # one of each rank
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)"])
+@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)"], keep=1)
 def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     went_on = threading.Event()
 
@@ -88,7 +88,7 @@ def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     assert history.totals.samples_used == 3 * SAMPLES
 
 
-@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "asp"], keep=2)
+@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "asp"], keep=1)
 def test_the_others_go_on_during_a_pause_and_the_rank_takes_part_again(protocol):
     went_on, is_back = threading.Event(), threading.Event()
 
@@ -128,7 +128,7 @@ def test_a_pause_between_a_batch_and_its_step_is_refused():
         assert "pause after the step" in str(error)
 
 
-@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"], keep=2)
+@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"], keep=1)
 def test_all_ranks_may_pause_at_the_same_time(protocol):
     all_pause = threading.Barrier(2, timeout=LIMIT_S)
 

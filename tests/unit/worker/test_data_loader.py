@@ -17,6 +17,7 @@ from torch.utils.data import (
 import paceline as pl
 from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.worker.data_loader import MinibatchLoader, eval_batches, fetch
+from selections import parametrize_few
 from tiny_jobs import SAMPLES, sgd, tiny_job
 
 BATCH = 8
@@ -81,7 +82,7 @@ def test_sampling_with_replacement_depends_only_on_worker_and_draw():
     assert one.batch(0, 1, None).tolist() != one.batch(1, 1, None).tolist()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=str)
+@parametrize_few("protocol", PROTOCOLS, ids=str, keep=3)
 def test_epochs_cover_every_sample_under_every_protocol(protocol):
     applied = times_applied(protocol, pl.Stop(epochs=3), sampling="epoch")
     assert sum(applied) >= 3 * SAMPLES

@@ -93,7 +93,7 @@ MODELS = {
 }
 
 
-@parametrize_few(("model", "lambda0"), each_value_once(list(MODELS), [0.0, 0.2, 1.0]), keep=2)
+@parametrize_few(("model", "lambda0"), each_value_once(list(MODELS), [0.0, 0.2, 1.0]), keep=1)
 def test_dc_s3gd_is_algorithm_1(model, lambda0):
     changes, gradient = MODELS[model]
     job = tiny_job(optimizer=decaying, **changes)

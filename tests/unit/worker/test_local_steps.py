@@ -25,7 +25,7 @@ def trained(protocol, job, n=3, updates=30, cluster=None, **options):
     return pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=3, **options)
 
 
-@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"], keep=2)
+@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"], keep=1)
 @parametrize_few("model", [batch_norm_net, None], keep=1)
 def test_one_local_step_of_sgd_is_the_protocol_without_it(protocol, model):
     job = tiny_job(optimizer=sgd(lr=0.1), **({"model": model} if model else {}))
@@ -169,13 +169,14 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
     assert steps == {(0, 3), (1, 1)}
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "sharding", "steps"),
     each_value_once(
         ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"],
         ["shared", "partitioned"],
         ["H=3", "H=7", "seconds=6", "H=40, seconds=30"],
     ),
+    keep=2,
 )
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH

@@ -78,7 +78,7 @@ def plain_lag(job, allreduce, updates):
     return average + sum(own(i) for i in range(N)) / N
 
 
-@parametrize_few("lag", [0, 1, 2, 5], keep=2)
+@parametrize_few("lag", [2, 1, 0, 5], keep=1)
 @pytest.mark.parametrize(
     "protocol", ["dc_s3gd(lag={})", "local_sgd(H=3, lag={})", "local_sgd(H=2, lag={}, outer=nesterov)"]
 )
@@ -92,7 +92,7 @@ def test_a_worker_is_at_the_average_plus_its_own_steps_that_are_still_summed(pro
 
 
 @parametrize_few("lag", [1, 0, 6], keep=1)
-@parametrize_few("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"], keep=2)
+@parametrize_few("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"], keep=1)
 def test_each_fragment_has_sums_of_its_own(knobs, lag):
     job = tiny_job(model=deep, optimizer=sgd(RATE, MOMENTUM))
     protocol = f"local_sgd({knobs}, lag={lag})"
@@ -116,7 +116,7 @@ EVALUATED = (
 )
 
 
-@parametrize_few("protocol", EVALUATED, keep=2)
+@parametrize_few("protocol", EVALUATED, keep=1)
 def test_evaluations_between_two_sums_change_nothing(protocol):
     job = tiny_job(optimizer=decaying, eval_data=dataset(20))
     plain, evaluated = (

@@ -34,7 +34,7 @@ def log_of(result):
         for at, (_, each, _) in enumerate(TABLE)
         if not as_plan(each).sets_shares
     ],
-    keep=3,
+    keep=2,
 )
 def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, tmp_path):
     run = trained(protocol, CLUSTER, updates=20)
@@ -55,7 +55,7 @@ def test_a_trace_of_shares_has_the_times_of_whole_minibatches(tmp_path):
 
 
 @pytest.mark.parametrize("server", [pl.ServerTime(gradient_s=0.1), pl.ServerTime(update_s=0.4)], ids=str)
-@parametrize_few("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], keep=2, ids=str)
+@parametrize_few("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=3), pl.k_batch_async(k=3)], keep=1, ids=str)
 def test_the_service_time_of_the_server_is_in_the_trace(protocol, server):
     run = trained(protocol, replace(CLUSTER, server=server), updates=40)
     trace = pl.Trace.of(run)

@@ -59,10 +59,11 @@ def test_the_idle_share_of_bsp(n):
 # that its gradient enters (or causes); and by P / K on average, as it brings one of P gradients, K an update. On
 # arrival only every K-th gradient causes an update: staleness + 1 / K on average. Both hold for any law of times.
 @parametrize_few("law", [UNIT_EXPONENTIAL, pl.Uniform(0.5, 3.0)], keep=1, ids=repr)
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "expected"),
     [(pl.asp(), P - 1), (pl.k_async(K), P / K - 1), (pl.k_async(3), P / 3 - 1), (pl.k_batch_async(K), (P - 1) / K)],
     ids=repr,
+    keep=2,
 )
 def test_the_mean_staleness(protocol, expected, law):
     simulated = pl.simulate(protocol, pl.Cluster(P, law), updates=5_000)
@@ -195,7 +196,7 @@ def test_the_run_ends_with_a_reason_when_every_worker_hangs():
 
 
 @parametrize_few("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"], keep=2)
-@pytest.mark.parametrize("stop", ["updates=30", "seconds=30"])
+@parametrize_few("stop", ["updates=30", "seconds=30"], keep=1)
 def test_a_run_continues_when_a_worker_hangs(protocol, stop, tmp_path):
     cluster = pl.Cluster(4, pl.Exponential(1.0), faults=[pl.Fault(2, 3, "hang"), pl.Fault(0, 5, "hang")])
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, out=tmp_path / "run")

@@ -27,7 +27,7 @@ from paceline.engines.virtual.vectorized.selection import is_exact, vectorized_s
 from paceline.engines.virtual.vectorized.shares import SharedRounds
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.run.simulate import _simulate_by_events
-from selections import parametrize_few
+from selections import parametrize_each_once, parametrize_few
 
 DISTRIBUTIONS = [
     pl.Deterministic(1.0),
@@ -140,8 +140,7 @@ def test_the_vectorized_simulation_equals_the_coordinator_in_many_cases(data):
     a_fleet_does_what_the_coordinator_does(data)
 
 
-@pytest.mark.parametrize("max_staleness", [0, 2])
-@pytest.mark.parametrize("refill", ["update", "arrival"])
+@parametrize_each_once(max_staleness=[0, 2], refill=["update", "arrival"])
 def test_workers_interrupted_at_the_same_time_restart_in_task_order(refill, max_staleness):
     cluster = pl.Cluster(12, pl.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
     protocol = Protocol(5, max_staleness, refill, "interrupt", name="drawn")
@@ -163,7 +162,7 @@ def event_by_event(protocol, cluster, updates, payload_bytes=0, failure_detector
 
 
 @parametrize_few("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], keep=1, ids=repr)
-@pytest.mark.parametrize("protocol", [protocol for _, protocol, _ in TABLE if by_times(protocol)], ids=str)
+@parametrize_few("protocol", [protocol for _, protocol, _ in TABLE if by_times(protocol)], ids=str, keep=5)
 def test_simulate_gives_the_same_result_for_every_protocol_of_the_catalogue(protocol, law):
     cluster = pl.Cluster(70, law)
     found = pl.simulate(protocol, cluster, updates=70, payload_bytes=8)
@@ -228,12 +227,12 @@ def test_a_long_run_uses_many_draws(protocol):
         assert by_fleet(kind, protocol, cluster, 200) == by_events(protocol, cluster, 200)
 
 
-def test_many_quick_arrivals_after_a_long_pause_are_processed_in_blocks(monkeypatch):
+@parametrize_few("seed", range(3), keep=1)
+def test_many_quick_arrivals_after_a_long_pause_are_processed_in_blocks(seed, monkeypatch):
     monkeypatch.setattr(renewal, "ARRIVALS", 50)
     law = pl.Empirical((1e-3,) * 600 + (9.0,))
-    for seed in range(3):
-        args = (pl.asp(), pl.Cluster(3, law), 5_000, seed)
-        assert by_fleet(Renewal, *args) == by_events(*args)
+    args = (pl.asp(), pl.Cluster(3, law), 5_000, seed)
+    assert by_fleet(Renewal, *args) == by_events(*args)
 
 
 # -- who is silent for long
@@ -350,7 +349,7 @@ def test_utilization_of_server_and_link():
         found.link_busy(bytes_per_s=0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(clusters(), st.integers(1, 12), st.sampled_from([1.0, 1.5, 2.5]), st.integers(0, 3))
 def test_shares_that_follow_speeds_are_those_of_the_coordinator(cluster, pieces, max_share, seed):
     protocol = pl.balanced(m=pieces, leases=1, max_share=max_share)

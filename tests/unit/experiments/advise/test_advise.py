@@ -110,7 +110,7 @@ def test_the_table_fits_a_terminal(advice):
     assert re.search(r"in [0-5] of 5 predictions", text)
 
 
-@pytest.fixture(scope="module", params=["k_sync(k=4)", "auto"])
+@pytest.fixture(scope="module", params=["k_sync(k=4)", pytest.param("auto", marks=pytest.mark.slow)])
 def noisy_rate(request, tmp_path_factory):
     """Return a run whose learning rate followed the noise, and its folder, without measured steps of all updates."""
     folder = tmp_path_factory.mktemp("noise") / "run"
@@ -161,6 +161,7 @@ def test_auto_stands_for_its_choice(folder):
     assert advice.as_json()["auto"]["protocol"] == advice.auto.protocol
 
 
+@pytest.mark.slow
 def test_the_rank_of_a_protocol_falls_as_its_noise_floor_comes_near_the_loss(tmp_path):
     record(tmp_path / "run", protocol="bsp", updates=60, optimizer=partial(torch.optim.SGD, lr=0.4), batch_size=1)
     protocols = ["bsp", "k_sync(k=4)", "k_sync(k=2)", "asp"]
@@ -168,6 +169,7 @@ def test_the_rank_of_a_protocol_falls_as_its_noise_floor_comes_near_the_loss(tmp
     assert found["bsp"] < found["k_sync(k=4)"] < found["k_sync(k=2)"] < found["asp"]
 
 
+@pytest.mark.slow
 def test_phi_of_momentum_is_that_of_a_whole_movement(tmp_path):
     for name, momentum in (("plain", 0.0), ("heavy", 0.75)):
         optimizer = partial(torch.optim.SGD, lr=0.1 * (1 - momentum), momentum=momentum)

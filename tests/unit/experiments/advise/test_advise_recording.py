@@ -12,6 +12,7 @@ from paceline.errors import UsageError
 from paceline.experiments.advise.protocol_choice import score
 from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.policies.noise_rule import NoiseRule
+from selections import parametrize_few
 
 pytestmark = pytest.mark.usefixtures("few_trips")
 STEPS = 40
@@ -90,6 +91,7 @@ def test_the_rank_alone_is_dropped_where_all_are_on_its_host(tmp_path):
     assert "bsp without rank 3" in {each.protocol for each in advice.ranking}
 
 
+@pytest.mark.slow
 def test_auto_is_ranked_as_its_choice_without_being_named(tmp_path):
     folder = write_recording(tmp_path, work_ms(), gradients=gradients(8.0))
     found = pl.advise_recording(folder)
@@ -124,7 +126,7 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
     assert price > 1.2
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("optimizer", "rule", "says"),
     [
         (
@@ -136,6 +138,7 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
         (("SGD", 0.9, False), NoiseRule(4, 0.1, 0.9), "cost as much as with SGD and momentum 0.9."),
         (("AdamW", 0.9, True), NoiseRule(4, 0.1, 0.9, adaptive=True), "cost as much as with AdamW and beta1 0.9."),
     ],
+    keep=2,
 )
 def test_the_price_is_that_of_the_optimizer(optimizer, rule, says, tmp_path):
     folder = write_recording(tmp_path / "rec", work_ms(), sum_ms=6.0, gradients=gradients(8.0))

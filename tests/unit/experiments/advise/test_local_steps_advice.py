@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 import paceline as pl
 from ddp_recordings import write_recording
 from paceline.catalogue.parser import parse_plan
+from paceline.experiments.advise import local_steps_prediction
 from paceline.experiments.advise.local_steps_advice import sufficient_local_steps
 from paceline.experiments.advise.local_steps_prediction import predict_local_steps, without_local_steps
+from paceline.recording.run_folder import SavedRun
 from selections import parametrize_few
 
+pytestmark = pytest.mark.usefixtures("few_trips")
+TRIPS = {name: getattr(local_steps_prediction, name) for name in ("MINIBATCHES", "LEAST_TRIPS")}  # not few
 POWERS = [2**i for i in range(9)]
 SECONDS = st.floats(1e-3, 1e3)
 NETWORK = pl.Network(latency_s=1.0)
@@ -33,6 +37,18 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local steps") / "run"
     record(folder, updates=150)
     return folder
+
+
+@pytest.fixture(scope="module")
+def advice(folder):
+    return pl.advise(folder, protocols=["bsp + local_steps(H=6)"])
+
+
+@pytest.fixture
+def many_trips(monkeypatch):
+    """Predict as precisely as a user's call does."""
+    for name, trips in TRIPS.items():
+        monkeypatch.setattr(local_steps_prediction, name, trips)
 
 
 def predict(protocol, cluster, *, payload_bytes=None):
@@ -54,6 +70,7 @@ def test_constant_times_follow_the_formula(protocol, transfers_s, vectors):
     assert found.transfer_share == pytest.approx(transfers_s / (transfers_s + 3.0))
 
 
+@pytest.mark.usefixtures("many_trips")
 def test_workers_that_do_not_wait_have_the_sum_of_their_rates():
     cluster = pl.Cluster(4, pl.Deterministic(1.0), speed=[1, 1, 1, 0.25], network=pl.Network(latency_s=1.0))
     for each in predict("asp", cluster).times:
@@ -96,16 +113,18 @@ def test_local_steps_pay_if_transfers_take_more_than_a_tenth_of_the_time(transfe
     assert sufficient_local_steps(constant_times(transfers_s, 1.0)) == H
 
 
-def test_the_predicted_speed_up_is_that_of_a_simulation(folder):
+@pytest.mark.usefixtures("many_trips")
+@parametrize_few("protocol", ["asp", "k_sync(k=3)", "bsp"], keep=1)
+def test_the_predicted_speed_up_is_that_of_a_simulation(protocol, folder):
     cluster = pl.Cluster(4, RANDOM_TIMES, network=NETWORK)
-    for protocol in ("bsp", "k_sync(k=3)", "asp"):
-        [found] = pl.advise(folder, protocols=[f"{protocol} + local_steps(H=6)"]).local_steps
-        assert found.pays
-        each, all_ = (pl.simulate(text, cluster, updates=400, seed=3) for text in (protocol, found.best.protocol))
-        speed_up = found.best.H * all_.totals.used / all_.time_s / (each.totals.used / each.time_s)
-        assert found.speed_up(found.best) == pytest.approx(speed_up, rel=0.05)
+    [found] = pl.advise(folder, protocols=[f"{protocol} + local_steps(H=6)"]).local_steps
+    assert found.pays
+    each, all_ = (pl.simulate(text, cluster, updates=400, seed=3) for text in (protocol, found.best.protocol))
+    speed_up = found.best.H * all_.totals.used / all_.time_s / (each.totals.used / each.time_s)
+    assert found.speed_up(found.best) == pytest.approx(speed_up, rel=0.05)
 
 
+@pytest.mark.usefixtures("many_trips")
 def test_without_a_wish_the_best_protocol_gets_local_steps(folder):
     advice = pl.advise(folder, protocols=["bsp", "asp"])
     assert [each.protocol for each in advice.local_steps] == [advice.best.protocol]
@@ -120,6 +139,7 @@ def test_a_protocol_with_local_steps_is_ranked_without_them(folder):
     assert k_sync.times[-1].protocol == "k_sync(k=3) + local_steps(H=1000)"
 
 
+@pytest.mark.slow
 def test_the_ranking_is_that_without_local_steps(folder):
     with_them = pl.advise(folder, protocols=["bsp + local_steps(H=6)", "asp"])
     assert with_them.ranking == pl.advise(folder, protocols=["bsp", "asp"]).ranking
@@ -132,8 +152,7 @@ def test_outer_optimizers_take_no_time():
     assert wanted.local_steps == {"bsp": {4}, "all_reduce": {8}}
 
 
-def test_the_text_and_the_values_have_the_times(folder):
-    advice = pl.advise(folder, protocols=["bsp + local_steps(H=6)"])
+def test_the_text_and_the_values_have_the_times(advice):
     text = advice.text()
     assert max(map(len, text.splitlines())) <= 80
     assert "bsp + local_steps(H=256)" in text
@@ -169,16 +188,18 @@ def test_without_transfers_only_waits_are_saved(tmp_path):
     assert "transfers take 0.0% of a round trip" in asp.sentences()[0].lower()
 
 
-def test_a_trace_has_no_bytes(folder, tmp_path):
-    pl.Trace.of(record(None, updates=150)).to_csv(tmp_path / "trace.csv")
+def test_a_trace_has_no_bytes(folder, advice, tmp_path):
+    pl.Trace.of(SavedRun(folder)).to_csv(tmp_path / "trace.csv")
     [found] = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "bsp + local_steps(H=6)"]).local_steps
-    [own] = pl.advise(folder, protocols=["bsp + local_steps(H=6)"]).local_steps
+    [own] = advice.local_steps
     assert found.times == own.times
     assert (found.payload_bytes, own.payload_bytes) == (None, 2600)
     assert "KB" not in found.grids()[0].text()[0]
     assert found.as_json()["times"][0]["bytes_per_minibatch"] is None
 
 
+@pytest.mark.usefixtures("many_trips")
+@pytest.mark.slow
 def test_a_run_without_a_server_gets_local_sgd(tmp_path):
     record(tmp_path / "run", protocol="all_reduce")
     advice = pl.advise(tmp_path / "run", protocols=["all_reduce"])

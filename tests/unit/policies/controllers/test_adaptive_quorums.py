@@ -199,7 +199,7 @@ CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_a
 
 
 @parametrize_few(
-    "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"], keep=2
+    "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"], keep=1
 )
 def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
     cluster = pl.Cluster(N, pl.Exponential(1.0), faults=CHURN)
@@ -216,7 +216,7 @@ def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
 AWAY = [pl.Fault(worker, 3, back_after_s=9.0) for worker in range(4)]
 
 
-@pytest.mark.parametrize("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"])
+@parametrize_few("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"], keep=1)
 def test_a_phase_may_begin_while_every_worker_is_lost(protocol):
     cluster = pl.Cluster(4, pl.Exponential(1.0), faults=AWAY)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)

@@ -9,6 +9,7 @@ from paceline.core.stop import Stop
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import PacelineWarning
 from paceline.protocols.protocol import Phase, Plan
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 N = 16
@@ -61,7 +62,7 @@ def test_the_reason_has_both_gains():
     assert "phi 1" in reasons[-1]
 
 
-@pytest.mark.parametrize("base", ["backup", "pull", "k_batch_sync"])
+@parametrize_few("base", ["backup", "pull", "k_batch_sync"], keep=1)
 def test_other_bases_close_early_too(base):
     cluster = pl.Cluster(N, pl.Exponential(1.0))
     sizes = [k for _, k, _ in updates_of(cluster, 2.0, base, seconds=20.0)]

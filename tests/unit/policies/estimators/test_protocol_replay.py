@@ -74,7 +74,7 @@ def updates_of(replay):
     return replay.closed_s, replay.schedule
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(replays(), st.integers(0, 80))
 @example((Protocol(3, 0, "update", max_lead=0), [[1.0], [1.0], [5.0]]), 30)  # two wait for the update, one computes
 @example((Protocol("all", inf, "arrival"), [[0.0], [1.0]]), 80)  # no update, in whatever number of arrivals
@@ -84,7 +84,7 @@ def test_updates_are_those_of_the_coordinator(replayed, arrivals):
     assert updates_of(replay) == updates_of_the_coordinator(*replayed, arrivals)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(replays(), st.integers(0, 60), st.integers(0, 60))
 def test_a_replay_continues_from_its_state(replayed, before, after):
     whole, first, second = ProtocolReplay(*replayed), ProtocolReplay(*replayed), ProtocolReplay(*replayed)
@@ -113,7 +113,7 @@ def test_interrupted_work_does_not_pile_up_in_the_state():
     assert len(replay.state_dict()["heap"]) == 3
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(replays(), st.integers(0, 20))
 def test_run_ends_with_the_update_that_reaches_the_gradients(replayed, gradients):
     protocol, trips_s = replayed

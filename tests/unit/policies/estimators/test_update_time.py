@@ -179,7 +179,7 @@ def test_the_solution_equals_brute_force_in_exact_arithmetic(seed, forgetting):
     assert ours == pytest.approx({cell: float(value) for cell, value in exact.items()}, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@parametrize_few("seed", range(12), keep=4)
 def test_every_value_of_the_interval_is_optimal_and_no_other(seed):
     rng = np.random.default_rng(seed)
     samples = Samples(4)

@@ -15,6 +15,7 @@ from paceline.engines.distributed.rendezvous.token_file import create_token, tok
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.security import AuthenticationFailed
 from paceline.engines.distributed.transport.transport import Transport
+from selections import parametrize_few
 
 TOKEN = "l3Q1x0b9vYk7Zr5TnW2mDfGhJpSaUeCi8oXq6wRtBzN"  # as make_token makes them
 
@@ -106,8 +107,8 @@ def test_a_token_that_cannot_be_removed_is_reported_and_fails_no_run(caplog):
     assert "has mode 755, expected 700" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "other", [{"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "b"}, {"TORCHELASTIC_RESTART_COUNT": "1"}]
+@parametrize_few(
+    "other", [{"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "b"}, {"TORCHELASTIC_RESTART_COUNT": "1"}], keep=1
 )
 def test_two_runs_of_one_user_at_the_same_time_do_not_meet(other):
     one, another = JobSecurity(cluster(0)), JobSecurity(cluster(0, **other))

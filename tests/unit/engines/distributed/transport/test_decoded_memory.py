@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from paceline.engines.distributed.transport import messages
+from selections import parametrize_few
 
 SMALL_BYTES = 1 << 16  # of what a decoder may take beside: structs, and lists that the job itself bounds
-SIZES_BYTES = (1 << 12, 1 << 15, 1 << 18)
 KINDS = get_args(messages.PeerMessage)
 
 
@@ -68,16 +68,16 @@ def decoded_bytes(content):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_no_message_of_a_process_that_joins_takes_more_than_four_times_its_bytes(kind):
+@parametrize_few("size_bytes", [1 << 15, 1 << 12, 1 << 18], keep=1)
+def test_no_message_of_a_process_that_joins_takes_more_than_four_times_its_bytes(kind, size_bytes):
     name = msgspec.msgpack.encode(kind.__name__)
     fields = valid_fields(kind)
     messages.decode(b"\xdd" + (1 + len(fields)).to_bytes(4, "big") + name + b"".join(fields), of_peer=True)
-    for size_bytes in SIZES_BYTES:
-        for value in hostile_values(size_bytes):
-            for place in range(len(fields) + 2):  # the first one is the name, the last one a field too many
-                changed = [name, *fields]
-                changed[place : place + 1] = [value]
-                content = b"\xdd" + len(changed).to_bytes(4, "big") + b"".join(changed)
-                kept, peak = decoded_bytes(content)
-                assert kept <= 4 * len(content) + SMALL_BYTES, (kind, place, value[:20])
-                assert peak <= 5 * len(content) + SMALL_BYTES, (kind, place, value[:20])  # a text is widened in a copy
+    for value in hostile_values(size_bytes):
+        for place in range(len(fields) + 2):  # the first one is the name, the last one a field too many
+            changed = [name, *fields]
+            changed[place : place + 1] = [value]
+            content = b"\xdd" + len(changed).to_bytes(4, "big") + b"".join(changed)
+            kept, peak = decoded_bytes(content)
+            assert kept <= 4 * len(content) + SMALL_BYTES, (kind, place, value[:20])
+            assert peak <= 5 * len(content) + SMALL_BYTES, (kind, place, value[:20])  # a text is widened in a copy
