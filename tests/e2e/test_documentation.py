@@ -59,6 +59,21 @@ def test_the_readme_trains_with_auto_on_worker_processes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_ddp_script_of_the_first_page_gains_by_shares(tmp_path, monkeypatch):
+    page = (ROOT / "docs/getting-started.md").read_text()
+    script, block = (each.groupdict() for each in BLOCK.finditer(page) if (each["mark"] or "").startswith("run by"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "train.py").write_text(script["source"])
+    [(command, shown)] = commands_of(block)
+    printed = " ".join(run_command(command).split())
+    line = re.compile(r"100 updates in 0:\d\d; with equal shares 0:\d\d \(1\.\d\d x\); paceline report runs/train-1")
+    assert line.search(" ".join(shown.split()))
+    assert line.search(printed)
+    assert " ".join(shown.split()[:20]) in printed  # what is taken over
+
+
+@pytest.mark.slow
 def test_the_script_of_a_tutorial_runs_and_loses_a_worker(tmp_path, monkeypatch):
     page = (ROOT / "docs/tutorials/many-machines.md").read_text()
     blocks = [each.groupdict() for each in BLOCK.finditer(page) if (each["mark"] or "").startswith("run by")]

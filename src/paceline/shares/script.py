@@ -61,7 +61,7 @@ def balance(
             "tokens" for a mean over tokens that count, "none" for a sum; "auto" to read it from the first loss.
         cost: cost of a sample as a function of its index, or the path of a file of numpy with a cost for each; by
             default the length of its tokens, where the data set knows it.
-        out: folder for the shares and times of the ranks, which `paceline report` shows; none by default.
+        out: folder for the shares and times of the ranks, which ``paceline report`` shows; none by default.
 
     Returns:
         The model.
