@@ -8,6 +8,7 @@ class ChangingShares:
         self._ranks, self._sizes = ranks, sizes
         self.shares = (sizes.batch_size,) * ranks
         self.changes = 0
+        self.limits = None
         self._updates = 0
 
     @property

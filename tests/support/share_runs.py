@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
+from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.timed_updates import TimedUpdate
@@ -20,7 +21,7 @@ def record_in(folder, **options):
         return RunRecord(BalanceSettings(out=folder and str(folder), **options), FOUND, RANKS, 1)
 
 
-def train(record, count, slow=2.0, seed=0):
+def train(record, count, slow=2.0, seed=0, most=None):
     """Make updates as a balancer does: the times of one are known when the next one ends."""
     policy, draws = ShareBalancer(RANKS, Pieces(BATCH)), random.Random(seed)
     ended_s, before = record._ended_s, None
@@ -32,6 +33,9 @@ def train(record, count, slow=2.0, seed=0):
         update = TimedUpdate(0.0, ended_s, range(RANKS), policy.shares, seconds, work, equal)
         if before is not None:
             record.add(before)
+            if most is not None and policy.limits.most != most:
+                policy.limits = ShareLimits(most)
+                record.limited(ended_s, policy.limits)
             if decision := policy.decide(before.work, before.seconds):
                 record.decided(ended_s, decision)
         before = update

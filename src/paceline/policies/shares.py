@@ -9,12 +9,14 @@ from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
 from paceline.policies.estimators.restarting_median import JumpCounts, RestartingMedian
+from paceline.policies.share_limits import ShareLimits, longest, of_few_sizes
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 WINDOW = 15
 LEAST_GAIN = 0.03
 NOISE_FACTOR = 3.0  # a gain of that many standard errors is no chance
+USED_MEMORY = 0.9  # of a device
 LEAST_TIMES = 2  # of each rank before a decision, unless jumps last mostly
 
 
@@ -58,8 +60,30 @@ class Pieces:
         """Largest share, in samples."""
         return self.batch_size + int((self.max_share - 1) * self.batch_size) // self.size * self.size
 
+    def fitting(self, largest: int, peak_bytes: float, memory_bytes: float) -> int:
+        """Return the largest share that a device is taken to have memory for.
 
-def deal(seconds: Sequence[float], sizes: Pieces) -> tuple[int, ...]:
+        Memory grows at most in proportion to the samples, since a part of it is the model's. So with the peak p of s
+        samples, s' samples fit if p s' / s is at most 0.9 of the memory. A share rises by one piece at a time, since a
+        peak of more samples tells more. Equal shares are taken to fit.
+
+        Args:
+            largest: s, largest share so far, in samples.
+            peak_bytes: p, largest memory in use so far, > 0.
+            memory_bytes: memory that the rank may use.
+
+        Example:
+            >>> Pieces(16).fitting(16, peak_bytes=6.0, memory_bytes=10.0)
+            18
+            >>> Pieces(16).fitting(16, peak_bytes=9.5, memory_bytes=10.0)
+            16
+        """
+        fits = largest * USED_MEMORY * memory_bytes / peak_bytes
+        more = min(fits, max(largest, self.batch_size) + self.size, self.most) - self.batch_size
+        return self.batch_size + max(0, int(more)) // self.size * self.size
+
+
+def deal(seconds: Sequence[float], sizes: Pieces, most: Sequence[int] | None = None) -> tuple[int, ...]:
     """Return the shares that end an update first.
 
     Each rank begins with the smallest share; each further piece goes to the rank that would end first with it, and of
@@ -68,6 +92,7 @@ def deal(seconds: Sequence[float], sizes: Pieces) -> tuple[int, ...]:
     Args:
         seconds: seconds per sample of each rank, > 0.
         sizes: sizes that a share may have.
+        most: largest share of each rank, at least B; None for the largest size.
 
     Returns:
         Samples of each rank; their sum is n B.
@@ -78,21 +103,16 @@ def deal(seconds: Sequence[float], sizes: Pieces) -> tuple[int, ...]:
 
     Source: greedy list scheduling (Graham, 1966) of equal pieces on ranks of different speeds.
     """
-    size, fewest, most = sizes.size, sizes.fewest, sizes.most
+    size, fewest, limits = sizes.size, sizes.fewest, most or [sizes.most] * len(seconds)
     shares = [fewest] * len(seconds)
     waiting = [(cost * (fewest + size), fewest, rank) for rank, cost in enumerate(seconds)]
     heapq.heapify(waiting)
     for _ in range(len(seconds) * (sizes.batch_size - fewest) // size):
         _, share, rank = heapq.heappop(waiting)
         shares[rank] = share = share + size
-        if share < most:
+        if share < limits[rank]:
             heapq.heappush(waiting, (seconds[rank] * (share + size), share, rank))
     return tuple(shares)
-
-
-def longest(shares: Sequence[int], seconds: Sequence[float]) -> float:
-    """Return the seconds of an update of these shares, given the seconds per sample of each rank."""
-    return max(share * each for share, each in zip(shares, seconds, strict=True))
 
 
 class ShareDecision(NamedTuple):
@@ -122,6 +142,7 @@ class ShareBalancer(Stateful):
 
     Attributes:
         shares: samples of each rank, as decided last.
+        limits: limits of the next decision.
         known: latest seconds per sample of each rank.
 
     Source: the prediction of a share from recent speeds is that of LB-BSP (Chen et al., SoCC 2020).
@@ -135,6 +156,8 @@ class ShareBalancer(Stateful):
         self._jumps = JumpCounts()
         self.known = [RestartingMedian(WINDOW, self._jumps) for _ in range(ranks)]
         self.shares = (sizes.batch_size,) * ranks
+        self.limits = ShareLimits((sizes.most,) * ranks)
+        self._used = [self.shares]  # while a compiler takes few sizes
 
     @property
     def seconds(self) -> list[float]:
@@ -169,15 +192,23 @@ class ShareBalancer(Stateful):
         costs = [known.median for known in self.known]
         before_s = longest(self.shares, costs)
         equal = (self._sizes.batch_size,) * len(costs)
-        for new in (deal(costs, self._sizes), equal):
+        is_over = any(share > most for share, most in zip(self.shares, self.limits.most, strict=True))
+        for new in (self._best(costs), equal):
             after_s = longest(new, costs)
             gain = before_s / after_s - 1
-            if new != self.shares and (gain >= 0 if new == equal else self._is_above_noise(gain, fewest)):
+            is_better = gain >= 0 if new == equal else self._is_above_noise(gain, fewest)
+            if new != self.shares and (is_better or is_over):
                 self.shares = new
+                if self.limits.is_compiled and new not in self._used:
+                    self._used.append(new)
                 return ShareDecision(
                     new, f"an update takes {after_s:.3g} s, and {before_s:.3g} s with the shares before"
                 )
         return None
+
+    def _best(self, costs: Sequence[float]) -> tuple[int, ...]:
+        new = deal(costs, self._sizes, self.limits.most)
+        return of_few_sizes(new, self._used, costs, self.limits.most) if self.limits.is_compiled else new
 
     def _is_above_noise(self, gain: float, times: int) -> bool:
         return gain > LEAST_GAIN and gain > NOISE_FACTOR * 1.25 * self._spread() / sqrt(times)
@@ -185,12 +216,19 @@ class ShareBalancer(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return the shares, their sizes, and the known seconds per sample."""
         known = [each.state_dict() for each in self.known]
-        return {**super().state_dict(), "sizes": vars(self._sizes), "jumps": self._jumps.state_dict(), "known": known}
+        return {
+            **super().state_dict(),
+            "used": list(self._used),
+            "sizes": vars(self._sizes),
+            "jumps": self._jumps.state_dict(),
+            "known": known,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of as many ranks and the same sizes."""
         super().load_state_dict(state)
         self._jumps.load_state_dict(state["jumps"])
+        self._used = [tuple(each) for each in state["used"]]
         for each, saved in zip(self.known, state["known"], strict=True):
             each.load_state_dict(saved)
 

@@ -8,6 +8,8 @@ from typing import Any
 from paceline.errors import UsageError
 
 SCRIPT = "script"  # entry of `run.json`, which only these runs have
+SHARES, LIMITS = "shares", "share limits"  # kinds of their decisions, with a number for each rank
+COMPILED = "is_compiled"  # number of limits: 1 where each rank may have a few sizes only
 
 
 def refuse_to_resume(configuration: Mapping[str, Any], path: object) -> None:

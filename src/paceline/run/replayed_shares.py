@@ -6,9 +6,10 @@ from collections import deque
 from typing import NamedTuple
 
 from paceline.core.records import DecisionMade, RunResumed
+from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.script_runs import SCRIPT
+from paceline.recording.script_runs import COMPILED, LIMITS, SCRIPT, SHARES
 from paceline.recording.timed_updates import TimedUpdates
 
 
@@ -25,13 +26,14 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
     configuration, about = saved.configuration, saved.configuration[SCRIPT]
     sizes = Pieces(configuration["batch_size"], about["pieces"], about["max_share"])
     policy, reader = ShareBalancer(configuration["workers"], sizes), TimedUpdates()
+    limits = _limits(saved)
     due: deque[tuple[int, list[float]]] = deque()  # shares, and the update at whose end they are decided
     updates = decisions = 0
     for record in saved.history:
         if isinstance(record, RunResumed):
             policy = ShareBalancer(record.workers, sizes)
             due.clear()
-        elif isinstance(record, DecisionMade) and record.kind == "shares":
+        elif isinstance(record, DecisionMade) and record.kind == SHARES:
             decisions += 1
             logged = [*(record.numbers or {}).values()]
             ours = due.popleft() if due and due[0][0] == updates else None
@@ -42,10 +44,24 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
                 return ReplayedShares(updates, decisions, _difference(updates, None, due[0][1]))
             updates += 1
             decisions += 1
+            policy.limits = limits.get(updates + about["lag"], policy.limits)
             decision = policy.decide(update.work, update.seconds)
             if decision is not None:
                 due.append((updates + about["lag"], [float(share) for share in decision.shares]))
     return ReplayedShares(updates, decisions, "")
+
+
+def _limits(saved: SavedRun) -> dict[int, ShareLimits]:
+    """Return the logged limits by the number of the update at whose end they begin to hold."""
+    reader, updates, found = TimedUpdates(), 0, {}
+    for record in saved.history:
+        if isinstance(record, DecisionMade) and record.kind == LIMITS:
+            numbers = dict(record.numbers or {})
+            is_compiled = bool(numbers.pop(COMPILED, 0))
+            found[updates] = ShareLimits(tuple(map(int, numbers.values())), is_compiled)
+        else:
+            updates += reader.add(record) is not None
+    return found
 
 
 def _difference(updates: int, logged: list[float] | None, ours: list[float] | None) -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from paceline.errors import UsageError
+from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.timed_updates import TimedUpdate
@@ -22,6 +23,7 @@ from paceline.shares.batches import CutSampler, Dealt, cut, cut_for, divided
 from paceline.shares.costs import CostOf, cost_function, deal_by_cost, how_known, pads
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.shares.rank_batches import Batch, is_dealt_by_rank
+from paceline.shares.rank_limits import RankLimits, memory_of
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.run_record import RunRecord
 from paceline.shares.settings import BalanceSettings
@@ -29,6 +31,7 @@ from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
 from paceline.shares.survival.surviving_training import SurvivingTraining
 from paceline.shares.survival.times import SurvivingTimes
 from paceline.shares.texts import (
+    hint_of_memory,
     hint_of_size,
     name_of_loader,
     name_of_model,
@@ -98,7 +101,9 @@ class Balancer:
         self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         self._note = note_on_layers(model)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        is_host = next(model.parameters()).device.type == "cpu"
+        device = next(model.parameters()).device
+        is_host = device.type == "cpu"
+        self._memory = memory_of(device)
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
         self.record: RunRecord | None = None
         self._survival = survival
@@ -188,6 +193,7 @@ class Balancer:
             self._weighing.check([row[1] for row in rows])
             seconds = [row[0] for row in rows]
             self._keep(self._exchanged, seconds)
+            self._limit(self._policy, self._limits.of_ranks([row[2:] for row in rows]), now_s)
             decision = self._policy.decide(self._exchanged.work, seconds)
             if decision is not None and self.record is not None:
                 self.record.decided(now_s, decision)
@@ -199,15 +205,22 @@ class Balancer:
         if len(self._measured) > self._late:
             self._exchanged = self._measured.popleft()
             own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
-            self._times.begin([own_s, self._weighing.divisor])
+            limits = self._limits.update_ended(max(self._known_sizes), is_first=is_first)
+            self._times.begin([own_s, self._weighing.divisor, *limits])
 
-    @property
-    def hint(self) -> str:
-        """What to look at if the script fails now, because its batch has another size; empty if it has not."""
+    def _limit(self, policy: ShareBalancer, limits: ShareLimits, now_s: float) -> None:
+        if limits != policy.limits:
+            policy.limits = limits
+            if self.record is not None:
+                self.record.limited(now_s, limits)
+
+    def hint(self, error: BaseException) -> str:
+        """Return what to look at if the script fails now, because its batch has another size; empty if it has not."""
         dealt = self._batches.latest.dealt
         if dealt is None or dealt.samples[self.rank] == dealt.size:
             return ""
-        return hint_of_size(dealt.samples[self.rank], dealt.size)
+        hint_of = hint_of_memory if isinstance(error, torch.cuda.OutOfMemoryError) else hint_of_size
+        return hint_of(dealt.samples[self.rank], dealt.size)
 
     def check_sizes(self, function: str, sizes: Sequence[int]) -> None:
         """Check that tensors that a script gathers have the same sizes on all ranks; a backend may abort if not.
@@ -290,6 +303,7 @@ class Balancer:
             raise UsageError(f"the batches of the ranks have {shown} samples: give every rank the same batch size")
         kind = self._weighing.begin(loss, size)
         self._pieces = pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
+        self._limits = RankLimits(pieces, self._memory)
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
             costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""

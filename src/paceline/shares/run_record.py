@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from paceline.catalogue.protocols import balanced
 from paceline.core.events import Outcome
 from paceline.core.records import DecisionMade, Record, RunEnded, RunResumed, RunStarted, UpdateMade
 from paceline.errors import PacelineError
+from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import ShareDecision
 from paceline.recording.event_log import Prefix, read_records
 from paceline.recording.run_folder import EVENTS, RunFolder, SavedRun
 from paceline.recording.schema import SCHEMA
-from paceline.recording.script_runs import SCRIPT
+from paceline.recording.script_runs import COMPILED, LIMITS, SCRIPT, SHARES
 from paceline.recording.timed_updates import TimedUpdate, TimedUpdates, UpdateRecords
 from paceline.shares.gain import Gain
 from paceline.shares.settings import BalanceSettings
@@ -49,7 +50,7 @@ class RunRecord:
         self._ranks = ranks
         self._zero_s = self._ended_s = self._written_s = time.perf_counter()
         self._updates: list[TimedUpdate] = []  # which are not written yet
-        self._decisions: list[tuple[float, ShareDecision]] = []
+        self._decisions: list[tuple[float, str, str, dict[str, float]]] = []
         self._records = UpdateRecords()
         self._folder: RunFolder | None = None
         self._path: Path | None = None  # of a folder that has all
@@ -80,8 +81,18 @@ class RunRecord:
 
     def decided(self, now_s: float, decision: ShareDecision) -> None:
         """Add a decision that was made at the end of an update."""
+        reason = f"{_listed(decision.shares)} samples: {decision.reason}"
+        self._add_decision(now_s, SHARES, reason, _by_rank(decision.shares))
+
+    def limited(self, now_s: float, limits: ShareLimits) -> None:
+        """Add limits of the shares, which hold for what is decided at the end of an update."""
+        few = ", and six sizes for torch.compile" if limits.is_compiled else ""
+        reason = f"at most {_listed(limits.most)} samples by memory{few}"
+        self._add_decision(now_s, LIMITS, reason, {**_by_rank(limits.most), COMPILED: float(limits.is_compiled)})
+
+    def _add_decision(self, now_s: float, kind: str, reason: str, numbers: dict[str, float]) -> None:
         if self._folder is not None:
-            self._decisions.append((now_s, decision))
+            self._decisions.append((now_s, kind, reason, numbers))
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """End the folder, if this process has begun one that has not ended."""
@@ -119,10 +130,8 @@ class RunRecord:
             began_s, ended_s = update.began_s - self._zero_s, update.ended_s - self._zero_s
             yield from self._records.of(update._replace(began_s=began_s, ended_s=ended_s))
             while self._decisions and self._decisions[0][0] <= update.ended_s:
-                _, decision = self._decisions.pop(0)
-                numbers = {str(rank): float(share) for rank, share in enumerate(decision.shares)}
-                reason = f"{', '.join(map(str, decision.shares))} samples: {decision.reason}"
-                yield DecisionMade(ended_s, "shares", reason, numbers=numbers)
+                _, kind, reason, numbers = self._decisions.pop(0)
+                yield DecisionMade(ended_s, kind, reason, numbers=numbers)
 
     def _close(self, outcome: Outcome, reason: str) -> None:
         assert self._folder is not None
@@ -162,3 +171,11 @@ def _is_continued(path: Path, launch: str) -> bool:
     if not is_restarted or not (path / EVENTS).exists():
         return False
     return bool(SavedRun(path).configuration.get(SCRIPT, {}).get("launch") == launch)
+
+
+def _by_rank(samples: Sequence[int]) -> dict[str, float]:
+    return {str(rank): float(count) for rank, count in enumerate(samples)}
+
+
+def _listed(samples: Sequence[int]) -> str:
+    return ", ".join(map(str, samples))

@@ -110,7 +110,11 @@ def _show_error(patches: Patches, show: Callable[..., object], kind: type, error
     show(kind, error, trace)
     _errors.append(error)
     patches.has_failed = True
-    if patches.balancer is not None and not issubclass(kind, KeyboardInterrupt) and (hint := patches.balancer.hint):
+    if (
+        patches.balancer is not None
+        and not issubclass(kind, KeyboardInterrupt)
+        and (hint := patches.balancer.hint(error))
+    ):
         print(hint, file=sys.stderr, flush=True)
 
 

@@ -50,6 +50,14 @@ def hint_of_size(samples: int, equal: int) -> str:
     )
 
 
+def hint_of_memory(samples: int, equal: int) -> str:
+    """Return what to do if a batch of another size does not fit into memory."""
+    return (
+        f"paceline: this rank's batch has {samples} samples, not {equal}: give --max-share "
+        f"{max(100, 100 * (samples - 1) // equal) / 100:.2f} or less, {WITHOUT}"
+    )
+
+
 def refusal_of_loader(loader: Any, ranks: int) -> str:
     """Return why the batches of a loader cannot be cut, and what to do."""
     if loader is None:

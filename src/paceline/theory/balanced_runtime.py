@@ -5,7 +5,8 @@ from __future__ import annotations
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Deterministic
 from paceline.policies.controllers.balance import Balance
-from paceline.policies.shares import LEAST_GAIN, deal, longest
+from paceline.policies.share_limits import longest
+from paceline.policies.shares import LEAST_GAIN, deal
 from paceline.theory import assumptions
 from paceline.theory.order_statistics import order_statistic
 

@@ -36,6 +36,16 @@ def test_the_folder_has_every_update_and_decision_and_replays(tmp_path):
     assert record.line.endswith(f"; paceline report {tmp_path / 'run'}")
 
 
+def test_limits_of_the_shares_are_replayed(tmp_path):
+    record = record_in(tmp_path / "run")
+    train(record, 40, most=(18, 22, 24))
+    record.end(Outcome.STOPPED, "")
+    limits, shares = SavedRun(tmp_path / "run").history.of(DecisionMade)
+    assert limits.reason == "at most 18, 22, 24 samples by memory"
+    assert shares.numbers["0"] == 18
+    assert pl.replay(tmp_path / "run").is_same
+
+
 @pytest.mark.parametrize("line", [0, 1])
 def test_a_replay_finds_a_decision_that_was_changed_or_left_out(tmp_path, line):
     record = record_in(tmp_path / "run")

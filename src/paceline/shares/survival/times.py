@@ -36,8 +36,9 @@ class SurvivingTimes(RankTimes):
         pending.future.wait()
         if not pending.is_whole:
             return None
-        rows = dict(zip(self._group.living, pending.tensors, strict=True))
-        return [rows[rank].tolist() if rank in rows else [0.0, nan] for rank in range(self.count)]
+        rows = dict(zip(self._group.living, (row.tolist() for row in pending.tensors), strict=True))
+        lost = [0.0, *[nan] * (len(pending.tensors[0]) - 1)]
+        return [rows.get(rank, lost) for rank in range(self.count)]
 
     def gather(self, row: list[float]) -> list[list[float]]:
         """Return the rows of all ranks, which are waited for; a lost one has that of this rank."""

@@ -1,0 +1,70 @@
+"""Limits of this rank's share: the memory of its device, and whether its model is compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from math import isnan
+
+import torch
+
+from paceline.policies.share_limits import ShareLimits
+from paceline.policies.shares import Pieces
+
+Memory = Callable[[], tuple[int, int]]  # that returns the peak, and what the rank may use, in bytes
+
+
+def memory_of(device: torch.device) -> Memory | None:
+    """Return how the memory of a device is read; None for one whose peak is not known.
+
+    The script's own peak is not reset, so it is that of the largest batch so far. Memory of other processes is not the
+    rank's.
+    """
+    if device.type != "cuda":
+        return None
+
+    def read() -> tuple[int, int]:
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return torch.cuda.max_memory_allocated(device), free_bytes + torch.cuda.memory_reserved(device)
+
+    return read
+
+
+class RankLimits:
+    """Limits of the ranks' shares, as each rank measures its own and all get to know them with the times.
+
+    Args:
+        sizes: sizes that a share may have.
+        memory: how the memory is read; None without a limit.
+    """
+
+    def __init__(self, sizes: Pieces, memory: Memory | None) -> None:
+        self._sizes = sizes
+        self._memory = memory
+        self._most = sizes.most if memory is None else sizes.batch_size
+        self._reads = 0  # updates whose peak is to be read
+
+    def update_ended(self, largest: int, *, is_first: bool) -> list[float]:
+        """Return this rank's limits after an update, for the other ranks.
+
+        Args:
+            largest: largest batch so far, in samples.
+            is_first: whether a batch of the update had a new size: the peak is read then, and once more, since the
+                optimizer may have made its state after the first.
+        """
+        self._reads = 2 if is_first else max(0, self._reads - 1)
+        if self._memory is not None and self._reads:
+            peak_bytes, memory_bytes = self._memory()
+            self._most = self._sizes.fitting(largest, max(1, peak_bytes), memory_bytes)
+        return [float(self._most), float(is_compiling())]
+
+    def of_ranks(self, rows: Sequence[Sequence[float]]) -> ShareLimits:
+        """Return the limits of all ranks from theirs; a lost rank has that of equal shares."""
+        most = (self._sizes.batch_size if isnan(row[0]) else int(row[0]) for row in rows)
+        return ShareLimits(tuple(most), any(row[1] == 1 for row in rows))
+
+
+def is_compiling() -> bool:
+    """Return whether torch.compile has compiled a function of this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["stats"])
