@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from math import inf
 
 import pytest
 import torch
@@ -32,20 +33,27 @@ def run(folder, ranks, *faults, **variables):
 
 
 def notes_of(folder):
-    """Return by iteration the samples of each rank that has computed, and what each that has ended it says of it."""
+    """Return by iteration the samples of each rank that took part, and what each that has ended it says of it.
+
+    A rank that comes back takes part after the first iteration in which its parameters have changed.
+    """
     computed, ended = defaultdict(dict), defaultdict(dict)
     for file in sorted(folder.glob("*.jsonl")):
-        for line in file.read_text().splitlines():
-            note = json.loads(line)
-            (computed if "samples" in note else ended)[note["iteration"]][int(file.stem)] = note
+        returned_at = {0: -1}
+        for note in map(json.loads, file.read_text().splitlines()):
+            life, iteration = note["life"], note["iteration"]
+            if "samples" not in note and note["stepped"]:
+                returned_at.setdefault(life, iteration)
+            if iteration > returned_at.get(life, inf) or (iteration == returned_at.get(life) and "samples" not in note):
+                (computed if "samples" in note else ended)[iteration][int(file.stem)] = note
     return computed, ended
 
 
-def replayed(computed, ended, ranks):
+def replayed(computed, ended, ranks, epochs):
     """Return the parameters of one process that computes the samples of each step, and check the learning rates."""
     data, model = Numbered(), net()
     optimizer = optimizer_of(model)
-    schedule = schedule_of(optimizer, ranks)
+    schedule = schedule_of(optimizer, ranks, epochs)
     for iteration, notes in sorted(ended.items()):
         told = next(iter(notes.values()))
         if told["stepped"]:
@@ -61,23 +69,24 @@ def replayed(computed, ended, ranks):
 def check(folder, ranks, faults, **variables):
     """Check bits, samples and parameters after the losses, and return how many iterations were in vain."""
     printed = run(folder, ranks, *faults, **variables)
-    lost = {int(each.split(":")[0]) for each in faults}
-    assert printed.count(" was killed by SIGKILL: the others go on without it") == len(lost), printed
+    lost, epochs = {int(each.split(":")[0]) for each in faults}, int(variables.get("EPOCHS", EPOCHS))
+    assert printed.count(" was killed by SIGKILL; it is started again in ") == len(lost), printed
     computed, ended = notes_of(folder)
     for iteration, notes in ended.items():
         assert len({(note["digest"], note["stepped"], note["rate"]) for note in notes.values()}) == 1, iteration
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         used = Counter()
         for iteration, notes in ended.items():
             told = next(iter(notes.values()))
             if told["stepped"] and told["epoch"] == epoch:
                 used.update(sample for note in computed[iteration].values() for sample in note["samples"])
         assert used == Counter(range(SAMPLES)), epoch
-    whole = replayed(computed, ended, ranks)
-    for rank in range(ranks):
-        if rank not in lost:
-            found = torch.load(folder / f"{rank}.pt")
-            assert (found - whole).norm() <= 1e-12 * whole.norm()
+    whole = replayed(computed, ended, ranks, epochs)
+    last = max(ended)
+    assert set(ended[last]) >= set(range(ranks)) - (set() if "RETURNS_AT" in variables else lost)
+    for rank in ended[last]:
+        found = torch.load(folder / f"{rank}.pt")
+        assert (found - whole).norm() <= 1e-12 * whole.norm()
     return sum(not next(iter(notes.values()))["stepped"] for notes in ended.values())
 
 
@@ -106,6 +115,12 @@ def test_several_ranks_may_be_lost(tmp_path, faults):
 @pytest.mark.parametrize("place", ["sum", "stepped"])
 def test_batches_that_processes_of_a_loader_hold_are_dealt_again(tmp_path, place):
     check(tmp_path, 3, [f"1:5:{place}"], LOADER_PROCESSES="2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [["1:6:forward"], ["0:6:sum"], ["0:6:stepped", "2:6:sum"]])
+def test_a_rank_that_was_lost_comes_back(tmp_path, faults):
+    check(tmp_path, 3, faults, RETURNS_AT="40", EPOCHS="8")
 
 
 @pytest.mark.slow

@@ -1,13 +1,15 @@
 """User's script: DDP in which ranks are killed at given places; each rank writes down what it has computed.
 
 Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with the places "forward", "sum" (when the
-first gradients are summed), "step", "stepped" and "evaluation".
+first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at that iteration until
+the lost ones have come there in their next life.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-SAMPLES, EPOCHS, BATCH = 96, 2, 4
+SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
 EVALUATED_EACH = 5
 
 
@@ -44,8 +46,8 @@ def optimizer_of(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def schedule_of(optimizer, ranks):
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * SAMPLES // BATCH // ranks)
+def schedule_of(optimizer, ranks, epochs=EPOCHS):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * SAMPLES // BATCH // ranks)
 
 
 def flat(model):
@@ -57,10 +59,11 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
-    first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    returns_at = int(os.environ.get("RETURNS_AT", "-1"))
 
     def fault(place):
-        if first_life and [str(rank), str(iteration), place] in faults:
+        if life == 0 and [str(rank), str(iteration), place] in faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
     data = Numbered()
@@ -75,7 +78,12 @@ def main():
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for x, y, indices in loader:
-            note = {"iteration": iteration, "epoch": epoch}
+            if iteration == returns_at and life:
+                (folder / f"{rank}.back").touch()
+            while iteration == returns_at and not all((folder / f"{each[0]}.back").exists() for each in faults):
+                time.sleep(0.01)
+            time.sleep(0.02 if returns_at >= 0 and not life else 0)
+            note = {"iteration": iteration, "epoch": epoch, "life": life}
             print(json.dumps(note | {"samples": indices.tolist()}), file=notes, flush=True)
             before = flat(model)
             optimizer.zero_grad()

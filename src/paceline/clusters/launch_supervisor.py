@@ -271,21 +271,18 @@ class LaunchSupervisor:
             lost.losses += 1
             lost.failures = lost.failures + 1 if is_failure and now - each.started_s < WORK_S else 0
         how = f"rank {rank} {describe_end(each.status)}"
-        if survives:
-            LOG.warning("%s: the others go on without it", how)
-            each.phase = RankPhase.GONE
-            return []
         if each.status == USAGE_STATUS and not self._has_worked:
             return self._fail(rank, f"{how}, as a wrong command does; it is not started again")
         if each.failures < MOST_FAILURES:
             limit = f"--max-restarts {self._restarts.max_restarts}"
             outcome = self._restarts.after_loss(
-                min(self._ranks) if is_bound else rank, others_go_on=rank > 0 and not is_bound
+                min(self._ranks) if is_bound else rank, others_go_on=survives or (rank > 0 and not is_bound)
             )
         else:
             limit = f"{MOST_FAILURES} failures in a row, each within {WORK_S:g} s of its start"
-            outcome = Return.WITHOUT if rank and not is_bound else Return.NEVER
-        if outcome is Return.NEVER or (outcome is Return.WITHOUT and is_failure and not self._has_worked):
+            outcome = Return.WITHOUT if survives or (rank and not is_bound) else Return.NEVER
+        is_script_wrong = is_failure and not self._has_worked and not survives
+        if outcome is Return.NEVER or (outcome is Return.WITHOUT and is_script_wrong):
             return self._fail(rank, f"{how}, after {limit}: the run ends")
         if outcome is Return.WITHOUT:
             LOG.warning("%s, after %s: the others go on without it", how, limit)

@@ -52,15 +52,18 @@ class LaunchStore:
         return bool(self._get(fact))
 
     def tell_loss(self, rank: int) -> None:
-        """Tell the ranks that one has ended."""
-        if self._store is not None:
+        """Tell the ranks that one that lives has ended."""
+        if self._store is not None and rank in self._roll().living:
             tell(self._store.result(), Event(LOST, rank), self._settings.world_size)
 
     def survivors(self) -> tuple[int, ...]:
         """Return the ranks that live and can go on without the others; none if they cannot."""
         if self._store is None or not self.holds(SURVIVES) or self.holds(UNFIT):
             return ()
-        return Roll.called(self._settings.world_size, told(self._store.result())).living
+        return self._roll().living
+
+    def _roll(self) -> Roll:
+        return Roll.called(self._settings.world_size, told(self._store.result()) if self._store is not None else [])
 
     def _get(self, key: str) -> bytes:
         if self._store is None:

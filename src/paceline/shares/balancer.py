@@ -19,10 +19,10 @@ from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.timed_updates import TimedUpdate
-from paceline.shares.batches import CutSampler, Dealt, cut, cut_for, divided
+from paceline.shares.batches import CutSampler, Dealt, cut, cut_for, divided, piece
 from paceline.shares.costs import CostOf, cost_function, deal_by_cost, how_known, pads
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
-from paceline.shares.rank_batches import Batch, is_dealt_by_rank
+from paceline.shares.rank_batches import Batch, epoch_of, is_dealt_by_rank
 from paceline.shares.rank_limits import RankLimits, memory_of
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.run_record import RunRecord
@@ -143,9 +143,12 @@ class Balancer:
 
     def owed_batch(self, loader: Loader | None) -> Any:
         """Return a batch of a loader that has ended, if one is owed since a rank was lost; else None."""
-        if self._survival is None or loader is None or not (owed := self._survival.ledger_of(loader).owed):
+        owed = (
+            self._survival.ledger_of(loader).take_owed() if self._survival is not None and loader is not None else None
+        )
+        if loader is None or owed is None:
             return None
-        own, dealt = self._deal(loader, owed.popleft())
+        own, dealt = self._deal(loader, owed)
         self._hands_out(loader, dealt)
         return _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False).fetch(own)
 
@@ -263,13 +266,15 @@ class Balancer:
         """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
         own, dealt = self._divide(loader, batches)
         if self._survival is not None:
-            dealt = dealt._replace(batch=self._survival.ledger_of(loader).deal(batches))
+            dealt = dealt._replace(batch=self._survival.ledger_of(loader).deal(batches, epoch_of(loader.batch_sampler)))
         return own, dealt
 
     def _divide(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
         counts = [len(batch) for batch in batches]
         size = self._loaders.batch_size(loader)
         if self._survival is not None and size is not None and len(self._survival.living) < self.ranks:
+            if self._survival.is_alone:
+                return piece(batches, self.rank, self._pieces.size)
             return cut_for(batches, self._survival.living, self.rank)
         if self._policy is None or set(counts) != {size}:
             return batches[self.rank], divided(counts, counts[0] if len(set(counts)) == 1 else 0)

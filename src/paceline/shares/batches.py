@@ -86,6 +86,19 @@ def cut_for(batches: Sequence[Batch], living: Sequence[int], rank: int) -> tuple
     return samples[begin : begin + shares[rank]], divided(shares, size)
 
 
+def piece(batches: Sequence[Batch], rank: int, size: int) -> tuple[Batch, Dealt]:
+    """Return the first samples of a rank's own batch, where its gradients count nothing.
+
+    Args:
+        batches: batch of each rank with equal shares.
+        rank: number of the rank.
+        size: most samples.
+    """
+    own = batches[rank][:size]
+    dealt = divided([len(own)] * len(batches), len(own))
+    return own, dealt._replace(size=len(batches[rank]))
+
+
 class CutSampler:
     """Batch sampler that deals the batches of each update anew when they are asked for.
 

@@ -23,7 +23,7 @@ def _patch(settings: BalanceSettings) -> None:
         from paceline.shares.script import install_patches
         from paceline.shares.survival.install import survival_of_rank, tell_launcher_of_groups
 
-        survives = settings.on_death == "survive"
-        install_patches(settings, survival_of_rank(os.environ) if survives else None)
+        survival = survival_of_rank(os.environ) if settings.on_death == "survive" else None
+        install_patches(settings, survival)
         refuse_others()
-        tell_launcher_of_groups()
+        tell_launcher_of_groups(survival)

@@ -127,10 +127,12 @@ class Patches:
     def _with_init(self, original: Function) -> Function:
         @wraps(original)
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            if self._survival is not None:
+            if self._survival is None:
+                original(model, *args, **kwargs)
+            else:
                 self._survival.before_model()
-            original(model, *args, **kwargs)
-            if self._survival is not None:
+                with self._survival.taking_any_root():
+                    original(model, *args, **kwargs)
                 self._survival.add_model(model)
             self.take_over(model)
 

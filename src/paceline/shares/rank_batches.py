@@ -26,6 +26,15 @@ def is_dealt_by_rank(sampler: Any, ranks: int) -> bool:
     return names is not None and getattr(_knowing(sampler), names[0]) == ranks
 
 
+def epoch_of(sampler: Any) -> int | None:
+    """Return the epoch of a sampler, or of the one that it reads; None if it has none."""
+    while sampler is not None:
+        if "epoch" in getattr(sampler, "__dict__", {}):
+            return int(sampler.epoch)
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return None
+
+
 def batches_of_ranks(sampler: Any, ranks: int) -> list[Iterator[Batch]]:
     """Return the batches of each rank, from copies of a batch sampler that believe to be on that rank.
 

@@ -119,18 +119,43 @@ def test_ranks_in_a_process_group_are_all_started_again_whichever_is_lost(rank, 
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_ranks_that_survive_a_loss_go_on_and_the_run_ends_with_them(rank, caplog):
+def test_a_rank_that_others_survive_is_started_again_alone(rank, caplog):
     supervisor = started()
     assert supervisor.on_exit(rank, KILLED, 5.0, [BOUND, SURVIVES]) == []
-    assert f"rank {rank} was killed by SIGKILL: the others go on without it" in caplog.text
-    assert supervisor.status is None
+    assert f"rank {rank} was killed by SIGKILL; it is started again in 1 s" in caplog.text
+    assert supervisor.on_time(6.0) == [MakeRank(rank)]
+    assert end_all(supervisor, {0: 0, 1: 0, 2: 0}) == 0
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_run_ends_with_those_that_are_left(rank):
+    supervisor = started(max_restarts=0)
+    assert supervisor.on_exit(rank, KILLED, 5.0, [BOUND, SURVIVES]) == []
     assert end_all(supervisor, {other: 0 for other in range(3) if other != rank}) == 0
 
 
-def test_ranks_that_can_survive_no_more_are_all_started_again():
+def test_a_rank_that_waits_is_not_started_again_after_the_others_have_ended():
     supervisor = started()
+    assert supervisor.on_exit(0, KILLED, 5.0, [BOUND, SURVIVES]) == []
+    assert end_all(supervisor, {1: 0, 2: 0}) == 0
+
+
+def test_ranks_that_can_survive_no_more_are_all_started_again():
+    supervisor = started(max_restarts=1)
     assert supervisor.on_exit(1, KILLED, 5.0, [BOUND, SURVIVES]) == []
-    lose_bound(supervisor, 2, 1, 6.0)
+    lose_bound(supervisor, 2, 1, 5.5)
+
+
+def test_a_rank_that_fails_each_time_is_left_out(caplog):
+    supervisor = started()
+    now = 5.0
+    for _ in range(2):
+        assert supervisor.on_exit(1, 1, now, [BOUND, SURVIVES]) == []
+        now = supervisor.wake_s
+        assert supervisor.on_time(now) == [MakeRank(1)]
+    assert supervisor.on_exit(1, 1, now + 1.0, [BOUND, SURVIVES]) == []
+    assert "the others go on without it" in caplog.text
+    assert end_all(supervisor, {0: 0, 2: 0}) == 0
 
 
 def test_a_script_whose_ranks_fail_in_turn_is_started_again_as_often_as_one_whose_rank_fails(caplog):

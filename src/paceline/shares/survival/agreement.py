@@ -29,6 +29,8 @@ class PlaceReport(NamedTuple):
         dealt: number of batches dealt, some of which loaders hold.
         dropped: ranges of batches that were dealt and are not handed out.
         is_sum: whether the rank stands in sums, not in another collective or between two units.
+        updates: number of steps that were not in vain.
+        rates: learning rates of its optimizers.
         is_new: whether it comes back, and has no state.
     """
 
@@ -40,6 +42,8 @@ class PlaceReport(NamedTuple):
     dealt: int = 0
     dropped: tuple[Range, ...] = ()
     is_sum: bool = False
+    updates: int = 0
+    rates: tuple[float, ...] = ()
     is_new: bool = False
 
 
@@ -49,6 +53,7 @@ class Agreement(NamedTuple):
     Attributes:
         source: rank from which others get what they lack.
         given: ranks that get the state after the step that they lack.
+        apart: ranks that come back to another place than that of the others, or with other counts.
         told: ranks that get the result of the collective that they lack.
         voids: units that are given up.
         in_vain: range of the batches that are computed without a step, and again later.
@@ -57,6 +62,7 @@ class Agreement(NamedTuple):
 
     source: int
     given: tuple[int, ...]
+    apart: tuple[int, ...]
     told: tuple[int, ...]
     voids: tuple[int, ...]
     in_vain: Range
@@ -85,12 +91,16 @@ def agree(reports: Mapping[int, PlaceReport]) -> Agreement:
     given = [rank for rank in behind if known[rank].is_sum and reports[source].stepped >= known[rank].position]
     if any(each.is_sum for each in known.values() if each.position == last):
         voids.add(last)
-    handed_out = max(each.handed_out for each in known.values())
-    dealt = max(each.dealt for each in known.values())
+    new = {rank: each for rank, each in sorted(reports.items()) if each.is_new}
+    place = last, reports[source].updates, reports[source].rates
+    apart = tuple(rank for rank, each in new.items() if (each.position, each.updates, each.rates) != place)
+    handed_out = max(each.handed_out for rank, each in reports.items() if rank not in apart)
+    dealt = max(each.dealt for rank, each in reports.items() if rank not in apart)
     dropped = {each for report in known.values() for each in report.dropped}
     return Agreement(
         source,
-        (*given, *(rank for rank, each in sorted(reports.items()) if each.is_new)),
+        (*given, *(rank for rank in new if rank not in apart)),
+        apart,
         tuple(rank for rank in behind if not known[rank].is_sum),
         tuple(sorted(voids)),
         (known[source].undone, handed_out),

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from paceline.errors import RunError
 from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
 from paceline.shares.survival.living_group import LivingGroup, Operation, Tensors
-from paceline.shares.survival.roll import Roll
+from paceline.shares.survival.roll import BACK, Event, Roll
 from paceline.shares.survival.roll_call import InterruptedMeetingError, RollCall
 
 dist: Any = torch.distributed
@@ -48,23 +48,30 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
     Args:
         calls: roll call of the ranks.
         training: training of this rank.
+        is_alone: whether this rank comes back: until it is where the others are, its collectives give its own values.
 
     Attributes:
+        is_alone: the same, now.
+        takes_any_root: whether a broadcast may begin at any rank that lives, if its own root does not.
         position: units that this rank has passed.
         voids: units that were given up.
     """
 
-    def __init__(self, calls: RollCall, rank: int, ranks: int, training: Training) -> None:
+    def __init__(self, calls: RollCall, rank: int, ranks: int, training: Training, *, is_alone: bool) -> None:
         super().__init__(rank, ranks)
         self._calls = calls
         self._place = rank, ranks
         self._training = training
-        self._inner = LivingGroup(calls)
+        self.is_alone = is_alone
+        self.takes_any_root = False
+        self._due: int | None = None  # position at which a rank comes back
         self._is_in_backward = False
         self._sums: list[Operation] | None = None  # of a backward pass; None before the first one
         self._kept: list[torch.Tensor] = []  # result of the last collective, for a rank that lacks it
         self.position = 0
         self.voids: set[int] = set()
+        self._inner = LivingGroup(calls, rank if is_alone else None)
+        calls.watch(self._on_event)
 
     def size(self) -> int:
         """Return the number of ranks, lost ones too."""
@@ -99,7 +106,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         sums, self._sums, self._is_in_backward = self._sums, None, False
         if sums is None:
             return True
-        is_void, is_whole = self.position in self.voids, all(each.is_whole for each in sums)
+        is_void, is_whole = self.position in self.voids or self.is_alone, all(each.is_whole for each in sums)
         if is_whole:
             self._kept = []
         else:
@@ -113,7 +120,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         if not self._is_in_backward:
             return self._collective(lambda inner: inner.allreduce(tensors, opts), tensors)
         self._sums = self._sums or []
-        if self.position in self.voids:
+        if self.position in self.voids or self.is_alone:
             return _finished(tensors)
         self._sums.append(self._inner.start(lambda inner: inner.allreduce(tensors, opts), tensors))
         return _create_work_from_future(self._sums[-1].future)
@@ -121,9 +128,11 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
     # --- other collectives --------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
-        """Copy the tensors of a rank to the living; those of a lost rank are those of the first living one."""
+        """Copy the tensors of a rank to the living."""
 
         def run(inner: Any) -> Any:
+            if opts.rootRank in self.missing and not self.takes_any_root:
+                self._refuse("broadcast")
             given = dist.BroadcastOptions()
             given.rootRank = self.living.index(opts.rootRank) if opts.rootRank in self.living else 0
             return inner.broadcast(tensors, given)
@@ -196,9 +205,22 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         """Receive tensors from a rank."""
         return self._between_two("recv", *args)
 
+    def after_step(self) -> None:
+        """Go on with other ranks after a step, if some have been lost or come back by now."""
+        if self._inner.is_broken or (self._due is not None and self.position >= self._due):
+            self._agree(is_sum=False)
+
+    def come_back(self) -> None:
+        """Take part again, as soon as the others are where this rank is."""
+        self._inner.generation = self._calls.tell(Event(BACK, self.rank(), self.position))
+        self._agree(is_sum=False)
+        self.is_alone = False
+
     def finish(self) -> None:
         """Wait for the end of the living, some of which may lack what this rank has."""
-        while True:
+        if self.is_alone:
+            self._calls.await_end()
+        while not self.is_alone:
             try:
                 self._calls.part(Roll(self._inner.generation, self.living))
                 break
@@ -214,6 +236,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
     # --- what is inside -----------------------------------------------------------------------------------
 
     def _of_all(self, name: str, *args: Any) -> Any:
+        if self.is_alone:
+            _take_own(list(_flat(args[0])), list(_flat(args[1])), *self._place)
         return self._collective(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])), name)
 
     def _between_two(self, name: str, *args: Any) -> Any:
@@ -223,6 +247,9 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def _collective(self, run: Callable[[Any], Any], tensors: Tensors, of_all: str = "") -> Any:
         """Carry out an operation, and begin it again with the living when a rank is lost."""
+        if self.is_alone:
+            self.position += 1
+            return _finished(tensors)
         before = [each.clone() for each in tensors]
         while True:
             if of_all and self.missing:
@@ -240,6 +267,14 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self.position += 1
         return _finished(tensors)
 
+    def _on_event(self, generation: int, event: Event) -> None:
+        """Give the group inside up when a rank is lost; go on to the place at which one comes back, if it is ahead."""
+        if event.what == BACK and event.position > self.position:
+            self._due = event.position
+            if event.position > self.position:
+                return
+        self._inner.break_before(generation)
+
     def _refuse(self, name: str) -> NoReturn:
         lost = ", ".join(map(str, self.missing))
         self._training.give_up(f"{name} needs all ranks")
@@ -252,7 +287,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             roll = self._inner.next_roll()
             if self.rank() not in roll.living:
                 raise RunError("this rank was silent for so long that the others have gone on without it")
-            report = PlaceReport(self.position, tuple(sorted(self.voids)), is_sum=is_sum)
+            report = PlaceReport(self.position, tuple(sorted(self.voids)), is_sum=is_sum, is_new=self.is_alone)
             try:
                 reports = self._calls.meet(roll, self._training.report(report))
                 self._inner.enter(roll)
@@ -263,7 +298,9 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             return self._go_on(agreed, handed)
 
     def _go_on(self, agreed: Agreement, handed: dict[str, Any]) -> list[torch.Tensor] | None:
-        self.voids = set(agreed.voids)
+        if self.rank() in agreed.apart:
+            raise RunError("this rank has not come to the place of the others, or its schedule has made other steps")
+        self.voids, self._due = set(agreed.voids), None
         if self.rank() in agreed.given:
             self._training.load(handed["state"])
         self._training.regroup(agreed)
@@ -313,3 +350,15 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
     else:
         for each in tensors:
             yield from _flat(each)
+
+
+def _take_own(outputs: list[torch.Tensor], inputs: list[torch.Tensor], rank: int, ranks: int) -> None:
+    """Fill the outputs of a collective as if all ranks had this rank's inputs."""
+    for place, each in enumerate(outputs):
+        given = inputs[place if len(inputs) == len(outputs) else rank if len(inputs) == ranks else 0]
+        if each.numel() == given.numel():
+            each.copy_(given.view_as(each))
+        elif each.numel() > given.numel():
+            each.view(ranks, -1).copy_(given.view(1, -1))
+        else:
+            each.copy_(given.view(ranks, -1)[rank].view_as(each))

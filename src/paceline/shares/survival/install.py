@@ -14,25 +14,54 @@ from paceline.shares.survival.surviving_training import SurvivingTraining
 from paceline.utils.after_import import call_after_import
 
 SHARDED = "torch.distributed.optim.zero_redundancy_optimizer"
+SAVING = (
+    ("torch", "save"),
+    ("safetensors.torch", "save_file"),
+    ("safetensors.torch", "save_model"),
+    ("torch.distributed.checkpoint", "save"),
+    ("torch.distributed.checkpoint", "async_save"),
+)
 OWNERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
 
-def tell_launcher_of_groups() -> None:
-    """Arrange that the launcher knows when this rank joins the process group of all ranks."""
+def tell_launcher_of_groups(survival: SurvivingTraining | None) -> None:
+    """Arrange that the launcher knows when this rank joins the process group of all ranks.
+
+    A rank that comes back joins none until it is where the others are.
+    """
     original: Callable[..., Any] = sys.modules[OWNERS[1]].init_process_group
     for owner in map(sys.modules.get, OWNERS):
         if getattr(owner, "init_process_group", None) is original:
-            setattr(owner, "init_process_group", _telling(original))  # noqa: B010  # of a module
+            setattr(owner, "init_process_group", _telling(original, survival))  # noqa: B010  # of a module
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _telling(original: Callable[..., Any], survival: SurvivingTraining | None) -> Callable[..., Any]:
     @wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if has_launcher_store(os.environ):
             launcher_store(os.environ).set(BOUND, "1")
+        if survival is not None and survival.comes_back():
+            write_nothing(survival)
+            return None
         return original(*args, **kwargs)
 
     return init_process_group
+
+
+def write_nothing(survival: SurvivingTraining) -> None:
+    """Let functions that save write nothing while this rank is alone: its parameters are not those of the run."""
+    for module, path in SAVING:
+        call_after_import(module, partial(_leave_out, survival, module, path))
+
+
+def _leave_out(survival: SurvivingTraining, module: str, path: str) -> None:
+    original = getattr(sys.modules[module], path)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return None if survival.is_alone else original(*args, **kwargs)
+
+    setattr(sys.modules[module], path, call)
 
 
 def survival_of_rank(environment: Mapping[str, str]) -> SurvivingTraining | None:

@@ -43,13 +43,14 @@ class LivingGroup:
 
     Args:
         calls: roll call of the ranks.
+        alone: number of a rank that comes back, and is alone until it enters a generation; None for one that lives.
 
     Attributes:
         generation: latest generation that this rank knows to have come.
         members: numbers of the ranks.
     """
 
-    def __init__(self, calls: RollCall) -> None:
+    def __init__(self, calls: RollCall, alone: int | None = None) -> None:
         self._calls = calls
         self._lock = threading.Lock()
         self._pending: set[Operation] = set()
@@ -57,8 +58,10 @@ class LivingGroup:
         self._inner: Any = None
         roll = calls.roll()
         self.generation, self.members = roll.generation, roll.living
-        calls.watch(self._break_before)
-        self.enter(roll)
+        if alone is None:
+            self.enter(roll)
+        else:
+            self.members = (alone,)
 
     def start(self, run: Callable[[Any], Any], tensors: Tensors) -> Operation:
         """Start an operation.
@@ -80,6 +83,11 @@ class LivingGroup:
         except RuntimeError:  # a connection is lost
             self._break(operation.generation)
         return operation
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the gloo group was given up."""
+        return self._is_broken
 
     def break_off(self) -> None:
         """Give up the gloo group."""
@@ -138,7 +146,7 @@ class LivingGroup:
         for each in pending:
             each.end()
 
-    def _break_before(self, generation: int) -> None:
+    def break_before(self, generation: int) -> None:
         """Give up the gloo group, because a newer generation has come."""
         if generation > self.generation:
             self._break(self.generation)

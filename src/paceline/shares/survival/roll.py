@@ -66,11 +66,12 @@ def key_of(number: int, rank: int) -> str:
     return f"{EVENT}/{number}/{rank}"
 
 
-def tell(store: Any, event: Event, ranks: int) -> None:
-    """Write an event down in the launcher's store, for this many ranks."""
-    number = store.add(EVENTS, 1) - 1
+def tell(store: Any, event: Event, ranks: int) -> int:
+    """Write an event down in the launcher's store, for this many ranks, and return its number."""
+    number: int = store.add(EVENTS, 1) - 1
     for rank in range(ranks):
         store.set(key_of(number, rank), str(event))
+    return number
 
 
 def told(store: Any) -> list[Event]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ import torch.distributed
 
 from paceline.errors import RunError
 from paceline.shares.survival.agreement import PlaceReport
-from paceline.shares.survival.roll import Event, Roll, key_of
+from paceline.shares.survival.roll import Event, Roll, key_of, tell
 
 dist: Any = torch.distributed  # it does not export the types of all its names
 LOOPBACK = "127.0.0.1"
@@ -48,8 +48,8 @@ class RollCall:
         self._changed = threading.Condition()
         self._events: list[Event] = []
 
-    def watch(self, on_event: Callable[[int], object]) -> None:
-        """Call a function with each new generation, in a thread of its own."""
+    def watch(self, on_event: Callable[[int, Event], object]) -> None:
+        """Call a function with each new generation, and the event with which it came, in a thread of its own."""
         self._watcher = threading.Thread(target=self._watch, args=(self._connect(), on_event), daemon=True)
         self._watcher.start()
 
@@ -57,6 +57,10 @@ class RollCall:
         """End the thread, which could not go on once the interpreter ends."""
         self.store.set(key_of(len(self._events), self._rank), "")
         self._watcher.join(END_TIMEOUT_S)
+
+    def tell(self, event: Event) -> int:
+        """Write an event down, and return its number."""
+        return tell(self.store, event, self._ranks)
 
     def roll(self) -> Roll:
         """Return the roll after the events so far."""
@@ -84,7 +88,7 @@ class RollCall:
         self.store.set(keys[self._rank], json.dumps(report))
         while not self.store.check(list(keys.values())):
             self._wait(roll, lambda: False, POLL_S)
-        return {rank: PlaceReport(*_as_tuples(json.loads(self.store.get(key)))) for rank, key in keys.items()}
+        return {rank: PlaceReport(*as_tuples(json.loads(self.store.get(key)))) for rank, key in keys.items()}
 
     def connect(self, roll: Roll) -> Any:
         """Return a gloo group of the living ranks, all of which do the same.
@@ -115,8 +119,18 @@ class RollCall:
             InterruptedMeetingError: an event has come before.
         """
         self.store.set(f"paceline/end/{self._rank}", "1")
-        while not self.store.check([f"paceline/end/{rank}" for rank in roll.living]):
+        while not self.has_ended(roll.living):
             self._wait(roll, lambda: False, POLL_S)
+
+    def has_ended(self, ranks: Iterable[int]) -> bool:
+        """Return whether these ranks have come to their end."""
+        return bool(self.store.check([f"paceline/end/{rank}" for rank in ranks]))
+
+    def await_end(self) -> None:
+        """Wait for the end of the living, in a rank that is none of them."""
+        with self._changed:
+            while not self.has_ended(Roll.called(self._ranks, self._events).living):
+                self._changed.wait(END_TIMEOUT_S)
 
     def check(self, roll: Roll) -> None:
         """Check that no event has come since a roll.
@@ -132,7 +146,7 @@ class RollCall:
             if len(self._events) > roll.generation:
                 raise InterruptedMeetingError
 
-    def _watch(self, store: Any, on_event: Callable[[int], object]) -> None:
+    def _watch(self, store: Any, on_event: Callable[[int, Event], object]) -> None:
         while True:
             key = key_of(len(self._events), self._rank)
             try:
@@ -141,10 +155,11 @@ class RollCall:
                 return
             if not (text := store.get(key).decode()):
                 return
+            event = Event.from_text(text)
             with self._changed:
-                self._events.append(Event.from_text(text))
+                self._events.append(event)
                 self._changed.notify_all()
-            on_event(len(self._events))
+            on_event(len(self._events), event)
 
 
 def dispose(groups: list[Any]) -> threading.Thread:
@@ -162,5 +177,6 @@ def dispose(groups: list[Any]) -> threading.Thread:
     return ending
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """Return a value from JSON with tuples in place of lists."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any
@@ -18,9 +20,12 @@ from paceline.shares.handed_out import Loader
 from paceline.shares.survival.agreement import Agreement, PlaceReport
 from paceline.shares.survival.group import SurvivingGroup
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
-from paceline.shares.survival.roll_call import RollCall
+from paceline.shares.survival.roll import Roll, told
+from paceline.shares.survival.roll_call import RollCall, as_tuples
 from paceline.utils.wording import counted
 
+AHEAD = 2  # units by which a rank that comes back goes ahead of the others, so that they know where it waits
+AGREED, PROGRESS = "paceline/agreed", "paceline/progress"  # in the launcher's store
 LEAST_UPDATES = 3  # before it is known how a script trains
 
 
@@ -42,6 +47,7 @@ class SurvivingTraining:
 
     Attributes:
         group: process group of all ranks, from the first model on.
+        scalers: GradScalers of the script.
         on_regroup: functions that are called when the living ranks have changed.
     """
 
@@ -54,17 +60,32 @@ class SurvivingTraining:
         self._ledger = BatchLedger()  # of the loader with training batches
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._scalers: list[Any] = []
+        self.scalers: list[Any] = []
         self._step = StepVerdict.USED  # the last one
         self._is_open = False  # whether there was a backward pass since
         self._is_given = False
         self._stepped = -1
         self._updates = 0
         self._is_fit = True
+        self._epoch: Any = None
 
     @cached_property
     def _calls(self) -> RollCall:
         return RollCall(self._connect, *self._place)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank comes back, and is not where the others are yet."""
+        return self.group is not None and self.group.is_alone
+
+    def comes_back(self) -> bool:
+        """Return whether the other ranks have gone on without this one; it then begins alone."""
+        store = self._calls.store
+        if not store.check([SURVIVES]) or self._place[0] in Roll.called(self._place[1], told(store)).living:
+            return False
+        self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=True)
+        become_default(self.group)
+        return True
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -76,8 +97,19 @@ class SurvivingTraining:
     def before_model(self) -> None:
         """Let the next model, and the script's own collectives, use a group that lives on."""
         if self.group is None and self._is_fit:
-            self.group = SurvivingGroup(self._calls, *self._place, self)
+            self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=False)
             become_default(self.group)
+
+    @contextmanager
+    def taking_any_root(self) -> Iterator[None]:
+        """Let broadcasts of DDP itself begin at a rank that lives."""
+        if self.group is not None:
+            self.group.takes_any_root = True
+        try:
+            yield
+        finally:
+            if self.group is not None:
+                self.group.takes_any_root = False
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Add a model whose state a rank gets that lacks a step."""
@@ -103,7 +135,9 @@ class SurvivingTraining:
         ledger = self.ledger_of(loader)
         if self._updates and ledger is not self._ledger:
             self.give_up("it trains on several loaders")
-        self._ledger = ledger
+        if ledger is not self._ledger or batch.epoch != self._epoch:
+            self._ledger, self._epoch = ledger, batch.epoch
+            self._begin_epoch(batch)
         if not ledger.compute(batch):
             self.give_up("it computes a batch for several steps")
         self._is_open = True
@@ -117,6 +151,17 @@ class SurvivingTraining:
         """End the sums of a backward pass, and return whether this rank has them."""
         return self.group is None or self.group.end_backward()
 
+    def _begin_epoch(self, batch: NumberedBatch) -> None:
+        """Note where an epoch begins; a rank that comes back, perhaps from a checkpoint, is then there too."""
+        assert self.group is not None
+        key = f"paceline/epoch/{batch.epoch}"
+        if self.group.is_alone:
+            if self._calls.store.check([key]):
+                number, position, self._updates = json.loads(self._calls.store.get(key))
+                self.group.position, self._ledger.offset = position, number - batch.number
+        elif self.group.rank() == self.living[0] and batch.epoch is not None:
+            self._calls.store.set(key, json.dumps([self._ledger.number(batch), self.group.position, self._updates]))
+
     @_disable_dynamo
     def takes_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer is to make its step."""
@@ -126,8 +171,8 @@ class SurvivingTraining:
 
     def takes_update(self, scaler: Any) -> bool:
         """Return whether a GradScaler is to update its scale."""
-        if not any(each is scaler for each in self._scalers):
-            self._scalers.append(scaler)
+        if not any(each is scaler for each in self.scalers):
+            self.scalers.append(scaler)
         return self._end_update() is StepVerdict.USED
 
     @property
@@ -138,8 +183,11 @@ class SurvivingTraining:
     def _end_update(self) -> StepVerdict:
         if not self._is_open or self.group is None:
             return self._step
+        if self.group.is_alone:
+            self._read_agreed()
         is_in_vain = not self._is_given and self._ledger.is_in_vain
-        self._step = StepVerdict.GIVEN if self._is_given else StepVerdict.IN_VAIN if is_in_vain else StepVerdict.USED
+        is_given = self._is_given or self.group.is_alone
+        self._step = StepVerdict.IN_VAIN if is_in_vain else StepVerdict.GIVEN if is_given else StepVerdict.USED
         self._is_open = self._is_given = False
         self._ledger.end_update(is_used=not is_in_vain)
         if not is_in_vain:
@@ -148,6 +196,31 @@ class SurvivingTraining:
             if self._updates == LEAST_UPDATES and self._is_fit:
                 self._calls.store.set(SURVIVES, "1")
         return self._step
+
+    @_disable_dynamo
+    def after_step(self, *, is_last: bool) -> None:
+        """Let ranks leave and return after a step: after the last of its parts, as the update of a GradScaler."""
+        if self.group is None or not is_last:
+            return
+        if not self.group.is_alone:
+            self.group.after_step()
+            if self.group.missing and self.group.rank() == self.living[0]:
+                self._calls.store.set(PROGRESS, str(self.group.position))
+            return
+        living = Roll.called(self._place[1], told(self._calls.store)).living
+        if self._calls.has_ended(living):
+            print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
+            raise SystemExit(0)
+        store = self._calls.store
+        if store.check([PROGRESS]) and self.group.position >= int(store.get(PROGRESS)) + AHEAD:
+            self.group.come_back()
+            self._step, self._is_given = StepVerdict.USED, False
+
+    def _read_agreed(self) -> None:
+        """Read what the living have agreed on while this rank was not there."""
+        if self._calls.store.check([AGREED]):
+            in_vain, dropped = as_tuples(json.loads(self._calls.store.get(AGREED)))
+            self._ledger.in_vain, self._ledger.dropped = in_vain, dropped
 
     def finish(self) -> None:
         """Wait for the end of the other ranks, and go on without survival."""
@@ -166,6 +239,8 @@ class SurvivingTraining:
             handed_out=ledger.handed_out,
             dealt=ledger.dealt,
             dropped=ledger.dropped,
+            updates=self._updates,
+            rates=tuple(float(group["lr"]) for each in self._optimizers for group in each.param_groups),
         )
 
     def state(self) -> dict[str, Any]:
@@ -173,7 +248,7 @@ class SurvivingTraining:
         return {
             "models": [[*model.parameters(), *model.buffers()] for model in self._models],
             "optimizers": [each.state_dict()["state"] for each in self._optimizers],
-            "scalers": [each.state_dict() for each in self._scalers],
+            "scalers": [each.state_dict() for each in self.scalers],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -184,7 +259,7 @@ class SurvivingTraining:
                     each.copy_(value)
         for optimizer, given in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict({**optimizer.state_dict(), "state": given})
-        for scaler, given in zip(self._scalers, state["scalers"], strict=True):
+        for scaler, given in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(given)
         self._is_given = True
 
@@ -194,6 +269,7 @@ class SurvivingTraining:
         for function in self.on_regroup:
             function()
         if self._place[0] == self.living[0]:
+            self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
             there = ", ".join(map(str, self.living))
             print(f"paceline: {counted(len(self.living), 'rank')} go on: {there}", file=sys.stderr, flush=True)
 
@@ -202,12 +278,12 @@ def become_default(group: SurvivingGroup) -> None:
     """Put a group in the place of torch's default group, with the same names and ranks."""
     c10d: Any = distributed_c10d
     world = c10d._world
-    before = world.default_pg
-    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
-        table[group] = table[before]
+    world.pg_map[group] = ("gloo", None)
+    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
     world.pg_names[group] = "paceline"
-    world.pg_to_tag[group] = world.pg_to_tag[before]
-    world.tags_to_pg.setdefault(world.pg_to_tag[before], []).append(group)
+    world.pg_to_tag[group] = "default"
+    world.tags_to_pg.setdefault("default", []).append(group)
     group._set_group_name("paceline")
     c10d._register_process_group("paceline", group)
     c10d._update_default_pg(group)

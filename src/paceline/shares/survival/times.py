@@ -23,9 +23,11 @@ class SurvivingTimes(RankTimes):
         self.count = count
         self._group = group
         self._pending: Operation | None = None
+        self._members: tuple[int, ...] = ()  # of the exchange under way
 
     def begin(self, row: list[float]) -> None:
         """Begin to gather a row."""
+        self._members = self._group.living
         self._pending = self._group.exchange(torch.tensor(row, dtype=torch.float64, device="cpu"))
 
     def end(self) -> list[list[float]] | None:
@@ -36,7 +38,7 @@ class SurvivingTimes(RankTimes):
         pending.future.wait()
         if not pending.is_whole:
             return None
-        rows = dict(zip(self._group.living, (row.tolist() for row in pending.tensors), strict=True))
+        rows = dict(zip(self._members, (row.tolist() for row in pending.tensors), strict=True))
         lost = [0.0, *[nan] * (len(pending.tensors[0]) - 1)]
         return [rows.get(rank, lost) for rank in range(self.count)]
 

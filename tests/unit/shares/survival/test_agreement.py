@@ -35,8 +35,8 @@ class Rank:
             self.deal_ahead()
             if self.queue:
                 batch = self.queue.pop(0)
-            elif self.ledger.owed:
-                batch = self.ledger.deal(self.ledger.owed.popleft())
+            elif (owed := self.ledger.take_owed()) is not None:
+                batch = self.ledger.deal(owed)
             else:
                 return None
             if self.ledger.hand_out(batch):
@@ -55,12 +55,16 @@ class Rank:
             elif self.place == "sum" and self.position in self.voids:
                 self.pass_unit("step")
             elif self.place == "step":
-                self.step()
-                self.place = COLLECTIVE if self.iteration % 3 == 2 else "next"
-                self.iteration += 1
+                self.end_iteration()
             else:
                 self.is_sum = self.place == "sum"
                 return None if self.place == "end" else self.place
+
+    def end_iteration(self):
+        self.step()
+        self.place = COLLECTIVE if self.iteration % 3 == 2 else "next"
+        self.iteration += 1
+        self.is_sum = False
 
     def pass_unit(self, place="step"):
         self.position += 1
@@ -123,7 +127,10 @@ def run(seed, count):
         for each in ranks.values():
             if each.place != "end" and draw.random() < 0.5:
                 each.complete()
-                each.walk()
+                if each.place == "step" and draw.random() < 0.5:
+                    each.end_iteration()  # and stand between two units
+                else:
+                    each.walk()
         settle(draw, ranks)
     return ranks
 

@@ -7,6 +7,10 @@ def dealt(ledger, count):
     return [ledger.deal([[10 * number], [10 * number + 1]]) for number in range(count)]
 
 
+def owed(ledger):
+    return list(iter(ledger.take_owed, None))
+
+
 def test_a_batch_that_no_step_has_used_is_owed():
     ledger = BatchLedger()
     batches = dealt(ledger, 3)
@@ -15,7 +19,7 @@ def test_a_batch_that_no_step_has_used_is_owed():
         assert ledger.compute(batch)
     assert not ledger.is_in_vain
     ledger.end_update(is_used=False)
-    assert list(ledger.owed) == [batch.whole for batch in batches[:2]]
+    assert owed(ledger) == [batch.whole for batch in batches[:2]]
     assert ledger.undone == 0
 
 
@@ -41,8 +45,8 @@ def test_batches_dealt_before_a_loss_are_in_vain_or_are_not_handed_out():
         assert ledger.is_in_vain
         ledger.end_update(is_used=False)
     assert [ledger.hand_out(batch) for batch in batches[3:]] == [False] * 3
-    assert list(ledger.owed) == [batch.whole for batch in batches[1:]]
-    later = ledger.deal(ledger.owed.popleft())
+    assert owed(ledger) == [batch.whole for batch in batches[1:]]
+    later = ledger.deal(batches[1].whole)
     assert ledger.hand_out(later)
     ledger.compute(later)
     assert not ledger.is_in_vain
