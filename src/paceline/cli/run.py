@@ -20,6 +20,7 @@ from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.placement import LOOPBACK
 from paceline.errors import UsageError
 from paceline.probe.launch import injection
+from paceline.recording.callbacks.prometheus import Prometheus
 from paceline.recording.run_folder import check_free
 from paceline.shares.protocol import settings_of
 
@@ -63,6 +64,9 @@ def run(
         Path | None, typer.Option(help="Folder for the shares and times of the ranks. Default: runs/SCRIPT-1, -2, ...")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace the run in that folder.")] = False,
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve metrics to Prometheus at PORT of 127.0.0.1, or at HOST:PORT, from rank 0.")
+    ] = None,
 ) -> None:
     """Run a script as several ranks, and start a rank that ends again: paceline run --nproc-per-node 4 train.py.
 
@@ -76,12 +80,15 @@ def run(
     words = _words(command, module=module, no_python=no_python)
     shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run, on_death=on_death)
     is_rank = started_by_torchrun(os.environ)
-    if shares is None and out is not None:
-        raise UsageError(f"--out {out}, but with --protocol {protocol} there are no shares to record: omit one of them")
+    if shares is None and (out or metrics) is not None:
+        given = f"--out {out}" if out is not None else f"--metrics {metrics}"
+        raise UsageError(f"{given}, but with --protocol {protocol} there are no shares to record: omit one of them")
+    if metrics is not None:
+        Prometheus.parse(metrics)  # which refuses what is no address
     if shares is not None:
         folder = _folder(out, command[0] if module else Path(command[0]).stem, overwrite=overwrite)
         name = os.environ.get("TORCHELASTIC_RUN_ID", "") if is_rank else uuid4().hex
-        shares = replace(shares, out=str(folder), overwrite=overwrite, launch=name)
+        shares = replace(shares, out=str(folder), overwrite=overwrite, metrics=metrics, launch=name)
         os.environ.update({**injection(), **shares.environment()})
     if is_rank:
         _become_rank(context, words)

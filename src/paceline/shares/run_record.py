@@ -17,7 +17,11 @@ from paceline.core.records import DecisionMade, Record, RunEnded, RunResumed, Ru
 from paceline.errors import PacelineError
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import ShareDecision
+from paceline.recording.callback import Callback, RunInfo
+from paceline.recording.callbacks.prometheus import Prometheus
 from paceline.recording.event_log import Prefix, read_records
+from paceline.recording.history import Totals
+from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.recording.run_folder import EVENTS, RunFolder, SavedRun
 from paceline.recording.schema import SCHEMA
 from paceline.recording.script_runs import COMPILED, LIMITS, SCRIPT, SHARES
@@ -47,18 +51,24 @@ class RunRecord:
 
     def __init__(self, settings: BalanceSettings, found: Mapping[str, Any], ranks: int, lag: int) -> None:
         self.gain = Gain()
-        self._ranks = ranks
         self._zero_s = self._ended_s = self._written_s = time.perf_counter()
         self._updates: list[TimedUpdate] = []  # which are not written yet
         self._decisions: list[tuple[float, str, str, dict[str, float]]] = []
         self._records = UpdateRecords()
         self._folder: RunFolder | None = None
+        self._metrics: Callback | None = None
+        self._totals = Totals()
         self._path: Path | None = None  # of a folder that has all
         self._process = os.getpid()
+        self._first: Record = RunStarted(0.0, ranks, "")
+        configuration = _configuration(settings, found, ranks, lag)
         if settings.out is not None:
             self._path = path = Path(settings.out)
-            configuration = _configuration(settings, found, ranks, lag)
             self._guarded(lambda: self._open(path, configuration, overwrite=settings.overwrite))
+        if settings.metrics is not None:
+            self._metrics = Prometheus.parse(settings.metrics)
+            self._metrics.on_start(RunInfo(configuration, self._totals, NetworkCounters()))
+        self._guarded(lambda: self._pass_on(self._first))
 
     @property
     def line(self) -> str:
@@ -73,7 +83,7 @@ class RunRecord:
         update = update._replace(began_s=self._ended_s)
         self._ended_s = update.ended_s
         self.gain.add(update)
-        if self._folder is not None:
+        if self._is_wanted:
             self._updates.append(update)
             if update.ended_s - self._written_s >= WRITE_EVERY_S:
                 self._written_s = update.ended_s
@@ -91,18 +101,21 @@ class RunRecord:
         self._add_decision(now_s, LIMITS, reason, {**_by_rank(limits.most), COMPILED: float(limits.is_compiled)})
 
     def _add_decision(self, now_s: float, kind: str, reason: str, numbers: dict[str, float]) -> None:
-        if self._folder is not None:
+        if self._is_wanted:
             self._decisions.append((now_s, kind, reason, numbers))
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """End the folder, if this process has begun one that has not ended."""
-        if self._folder is not None and os.getpid() == self._process:
+        if self._is_wanted and os.getpid() == self._process:
             self._guarded(lambda: self._close(outcome, reason))
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._folder is not None or self._metrics is not None
 
     def _open(self, path: Path, configuration: Mapping[str, Any], *, overwrite: bool) -> None:
         if not _is_continued(path, configuration[SCRIPT]["launch"]):
             self._folder = RunFolder(path, configuration, overwrite=overwrite)
-            self._folder.on_record(RunStarted(0.0, self._ranks, ""))
             return
         log, now_s = path / EVENTS, 0.0
         with open_regular(log) as file:
@@ -116,12 +129,17 @@ class RunRecord:
                 self._records.follow(record)
         self._zero_s -= now_s
         self._folder = RunFolder(path, configuration, keep=Prefix.of(log, whole_bytes))
-        self._folder.on_record(RunResumed(now_s, self._records.version, self._ranks, "", ""))
+        self._first = RunResumed(now_s, self._records.version, configuration["workers"], "", "")
 
     def _write(self) -> None:
-        assert self._folder is not None
         for record in self._new_records():
-            self._folder.on_record(record)
+            self._pass_on(record)
+
+    def _pass_on(self, record: Record) -> None:
+        self._totals.count(record)
+        for callback in (self._folder, self._metrics):
+            if callback is not None:
+                callback.on_record(record)
 
     def _new_records(self) -> Iterator[Record]:
         """Yield the records of the updates since the last call, each with the decisions that were made at its end."""
@@ -134,12 +152,13 @@ class RunRecord:
                 yield DecisionMade(ended_s, kind, reason, numbers=numbers)
 
     def _close(self, outcome: Outcome, reason: str) -> None:
-        assert self._folder is not None
         self._write()
         now_s = self._ended_s - self._zero_s
-        self._folder.on_record(RunEnded(now_s, outcome, reason, self._records.busy_s, self._records.live_s))
-        self._folder.close()
-        self._folder = None
+        self._pass_on(RunEnded(now_s, outcome, reason, self._records.busy_s, self._records.live_s))
+        for callback in (self._folder, self._metrics):
+            if callback is not None:
+                callback.close()
+        self._folder = self._metrics = None
 
     def _guarded(self, function: Callable[[], None]) -> None:
         """Do something with the folder; if that fails, say so, and do without it."""

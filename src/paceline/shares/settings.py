@@ -29,6 +29,7 @@ class BalanceSettings:
         on_death: what follows the loss of a rank: the others "survive" it where they can, or all "restart".
         out: folder of the run; None for none.
         overwrite: whether to replace an earlier run in that folder.
+        metrics: PORT or HOST:PORT at which the metrics of the run are served; None for nowhere.
         launch: name that all starts of the ranks by one launcher share; empty if it has none.
     """
 
@@ -40,6 +41,7 @@ class BalanceSettings:
     on_death: Literal["survive", "restart"] = "survive"
     out: str | None = None
     overwrite: bool = False
+    metrics: str | None = None
     launch: str = ""
 
     def __post_init__(self) -> None:

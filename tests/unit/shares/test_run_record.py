@@ -1,5 +1,8 @@
 """Record of a balanced run: its folder, also after a restart, and where it cannot be written."""
 
+from urllib.error import URLError
+from urllib.request import urlopen
+
 import pytest
 
 import paceline as pl
@@ -8,7 +11,7 @@ from paceline.core.records import DecisionMade, RunEnded, RunResumed, RunStarted
 from paceline.errors import UsageError
 from paceline.jobs import load_job
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.timed_updates import timed_updates
+from paceline.recording.timed_updates import TimedUpdate, timed_updates
 from paceline.shares.gain import Gain
 from share_runs import record_in, train
 
@@ -107,6 +110,21 @@ def test_a_folder_that_cannot_be_written_ends_the_record_alone(tmp_path, capsys)
     record.end(Outcome.STOPPED, "")
     assert record.gain.updates == 5
     assert capsys.readouterr().err.count("the run is not recorded") == 1
+
+
+def test_metrics_count_the_updates_with_and_without_a_folder(tmp_path):
+    for folder in (None, tmp_path / "run"):
+        record = record_in(folder, metrics="0")
+        train(record, 40)
+        url, end = record._metrics.url, record._ended_s + 2
+        record.add(TimedUpdate(0.0, end, range(3), [16] * 3, [0.1] * 3, [16] * 3, [16] * 3))  # later than a second
+        with urlopen(f"{url}/metrics") as page:
+            found = page.read().decode()
+        assert "paceline_updates_total 41.0" in found
+        assert "paceline_live_workers 3.0" in found
+        record.end(Outcome.STOPPED, "")
+        with pytest.raises(URLError):
+            urlopen(f"{url}/metrics")
 
 
 def test_without_a_folder_only_the_gain_is_kept():
