@@ -63,7 +63,7 @@ class ClampingStep:
 
 
 class MeddlingData(torch.utils.data.Dataset):
-    """Data that change the parameters where they lie, with the batch of the second draw, after a look and the first."""
+    """Data that change the parameters where they lie, with the batch of the second draw, after two looks and the first."""
 
     def __init__(self, dtype):
         self.samples = dataset(dtype=dtype)
@@ -74,7 +74,7 @@ class MeddlingData(torch.utils.data.Dataset):
 
     def minibatch(self, indices):
         self.batches += 1
-        if self.batches == 3:
+        if self.batches == 4:
             halve(MADE[-1])
         return [tensor[indices] for tensor in self.samples.tensors]
 

@@ -175,7 +175,7 @@ def test_in_a_notebook_one_output_is_updated():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SCRIPT.replace("OPTION", ""))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-        NotebookClient(notebook, timeout=scaled(100)).execute()
+        NotebookClient(notebook, timeout=int(scaled(100))).execute()
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data", "stream"]
     assert "reached the target 1.9" in outputs[0].data["text/plain"]
