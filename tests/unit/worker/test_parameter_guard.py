@@ -63,7 +63,7 @@ class ClampingStep:
 
 
 class MeddlingData(torch.utils.data.Dataset):
-    """Data that change the parameters where they lie, with the batch of the second draw, after two looks and the first."""
+    """Data that change the parameters where they lie, with the batch of the second draw, after two looks and one."""
 
     def __init__(self, dtype):
         self.samples = dataset(dtype=dtype)
