@@ -1,15 +1,9 @@
 """Training loops under unequal shares: their parameters are those of equal shares."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from balance_catalogue import LOOPS
-from launched_commands import outputs
-from paths import SUPPORT, environment
-from ranks import free_port
+from balanced_ranks import printed_by
 
 COMPILED = tuple(name for name in LOOPS if "compiled" in name)
 OTHERS = tuple(name for name in LOOPS if name not in COMPILED)
@@ -17,15 +11,7 @@ FIRST = ("accumulation_with_clipping", "gan", "tokens", "fsdp2")
 
 
 def results(loops, ranks):
-    """Return what the ranks print; they are started without torchrun, which is one more process that imports torch."""
-    port, command = str(free_port()), [sys.executable, str(SUPPORT / "balance_ranks.py"), *loops]
-    launched = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen(command, env=environment(RANK=str(rank), **launched), stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    told = outputs(processes)[0]
-    return {each["loop"]: each for each in map(json.loads, told.splitlines())}
+    return {each["loop"]: each for each in printed_by("balance_ranks.py", loops, ranks)}
 
 
 def check(found, loops):

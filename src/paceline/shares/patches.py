@@ -28,7 +28,8 @@ from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
 FSDP_STATE = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
-GATHERED = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}  # with the place of the rank's own tensor
+# With the place of the rank's own tensor.
+GATHERED = {"all_gather": 1, "all_gather_into_tensor": 1, "all_gather_single": 1, "all_to_all_single": 1, "gather": 0}
 
 
 class Patches:
@@ -266,8 +267,8 @@ class Patches:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             group = kwargs.get("group", next((each for each in args if isinstance(each, dist.ProcessGroup)), None))
-            is_compiled = torch.compiler.is_compiling()
-            if self.balancer is not None and not is_compiled and dist.get_world_size(group) == self.balancer.ranks:
+            is_exempt = torch.compiler.is_compiling() or any("split_sizes" in name for name in kwargs)
+            if self.balancer is not None and not is_exempt and dist.get_world_size(group) == self.balancer.ranks:
                 given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
                 tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
                 with refusing():
