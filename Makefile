@@ -59,7 +59,7 @@ browser:
 
 # Else each of the test processes would compile all tests, and the loops of numba.
 .venv/compiled: .venv/installed $(wildcard src/paceline/server/compiled*.py)
-	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings -k 'test_kernels or test_compiled'
+	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings -k 'test_kernels or test_compiled or test_finite or test_block_optimizer or test_mean_loops'
 	touch $@
 
 .venv-integrations/installed: pyproject.toml constraints.txt

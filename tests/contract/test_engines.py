@@ -31,7 +31,7 @@ def decisions(result):
     return [(record.now_s, record.version, record.k, record.staleness) for record in result.history.of(UpdateMade)]
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("make_cluster", "n"),
     [
         (pl.Cluster, 1),
@@ -39,6 +39,7 @@ def decisions(result):
         pytest.param(pl.LocalCluster, 1, marks=pytest.mark.slow),
         (pl.LocalCluster, 3),
     ],
+    keep=2,
 )
 def test_bsp_is_a_plain_loop_over_the_same_minibatches(make_cluster, n):
     result = trained(pl.bsp(), make_cluster(n))
@@ -52,14 +53,14 @@ def test_k_sync_of_all_workers_is_bsp():
     assert torch.equal(parameters_of(ours.model), parameters_of(bsp.model))
 
 
-@pytest.mark.parametrize("protocol", [pl.k_async(k=1), pl.k_batch_async(k=1), pl.ssp(lead=10_000)], ids=str)
+@parametrize_few("protocol", [pl.k_async(k=1), pl.k_batch_async(k=1), pl.ssp(lead=10_000)], ids=str, keep=2)
 def test_one_gradient_of_any_staleness_is_asp(protocol):
     ours, asp = trained(protocol), trained(pl.asp())
     assert decisions(ours) == decisions(asp)
     assert torch.equal(parameters_of(ours.model), parameters_of(asp.model))
 
 
-@pytest.mark.parametrize("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=1), pl.ringmaster(r=1, stops=True)], ids=str)
+@parametrize_few("protocol", [pl.bsp(), pl.asp(), pl.k_sync(k=1), pl.ringmaster(r=1, stops=True)], ids=str, keep=2)
 def test_one_worker_is_sgd(protocol):
     result = trained(protocol, pl.Cluster(1))
     plain = plain_loop(tiny_job(), seed=3, n=1, updates=15)

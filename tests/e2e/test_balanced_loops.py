@@ -7,7 +7,7 @@ from balanced_ranks import printed_by
 
 COMPILED = tuple(name for name in LOOPS if "compiled" in name)
 OTHERS = tuple(name for name in LOOPS if name not in COMPILED)
-FIRST = ("accumulation_with_clipping", "gan", "tokens", "fsdp2")
+FIRST = ("accumulation_with_clipping", "tokens")
 
 
 def results(loops, ranks):

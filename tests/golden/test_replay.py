@@ -58,13 +58,14 @@ def test_worker_failures_and_a_timeout(tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     "protocol",
     [
         "b_dbw(release_idle=true)",
         "adasync(base=k_batch_async, K_0=2)@updates=9 >> dbw",
         "bsp + elastic(window=1, consecutive=1)@updates=9 >> bsp + greedy(window=1, consecutive=1, persistent_s=2)",
     ],
+    keep=2,
 )
 def test_named_controllers(protocol, tmp_path):
     simulated(protocol, faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")

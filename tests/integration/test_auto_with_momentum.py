@@ -37,6 +37,7 @@ def largest_smoothed_loss(protocol, seed):
     return max(sum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW))
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 0, 3])
 def test_the_loss_stays_near_that_of_bsp(seed):
     assert largest_smoothed_loss("auto", seed) <= 1.2 * largest_smoothed_loss("bsp", seed)

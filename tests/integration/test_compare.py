@@ -137,6 +137,7 @@ def test_two_concurrent_comparisons_in_a_folder_are_refused(tmp_path):
     assert display.is_planned
 
 
+@pytest.mark.slow
 def test_without_a_folder_an_interrupted_call_is_found_and_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert compare(None, display=RecordingDisplay(interrupts_at=1)).folder == Path("runs/compare-tiny-1")

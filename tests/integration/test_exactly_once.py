@@ -22,8 +22,8 @@ def losses(result):
     return len([record for record in result.history if type(record).__name__ == "WorkerLost"])
 
 
-@parametrize_few("sharding", ["shared", "partitioned"], keep=3)
-@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=5)
+@pytest.mark.parametrize("sharding", ["shared", "partitioned"])
+@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=2)
 def test_simulated(protocol, sharding):
     cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(3, back_after_s=1.5))
     result = pl.train(

@@ -32,9 +32,10 @@ def final_losses(job, seed):
     return [evaluate(job, model, seed)["loss"] for model in (bsp(job, seed), plain_gpt(job, seed, UPDATES))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "updates", "bar"),
-    [pytest.param(GPT, UPDATES, 1e-5, marks=pytest.mark.slow), (double_gpt, FEWER_UPDATES, 1e-12)],
+    [(GPT, UPDATES, 1e-5), (double_gpt, FEWER_UPDATES, 1e-12)],
     ids=["float32", "float64"],
 )
 def test_the_parameters_are_those_of_the_loop(model, updates, bar):

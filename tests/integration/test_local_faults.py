@@ -19,6 +19,7 @@ from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.recording.event_log import read_records
 from paceline.server.flat_buffers import FlatLayout
+from selections import parametrize_few
 from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job
 
@@ -61,8 +62,8 @@ class SurvivorsGoOn(pl.Callback):
             raise EnoughSeenError
 
 
-@pytest.mark.parametrize(
-    ("protocol", "draw"), [(pl.bsp(), 5), (pl.k_sync(k=2), 1), (pl.asp(), 5), (pl.ssp(lead=2), 5)], ids=str
+@parametrize_few(
+    ("protocol", "draw"), [(pl.bsp(), 5), (pl.k_sync(k=2), 1), (pl.asp(), 5), (pl.ssp(lead=2), 5)], ids=str, keep=2
 )
 def test_training_continues_without_a_killed_worker(protocol, draw):
     seen = SurvivorsGoOn()

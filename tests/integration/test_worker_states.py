@@ -108,6 +108,7 @@ def float32_net():
     return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 
 
+@pytest.mark.slow
 def test_a_resumed_local_run_continues_with_the_state_of_every_worker(tmp_path):
     settings = {"protocol": WITH_A_SERVER[0], "cluster": pl.LocalCluster(2), "seed": 1}
     whole = pl.train(whole_batches(2), stop=WHOLE_STOP, **settings)

@@ -4,6 +4,7 @@ from functools import cache
 from statistics import fmean
 
 import numpy as np
+import pytest
 
 from page_numbers import at_most, check_page, check_tables, span
 from papers.dc_s3gd.run import store
@@ -274,6 +275,7 @@ def of_stragglers():
     yield f"to within {at_most(100 * max(same), 1)} %"
 
 
+@pytest.mark.slow
 def test_the_page_has_the_numbers_of_the_stored_results():
     parts = (of_table_1, of_the_outlook, of_the_conclusions, of_the_times, of_stragglers)
     check_page(RESULTS.parent / "README.md", [text for part in parts for text in part()], GIVEN)

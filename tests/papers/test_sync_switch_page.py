@@ -281,5 +281,6 @@ def test_the_page_has_the_numbers_of_the_stored_results():
     check_page(RESULTS.parent / "README.md", [text for part in parts for text in part()], GIVEN)
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_stored_results():
     check_tables(tables, RESULTS)

@@ -13,6 +13,7 @@ from paceline.cli import main
 from paceline.cli.saved_options import CODE, COMMAND
 from paceline.cli.trust import _writable_by_others, code_of_job
 from paceline.recording.source_digest import code_behind
+from selections import parametrize_few
 
 JOB = """
 import pathlib
@@ -87,7 +88,7 @@ def test_a_changed_job_file_is_refused_before_it_is_imported(begun, tmp_path):
     refused(begun, f"{tmp_path}/my_job.py has changed since the run began: digest ", ", now ")
 
 
-@pytest.mark.parametrize("way", ["--trust", "PACELINE_TRUST", "typed"])
+@parametrize_few("way", ["--trust", "PACELINE_TRUST", "typed"], keep=2)
 def test_a_trusted_changed_job_file_is_imported_and_recorded(way, begun, tmp_path, monkeypatch):
     (tmp_path / "my_job.py").write_text(JOB + "# changed\n")
     if way == "PACELINE_TRUST":

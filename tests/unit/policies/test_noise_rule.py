@@ -262,6 +262,7 @@ def test_a_rate_per_worker_is_refused():
         LRScaling("noise", "per_worker")
 
 
+@pytest.mark.slow
 @parametrize_few(
     ("optimizer", "over_bsp", "over_constant"),
     [(sgd(lr=0.1, momentum=0.9), 1.3, 0.7), (partial(torch.optim.Adam, lr=0.1), 2.0, 0.9)],

@@ -190,6 +190,7 @@ def test_an_error_in_a_callback_reaches_the_caller():
         run(callbacks=[Broken()])
 
 
+@pytest.mark.slow
 def test_a_target_accuracy_has_the_time_of_the_version_that_reached_it():
     result = run(
         stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.Duration("updates", 10)

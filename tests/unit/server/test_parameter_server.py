@@ -95,7 +95,7 @@ def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_resets_it
         assert server.optimizer.param_groups[0]["momentum"] == own
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("rule", "lr_is", "factor"),
     [
         ("constant", "total", 1.0),
@@ -103,6 +103,7 @@ def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_resets_it
         ("constant", "per_worker", 4.0),
         ("proportional", "per_worker", 3.0),
     ],
+    keep=2,
 )
 def test_the_learning_rate_follows_the_quorum(rule, lr_is, factor):
     result = trained(n=4, protocol=pl.k_sync(k=3), optimizer=sgd(lr=0.01), lr_rule=rule, lr_is=lr_is)

@@ -76,6 +76,7 @@ def test_elastic_ranks_continue_without_one_that_leaves_or_dies(network, data, t
     assert {each.worker for each in SavedRun(tmp_path / "run").history.of(WorkerLost)} == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_started_again_takes_part(network, data):
     has_joined = threading.Event()
 

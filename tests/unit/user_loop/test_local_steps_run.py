@@ -132,6 +132,7 @@ def test_each_rank_has_its_own_state_and_the_loop_keeps_its_groups(network, data
         assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_with_the_state_of_the_optimizer_of_a_rank(network, data, tmp_path):
     def begun(epochs, folder):
         def loop_of(run, model, optimizer):

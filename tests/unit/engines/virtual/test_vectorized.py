@@ -241,7 +241,7 @@ def test_many_quick_arrivals_after_a_long_pause_are_processed_in_blocks(seed, mo
 SLOW_ONE = pl.Cluster(40, pl.Deterministic(1.0), speed=[0.03] + [1.0] * 39)  # 33 s
 
 
-@pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40), pl.k_async(k=39)], ids=repr)
+@parametrize_few("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40), pl.k_async(k=39)], ids=repr, keep=2)
 @pytest.mark.parametrize("cluster", [SLOW_ONE, pl.Cluster(200, pl.Pareto(1.0, 1.1))], ids=["slow", "heavy"])
 def test_a_slow_worker_is_never_lost(protocol, cluster):
     if cluster is not SLOW_ONE and protocol.name != "bsp":

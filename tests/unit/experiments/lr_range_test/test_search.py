@@ -159,6 +159,7 @@ def test_optimizers_other_than_sgd_have_a_knee():
     assert 0.01 < found < 10
 
 
+@pytest.mark.slow
 def test_the_curve_is_the_mean_over_the_seeds():
     def losses(seed, runs):
         return find(line(batch_size=2), seed=seed, runs=runs, highest=0.1, updates=20)

@@ -133,14 +133,12 @@ def test_resnet50_has_the_parameters_of_three_four_six_and_three_bottlenecks(cla
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_cifar_resnets_halve_the_image_twice_and_the_others_three_times():
-    image = torch.rand(1, 3, 32, 32, device="meta")
-    for make_model, size, channels in [
-        (resnet20, 8, 64),
-        (resnet32, 8, 64),
-        (resnet18, 4, 512),
-        (resnet50, 4, 2048),
-    ]:
-        with torch.device("meta"):
-            features = nn.Sequential(*list(make_model())[:-3])(image)
-        assert features.shape == (1, channels, size, size)
+@parametrize_few(
+    ("make_model", "size", "channels"),
+    [(resnet20, 8, 64), (resnet18, 4, 512), (resnet32, 8, 64), (resnet50, 4, 2048)],
+    keep=2,
+)
+def test_cifar_resnets_halve_the_image_twice_and_the_others_three_times(make_model, size, channels):
+    with torch.device("meta"):
+        features = nn.Sequential(*list(make_model())[:-3])(torch.rand(1, 3, 32, 32))
+    assert features.shape == (1, channels, size, size)

@@ -77,6 +77,7 @@ def test_a_cluster_that_becomes_five_times_slower_is_followed():
     assert sum(late) / len(late) > 7
 
 
+@pytest.mark.slow
 def test_a_gain_per_second_that_is_out_of_reach_does_not_count():
     faster = pl.Slowdown(at_s=0, until_s=40, factor=0.2, workers=1.0)
     found = updates_of(pl.Cluster(N, STEADY, slowdowns=[faster]), phi=10.0, seconds=70.0)
