@@ -57,9 +57,10 @@ class SharesPrediction(NamedTuple):
 def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DEFAULT) -> SharesPrediction:
     """Return the time with the shares that the policy would have decided in the recorded run.
 
-    The own work of a rank is taken to be in proportion to its samples, and the rest of a step to stay. The policy knows
-    the times of a step one step later, as in a real run. The first steps, in which it learns the speeds, are left out
-    of a long enough recording.
+    The own work of a rank is taken to be in proportion to its samples, and the rest of a step to stay, with what every
+    rank spends outside forward and backward, as on the step of the optimizer. The policy knows the times of a step one
+    step later, as in a real run. The first steps, in which it learns the speeds, are left out of a long enough
+    recording.
 
     Args:
         recording: recording of two ranks or more.
@@ -67,7 +68,8 @@ def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DE
         protocol: text of the protocol.
     """
     size = recording.headers[0].batch_size or BATCH_SIZE
-    shared_s, equal_s = simulated_steps(recording.work_s, ShareBalancer(recording.ranks, balance.sizes(size)), size)
+    work_s = recording.work_s - recording.part_s("data").min(axis=0)
+    shared_s, equal_s = simulated_steps(work_s, ShareBalancer(recording.ranks, balance.sizes(size)), size)
     rest_s = recording.step_s.mean(axis=0) - equal_s
     first = WINDOW if recording.steps >= 2 * WINDOW else 0
     update_s, before_s = (float((steps_s + rest_s)[first:].mean()) for steps_s in (shared_s, equal_s))

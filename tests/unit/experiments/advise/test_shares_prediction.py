@@ -55,6 +55,17 @@ def test_a_rank_that_is_slow_for_a_while_is_followed_late(tmp_path):
     assert 1.3 < gain < 0.85 * ideal
 
 
+def test_what_every_rank_spends_outside_of_the_passes_stays(tmp_path):
+    """As the step of the optimizer, which takes as long for fewer samples."""
+    write_recording(tmp_path, slow(2.0) + 50, sum_ms=SUM_MS, part="data")  # 1 ms each in forward and backward
+    for rank in range(RANKS):
+        describe(tmp_path, rank, 0, batch_size=16)
+    found = predict_shares(DDPRecording(tmp_path), Balance(pieces=16))
+    fixed_ms, own_ms = 100 + 50 - 2, np.array([2, 2, 2, 102])
+    shared_s, _ = simulated_steps(np.tile(own_ms[:, None] / 1000, STEPS), ShareBalancer(4, Pieces(16, 16)), 16)
+    assert 1000 * found.seconds_per_update == pytest.approx(fixed_ms + 1000 * shared_s[-1] + SUM_MS, rel=1e-6)
+
+
 def test_one_change_that_is_not_worth_it_is_not_made():
     """Hysteresis: a formula without it would move samples at once."""
     policy = ShareBalancer(2, Pieces(16))
