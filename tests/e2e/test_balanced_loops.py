@@ -33,3 +33,10 @@ def test_the_parameters_of_every_loop_are_those_of_equal_shares(ranks):
 @pytest.mark.slow
 def test_the_parameters_of_compiled_loops_are_those_of_equal_shares():
     check(results(COMPILED, 2), COMPILED)
+
+
+@pytest.mark.slow
+def test_own_batches_are_those_of_one_process_that_replays_the_shares():
+    [found] = printed_by("balance_own_batches.py", [], 2)
+    assert len(found["sizes"]) > 2
+    assert found["distance"] < 1e-12
