@@ -124,6 +124,11 @@ def test_a_rank_that_was_lost_comes_back(tmp_path, faults):
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_stopped_is_ended(tmp_path):
+    check(tmp_path, 3, ["1:6:sum"], WITH="SIGSTOP")
+
+
+@pytest.mark.slow
 def test_a_collective_that_needs_all_ranks_starts_all_again(tmp_path):
     printed = run(tmp_path, 3, "1:7:sum", GATHERS="1")
     assert "allgather needs all ranks, and rank 1 is lost: all ranks are started again" in printed

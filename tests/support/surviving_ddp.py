@@ -64,7 +64,7 @@ def main():
 
     def fault(place):
         if life == 0 and [str(rank), str(iteration), place] in faults:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, os.environ.get("WITH", "SIGKILL")))
 
     data = Numbered()
     sampler = DistributedSampler(data, seed=3)

@@ -17,6 +17,7 @@ LONGEST_PAUSE_S = 60.0
 WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
+SILENT_S = 10.0  # of a rank that was stopped, after which the others go on without it
 LATE_S = 10.0  # for the other ranks to end after the run
 UNREACHABLE_S, RETRY_S = 60.0, 1.0  # for the launcher on the host of rank 0 to answer
 USAGE_STATUS = 2  # of a wrong command, which would be as wrong when it is started again
@@ -63,6 +64,7 @@ class RankAccount:
         ended_s: when it has ended.
         due_s: when the next one is made.
         starts: number of processes so far.
+        stopped_s: when it was stopped, or was found to be so at the last look; inf while it runs.
         losses: number of those that were lost, in a row, before they had worked for `WORK_S`.
         failures: number of those that ended with a status of their own before that, in a row.
     """
@@ -73,6 +75,7 @@ class RankAccount:
     ended_s: float = inf
     due_s: float = inf
     starts: int = 0
+    stopped_s: float = inf
     losses: int = 0
     failures: int = 0
 
@@ -124,7 +127,9 @@ class LaunchSupervisor:
     @property
     def wake_s(self) -> float:
         """Time at which `on_time` has something to do; inf if it waits for an event."""
-        return min([self._rest_s, *(self._ranks[rank].due_s for rank in self._in(RankPhase.WAITING))])
+        stopped_s = min(each.stopped_s for each in self._ranks.values())
+        due_s = [self._ranks[rank].due_s for rank in self._in(RankPhase.WAITING)]
+        return min([self._rest_s, stopped_s + SILENT_S, *due_s])
 
     def begin(self, now: float) -> list[LaunchAction]:
         """Start all ranks of this host."""
@@ -171,6 +176,24 @@ class LaunchSupervisor:
                 other.phase, other.due_s = RankPhase.WAITING, max(self._again_s, now)
             self._again_s = None
         return []
+
+    def on_stopped(self, ranks: Collection[int], now: float, *, survives: bool) -> list[LaunchAction]:
+        """Handle that some ranks are stopped by a signal, and the others are not: one that stays so is ended.
+
+        Args:
+            ranks: ranks whose processes are stopped.
+            now: time in seconds.
+            survives: whether the others can go on without a rank.
+        """
+        actions: list[LaunchAction] = []
+        for rank, each in self._ranks.items():
+            since_s = min(each.stopped_s, now) if rank in ranks and each.phase is RankPhase.RUNNING else inf
+            is_silent = now >= since_s + SILENT_S
+            each.stopped_s = now if is_silent else since_s
+            if is_silent and survives:
+                LOG.warning("rank %d was stopped for %g s, and is ended", rank, SILENT_S)
+                actions.append(KillRank(rank))
+        return actions
 
     def on_unreachable(self, rank: int, now: float) -> list[LaunchAction]:
         """Handle a rank that cannot be started again, because the launcher on the host of rank 0 does not answer."""

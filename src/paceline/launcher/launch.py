@@ -151,6 +151,9 @@ class Launch:
                 process.ending = Ending.OVER
                 self._pass_on()
                 self._carry_out(self._supervisor.on_exit(rank, status, now, self._told(rank)), now)
+        stopped = [rank for rank, process in self._processes.items() if process.is_stopped]
+        survives = bool(stopped and self._store and self._store.survivors())
+        self._carry_out(self._supervisor.on_stopped(stopped, now, survives=survives), now)
         self._carry_out(self._supervisor.on_time(now), now)
 
     def _told(self, lost: int) -> list[str]:

@@ -65,6 +65,15 @@ class RankProcess:
         return self._process.poll()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, as SIGSTOP does."""
+        if self._process.returncode is not None:
+            return False
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+
+    @property
     def is_left(self) -> bool:
         """Whether the process, or one that it has started, is left."""
         group = self._process.pid

@@ -1,6 +1,7 @@
 """What becomes of the ranks of `paceline run` when their processes end, as lists of events and actions."""
 
 import signal
+from math import inf
 
 import pytest
 
@@ -144,6 +145,18 @@ def test_ranks_that_can_survive_no_more_are_all_started_again():
     supervisor = started(max_restarts=1)
     assert supervisor.on_exit(1, KILLED, 5.0, [BOUND, SURVIVES]) == []
     lose_bound(supervisor, 2, 1, 5.5)
+
+
+def test_a_rank_that_stays_stopped_is_ended_if_others_survive_it(caplog):
+    supervisor = started()
+    assert supervisor.on_stopped([1], 5.0, survives=True) == []
+    assert supervisor.wake_s == 15.0
+    assert supervisor.on_stopped([], 9.0, survives=True) == []  # it goes on
+    assert supervisor.wake_s == inf
+    assert supervisor.on_stopped([1, 2], 20.0, survives=True) == []
+    assert supervisor.on_stopped([1, 2], 30.0, survives=False) == []
+    assert supervisor.on_stopped([1], 40.0, survives=True) == [KillRank(1)]
+    assert "rank 1 was stopped for 10 s, and is ended" in caplog.text
 
 
 def test_a_rank_that_fails_each_time_is_left_out(caplog):
