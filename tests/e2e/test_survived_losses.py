@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from math import inf
+from random import Random
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def check(folder, ranks, faults, **variables):
     """Check bits, samples and parameters after the losses, and return how many iterations were in vain."""
     printed = run(folder, ranks, *faults, **variables)
     lost, epochs = {int(each.split(":")[0]) for each in faults}, int(variables.get("EPOCHS", EPOCHS))
-    assert printed.count(" was killed by SIGKILL; it is started again in ") == len(lost), printed
+    assert printed.count(" was killed by SIGKILL; it is started again in ") == len(faults), printed
     computed, ended = notes_of(folder)
     for iteration, notes in ended.items():
         assert len({(note["digest"], note["stepped"], note["rate"]) for note in notes.values()}) == 1, iteration
@@ -121,6 +122,18 @@ def test_batches_that_processes_of_a_loader_hold_are_dealt_again(tmp_path, place
 @pytest.mark.parametrize("faults", [["1:6:forward"], ["0:6:sum"], ["0:6:stepped", "2:6:sum"]])
 def test_a_rank_that_was_lost_comes_back(tmp_path, faults):
     check(tmp_path, 3, faults, RETURNS_AT="40", EPOCHS="8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_forty_losses(tmp_path, seed):
+    draw, faults = Random(seed), []
+    for begin in (6, 40):
+        for rank in draw.sample(range(3), 2):
+            iteration = begin + draw.randrange(8)
+            places = ["forward", "sum", "step", "stepped", *(["evaluation"] if iteration % 5 == 4 else [])]
+            faults.append(f"{rank}:{iteration}:{draw.choice(places)}")
+    check(tmp_path, 3, faults, RETURNS_AT="30,64", EPOCHS="10")
 
 
 @pytest.mark.slow

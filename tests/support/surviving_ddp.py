@@ -1,8 +1,8 @@
 """User's script: DDP in which ranks are killed at given places; each rank writes down what it has computed.
 
 Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with the places "forward", "sum" (when the
-first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at that iteration until
-the lost ones have come there in their next life.
+first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
+iterations until the lost ones have come there in their next life.
 """
 
 import json
@@ -60,10 +60,11 @@ def main():
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    returns_at = int(os.environ.get("RETURNS_AT", "-1"))
+    returns_at = [int(each) for each in os.environ.get("RETURNS_AT", "").split(",") if each]
 
     def fault(place):
-        if life == 0 and [str(rank), str(iteration), place] in faults:
+        if [str(rank), str(iteration), place] in faults and not (folder / f"{rank}.{iteration}.lost").exists():
+            (folder / f"{rank}.{iteration}.lost").touch()
             os.kill(os.getpid(), getattr(signal, os.environ.get("WITH", "SIGKILL")))
 
     data = Numbered()
@@ -78,11 +79,11 @@ def main():
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for x, y, indices in loader:
-            if iteration == returns_at and life:
-                (folder / f"{rank}.back").touch()
-            while iteration == returns_at and not all((folder / f"{each[0]}.back").exists() for each in faults):
-                time.sleep(0.01)
-            time.sleep(0.02 if returns_at >= 0 and not life else 0)
+            if iteration in returns_at:
+                (folder / f"{rank}.{iteration}.there").touch()
+                while not all((folder / f"{each}.{iteration}.there").exists() for each in range(ranks)):
+                    time.sleep(0.01)
+            time.sleep(0.02 if returns_at and not life else 0)
             note = {"iteration": iteration, "epoch": epoch, "life": life}
             print(json.dumps(note | {"samples": indices.tolist()}), file=notes, flush=True)
             before = flat(model)
