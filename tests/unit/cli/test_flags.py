@@ -24,6 +24,7 @@ OF_TORCHRUN = {
 EXEMPT = {
     "jobs/lr_options.py": {"--to"},  # `paceline data fetch` has no counterpart in Python
     "report/figures.py": {"--"},  # a dashed line
+    "experiments/advise/shares_prediction.py": {"--module", "--nnodes", "--node-rank"},  # of the command that it prints
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*|(?<![\w-])--$")
 
