@@ -13,6 +13,7 @@ from paceline.core.events import Outcome
 from paceline.errors import UsageError
 from paceline.recording.why_ended import why_left
 from paceline.shares.settings import BalanceSettings
+from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from paceline.shares.patches import Patches
     from paceline.shares.survival.surviving_training import SurvivingTraining
 
-Model = TypeVar("Model", bound="nn.Module")
+    Model = TypeVar("Model", bound=nn.Module)
+
 _patches: list[Patches] = []  # of this rank, one at most
 _errors: list[BaseException] = []  # which have ended the script, one at most
 
@@ -39,6 +41,7 @@ def install_patches(settings: BalanceSettings, survival: SurvivingTraining | Non
     return _patches[0]
 
 
+@checked_types
 def balance(
     model: Model,
     *,
@@ -88,6 +91,7 @@ def balance(
     return model
 
 
+@checked_types
 def share(batch_size: int) -> int:
     """Return the number of samples of this rank's next batch, for a script that makes its batches itself.
 

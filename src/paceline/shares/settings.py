@@ -50,8 +50,6 @@ class BalanceSettings:
             raise UsageError(f"weigh={self.weigh!r}, expected one of {', '.join(WEIGHED_BY)}")
         if self.on_death not in ON_DEATH:
             raise UsageError(f"on_death={self.on_death!r}, expected one of {', '.join(ON_DEATH)}")
-        if not (self.cost is None or callable(self.cost) or isinstance(self.cost, str)):
-            raise UsageError(f"cost={self.cost!r}, expected a function of the index, or the path of a file as text")
 
     def environment(self) -> dict[str, str]:
         """Return the variable that passes these settings to a rank."""

@@ -20,6 +20,9 @@ OF_TORCHRUN = {
     "--nproc-per-node",
     "--max-restarts",
     "--rdzv-endpoint",
+    "--nnodes",
+    "--node-rank",
+    "--module",
 }  # which have no argument of paceline in their place
 EXEMPT = {
     "jobs/lr_options.py": {"--to"},  # `paceline data fetch` has no counterpart in Python
