@@ -274,7 +274,7 @@ class Balancer:
         size = self._loaders.batch_size(loader)
         if self._survival is not None and size is not None and len(self._survival.living) < self.ranks:
             if self._survival.is_alone:
-                return piece(batches, self.rank, self._pieces.size)
+                return piece(batches, self.rank, max(2, self._pieces.size))  # batch normalization refuses one
             return cut_for(batches, self._survival.living, self.rank)
         if self._policy is None or set(counts) != {size}:
             return batches[self.rank], divided(counts, counts[0] if len(set(counts)) == 1 else 0)
