@@ -85,6 +85,22 @@ def test_the_folder_of_a_script_that_fails_says_why(tmp_path):
     assert stats.reason == "NameError: name 'missing' is not defined"
 
 
+@pytest.mark.parametrize(
+    ("wrapped", "why"),
+    [
+        ("nn.parallel.DistributedDataParallel(model, process_group=dist.group.WORLD)", "gives DDP a process group"),
+        ("__import__('torch.distributed.fsdp').distributed.fsdp.fully_shard(model)", "has a shard of its model"),
+        ("nn.parallel.DistributedDataParallel(model); dist.new_group()", "makes groups of its own"),
+    ],
+)
+def test_a_script_that_survives_no_loss_is_told_why(tmp_path, wrapped, why):
+    done = run(tmp_path, wrapped=wrapped)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 2
+    assert "paceline: a lost rank starts all ranks again, because " in done.stderr
+    assert why in done.stderr
+
+
 def test_a_script_under_another_launcher_is_its_rank(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.format(**PARTS))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +132,8 @@ class Patches:
             if self._survival is None:
                 original(model, *args, **kwargs)
             else:
-                self._survival.before_model()
+                given = inspect.signature(original).bind(model, *args, **kwargs).arguments
+                self._survival.before_model(given["module"], given.get("process_group"))
                 with self._survival.taking_any_root():
                     original(model, *args, **kwargs)
                 self._survival.add_model(model)

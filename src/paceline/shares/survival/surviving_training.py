@@ -84,7 +84,7 @@ class SurvivingTraining:
         if not store.check([SURVIVES]) or self._place[0] in Roll.called(self._place[1], told(store)).living:
             return False
         self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=True)
-        become_default(self.group)
+        become_default(self.group, self._calls.store)
         return True
 
     @property
@@ -94,11 +94,20 @@ class SurvivingTraining:
 
     # --- what the patches tell ----------------------------------------------------------------------------
 
-    def before_model(self) -> None:
-        """Let the next model, and the script's own collectives, use a group that lives on."""
-        if self.group is None and self._is_fit:
+    def before_model(self, module: torch.nn.Module, group: Any) -> None:
+        """Let a model, and the script's own collectives, use a group that lives on.
+
+        Args:
+            module: what DDP wraps.
+            group: process group that the script gives to DDP; None for the default one.
+        """
+        if group is not None and group is not self.group:
+            self.give_up("the script gives DDP a process group")
+        elif any(each.device.type != "cpu" for each in module.parameters()):
+            self.give_up("a model is not on a CPU")
+        elif self.group is None and self._is_fit:
             self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=False)
-            become_default(self.group)
+            become_default(self.group, self._calls.store)
 
     @contextmanager
     def taking_any_root(self) -> Iterator[None]:
@@ -129,6 +138,8 @@ class SurvivingTraining:
 
     def compute(self, loader: Loader | None, batch: NumberedBatch | None) -> None:
         """Note that a backward pass begins that computes a batch."""
+        if self.group is None:
+            return
         if loader is None or batch is None:
             self.give_up("the script makes its batches itself")
             return
@@ -137,7 +148,7 @@ class SurvivingTraining:
             self.give_up("it trains on several loaders")
         if ledger is not self._ledger or batch.epoch != self._epoch:
             self._ledger, self._epoch = ledger, batch.epoch
-            self._begin_epoch(batch)
+            self._begin_epoch(self.group, batch)
         if not ledger.compute(batch):
             self.give_up("it computes a batch for several steps")
         self._is_open = True
@@ -151,16 +162,15 @@ class SurvivingTraining:
         """End the sums of a backward pass, and return whether this rank has them."""
         return self.group is None or self.group.end_backward()
 
-    def _begin_epoch(self, batch: NumberedBatch) -> None:
+    def _begin_epoch(self, group: SurvivingGroup, batch: NumberedBatch) -> None:
         """Note where an epoch begins; a rank that comes back, perhaps from a checkpoint, is then there too."""
-        assert self.group is not None
         key = f"paceline/epoch/{batch.epoch}"
-        if self.group.is_alone:
+        if group.is_alone:
             if self._calls.store.check([key]):
                 number, position, self._updates = json.loads(self._calls.store.get(key))
-                self.group.position, self._ledger.offset = position, number - batch.number
-        elif self.group.rank() == self.living[0] and batch.epoch is not None:
-            self._calls.store.set(key, json.dumps([self._ledger.number(batch), self.group.position, self._updates]))
+                group.position, self._ledger.offset = position, number - batch.number
+        elif group.rank() == self.living[0] and batch.epoch is not None:
+            self._calls.store.set(key, json.dumps([self._ledger.number(batch), group.position, self._updates]))
 
     @_disable_dynamo
     def takes_step(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -274,11 +284,11 @@ class SurvivingTraining:
             print(f"paceline: {counted(len(self.living), 'rank')} go on: {there}", file=sys.stderr, flush=True)
 
 
-def become_default(group: SurvivingGroup) -> None:
-    """Put a group in the place of torch's default group, with the same names and ranks."""
+def become_default(group: SurvivingGroup, store: Any) -> None:
+    """Put a group in the place of torch's default group, with its store; with another one, where there is none."""
     c10d: Any = distributed_c10d
     world = c10d._world
-    world.pg_map[group] = ("gloo", None)
+    world.pg_map[group] = ("gloo", store if world.default_pg is None else world.pg_map[world.default_pg][1])
     world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
     world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
     world.pg_names[group] = "paceline"
