@@ -141,8 +141,8 @@ def assert_refused(status, stderr, took_s):
 
 def refused(paceline, file, absurd, command):
     """Put absurd content into a file, check that a command refuses it, and put the file back."""
-    if (file, absurd) == (f"run/{EVENTS}", "empty"):
-        return  # the log of a run that has only begun
+    if file == f"run/{EVENTS}" and absurd in ("empty", "long line"):
+        return  # the log of a run that has only begun, and a line that is named and left out
     path = Path(file)
     kept = path.rename("kept")
     content = ABSURD[absurd]

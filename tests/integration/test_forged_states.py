@@ -128,6 +128,8 @@ FORGED = {  # of each a traceback was seen
     "a reason that is no text": ("asp", ("coordinator", "update", "_closed_because"), 17),
     "a learning rate that is an event": ("asp", ("server", "optimizer", "param_groups", 0, "lr"), VALUES[-3]),
     "a momentum that is a number": ("asp", ("server", "optimizer", "state", "$dict", 0, 1, "momentum_buffer"), 3),
+    "a moment that is missing": ("k_async(k=2)", ("server", "optimizer", "state", "$dict", 0, 1, "exp_avg_sq"), ...),
+    "betas beyond 1": ("k_async(k=2)", ("server", "optimizer", "param_groups", 0, "betas"), [0.9, 2.0]),
     "betas that are a text": ("k_async(k=2)", ("server", "optimizer", "param_groups", 0, "betas"), "x"),
     "times that are missing": (
         "dbw",

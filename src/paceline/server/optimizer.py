@@ -288,28 +288,42 @@ def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
             given = group.setdefault(name, value)  # an earlier version of torch may not have had it
             if name != "params" and not _are_alike(given, value):
                 raise ValueError(f"{name} of the optimizer is {str(given)[:40]!r}, expected a value like {value!r}")
+        options = before.keys() & optimizer.defaults.keys()
+        changed = {name: group[name] for name in options if group[name] != before[name]}
+        if changed and _is_of_torch(optimizer) and (reason := _why_refused(optimizer, before, changed)):
+            raise ValueError(reason)
     _check_state(optimizer)
 
 
 def _check_state(optimizer: torch.optim.Optimizer) -> None:
-    """Check the loaded state of one of torch's optimizers: it has tensors with the shapes of their parameters.
+    """Check the loaded state of one of torch's optimizers: the same tensors of each parameter, with its shape.
 
     Adafactor stores rows and columns, and optimizers of other libraries may store other values: they are not checked.
 
     Raises:
-        ValueError: a value is no tensor, or has another shape and is no scalar.
+        ValueError: a value is missing, is no tensor, or has another shape and is no scalar.
     """
-    if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ in _OTHER_SHAPES:
+    if not _is_of_torch(optimizer) or type(optimizer).__name__ in _OTHER_SHAPES:
         return
+    for group in optimizer.param_groups:
+        states = [set(optimizer.state[each]) for each in group["params"] if optimizer.state.get(each)]
+        if missing := set().union(*states).difference(set.intersection(*states) if states else ()):
+            raise ValueError(f"{min(map(str, missing))} of the optimizer is missing for a parameter")
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if not isinstance(value, torch.Tensor):
                 if value is not None and name != "step":
                     raise ValueError(f"{name} of the optimizer is {str(value)[:40]!r}, expected a tensor")
+            elif value.is_complex() and not parameter.is_complex():
+                raise ValueError(f"{name} of the optimizer is complex, expected real numbers as the parameter")
             elif value.ndim and value.shape != parameter.shape:
                 raise ValueError(
                     f"{name} of the optimizer is {list(value.shape)}, expected {list(parameter.shape)} as the parameter"
                 )
+
+
+def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 _OTHER_SHAPES = ("Adafactor", "LBFGS", "SparseAdam")
