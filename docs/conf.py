@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     (r"py:.*", rf"({OTHERS})\b.*"),
     (r"py:.*", r".*\.Count"),
     (r"py:class", OF_ATTACH),
-    (r"py:class", r"paceline\.shares\.script\.Model"),  # the type of the model that balance returns
+    (r"py:class", r"Model"),  # the type of the model that balance returns
 ]
 
 autodoc_default_options = {"members": True}
