@@ -16,7 +16,7 @@ from papers.slow_and_stale.settings import BOUNDS, CIFAR10, DISTRIBUTIONS, FIGUR
 from papers.slow_and_stale.training import lines_of, runs
 from tiny_data import write_images
 
-SAMPLES = 300
+SAMPLES = 1100
 
 
 @pytest.fixture(scope="module")
