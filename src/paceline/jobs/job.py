@@ -298,8 +298,7 @@ class Job(Representation):
             model = copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
-                # Without CUDA, `torch.manual_seed` would keep a stack trace for each kind of device that is not there.
-                (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(seed)
+                torch.manual_seed(seed)
                 model = self.model()
         if not isinstance(model, nn.Module):
             raise self._error(f"model() returned {type(model).__name__}, expected an nn.Module")
