@@ -1,31 +1,17 @@
 """`paceline run --on-death restart` with ranks of an unchanged DDP script, of which one is killed."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 import restarting_ddp
-from paths import environment
+from launched_commands import run_on_ranks
 
 
 def run(folder, ranks, lost, update):
     """Run the script, and return what it has printed."""
     folder.mkdir()
-    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks), "--on-death", "restart"]
-    done = subprocess.run(
-        [*command, restarting_ddp.__file__, str(lost), str(update)],
-        cwd=folder,
-        env=environment(),
-        text=True,
-        timeout=100,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return run_on_ranks(ranks, restarting_ddp.__file__, lost, update, cwd=folder, options=["--on-death", "restart"])
 
 
 def check(folder, ranks, lost, update):

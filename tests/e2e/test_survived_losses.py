@@ -1,8 +1,6 @@
 """Losses of ranks of an unchanged DDP script under `paceline run`: the others go on, and no sample is lost."""
 
 import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from math import inf
 from random import Random
@@ -12,25 +10,13 @@ import torch
 from torch import nn
 
 import surviving_ddp
-from paths import environment
+from launched_commands import run_on_ranks
 from surviving_ddp import EPOCHS, SAMPLES, Numbered, flat, net, optimizer_of, schedule_of
 
 
 def run(folder, ranks, *faults, **variables):
     """Run the script, and return what it has printed."""
-    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [*command, surviving_ddp.__file__, str(folder), *faults],
-        cwd=folder,
-        env=environment(**variables),
-        text=True,
-        timeout=100,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return run_on_ranks(ranks, surviving_ddp.__file__, folder, *faults, cwd=folder, **variables)
 
 
 def notes_of(folder):

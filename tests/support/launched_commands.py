@@ -21,6 +21,23 @@ def environment_with(*folders, **variables):
     return environment(PATH=path, **variables)
 
 
+def run_on_ranks(ranks, script, *arguments, cwd, options=(), **variables):
+    """Run a script under `paceline run`, which succeeds, and return what it has printed."""
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks), *options]
+    done = subprocess.run(
+        [*command, script, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**variables),
+        text=True,
+        timeout=LIMIT_S,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def kill(process):
     """End a process and all that it has started, as the loss of their host does."""
     if process.poll() is None:

@@ -47,7 +47,7 @@ def main():
             os.replace("new.pt", saved)
     print(f"rank {rank} in life {life}, from update {begin}", flush=True)
     if rank == 0:
-        print(f"sum {sum(float(each.sum()) for each in model.parameters()):.6f}", flush=True)
+        print(f"sum {sum(float(each.detach().sum()) for each in model.parameters()):.6f}", flush=True)
     dist.destroy_process_group()
 
 
