@@ -98,7 +98,7 @@ def pieces(job, seed, n, protocol, updates):
         pl.ringmaster(r=1) + pl.local_steps(H=2),
         pl.k_async(k=2) + pl.staleness_weight() + pl.local_steps(seconds=0.01),
     ],
-    keep=3,
+    keep=2,
     ids=str,
 )
 def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):

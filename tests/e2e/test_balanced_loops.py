@@ -19,7 +19,7 @@ def check(found, loops):
     assert {name: each for name, each in found.items() if each["changes"] < 1 or each["distance"] > 1e-12} == {}
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_the_parameters_are_those_of_equal_shares():
     check(results(FIRST, 2), FIRST)
 

@@ -79,7 +79,7 @@ def lost(end):
     return [(record.worker, record.reason) for record in end.of(WorkerLost)]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_run_over_two_hosts():
     enough = EndWhen(_both_have_done_much)
     with (

@@ -79,7 +79,10 @@ def check(folder, ranks, faults, **variables):
 
 @pytest.mark.processes
 def test_the_others_go_on_and_each_sample_is_used_once(tmp_path):
-    assert check(tmp_path, 2, ["1:6:forward"]) == 1
+    assert check(tmp_path, 2, ["1:8:forward"], CHANGING="1") == 1
+    computed, _ = notes_of(tmp_path)
+    sizes = {tuple(len(note["samples"]) for note in computed[iteration].values()) for iteration in range(8)}
+    assert len(sizes) > 1  # the shares have changed before the loss
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_a_rank_that_comes_later_takes_part():
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
 
 
-@pytest.mark.parametrize("elastic", [False, True])
+@parametrize_few("elastic", [False, True], keep=1)
 def test_a_rank_that_hangs_counts_as_lost(elastic):
     torchrun = {"faults": [pl.Fault(1, 9, "hang")], "min_workers": 1 if elastic else None}
     settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 0.3}

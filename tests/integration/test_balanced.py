@@ -57,7 +57,7 @@ JOBS = {
 }
 
 
-@parametrize_few("job", JOBS.values(), ids=JOBS, keep=2)
+@parametrize_few("job", JOBS.values(), ids=JOBS, keep=1)
 def test_parameters_are_those_of_bsp_under_shares_that_change(job):
     forced, bsp = trained(pl.bsp().controlled_by(ChangingShares()), **job), trained("bsp", **job)
     assert len({each.reason for each in shares_of(forced)}) == 5
@@ -160,7 +160,7 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
     assert computed[3] < 0.8 * min(computed[worker] for worker in range(3))
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("run", "world_size", "settings", "more"),
     [
         (tcp_threads.run, 4, {}, {}),
@@ -168,6 +168,7 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
         (rank_threads.run, 6, {"workers": "node"}, {"nodes": 3}),
     ],
     ids=["ranks", "shards", "hosts"],
+    keep=1,
 )
 def test_ranks_have_the_parameters_of_bsp_under_shares_that_change(run, world_size, settings, more):
     protocol, job = pl.bsp().controlled_by(ChangingShares()), tiny_job(sampling="epoch", loader_workers=0)

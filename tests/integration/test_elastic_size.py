@@ -60,9 +60,10 @@ def test_a_run_grows_and_shrinks_and_uses_every_sample_once_an_epoch(protocol):
     assert times_applied(model) == [epochs] * samples
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "late"),
     [("k_sync(k=3)", 3), ("all_reduce", 2), pytest.param("dc_s3gd", 2, marks=pytest.mark.slow)],
+    keep=1,
 )
 def test_a_run_begins_without_a_worker_that_is_late_and_admits_it_later(protocol, late, caplog):
     def is_complete(seen):

@@ -39,6 +39,7 @@ def search(out, searched=None, **changes):
     return pl.search_switch(searched or job(), out=out, **options)
 
 
+@pytest.mark.slow
 def test_every_trial_equals_a_run_of_train(tmp_path):
     found = search(tmp_path / "all", seed=3, margin=0.9, settings=1)
     assert [trials.fraction for trials in (found.alone, *found.tried)] == [1, 0.5]

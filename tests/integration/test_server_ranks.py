@@ -109,7 +109,7 @@ def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share(
     assert counts_of(end, train) == [epochs] * samples
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@parametrize_few("shards", [1, 2], keep=1)
 def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed_and_come_back(shards):
     samples, n, epochs = 4 * BATCH * 5, 4, 3
     train = counting_job(samples) if shards == 1 else halves_job(samples)
@@ -234,7 +234,7 @@ def test_a_run_without_workers_ends_when_none_comes():
 # --- rank 0 ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["asp", "bsp"])
+@parametrize_few("protocol", ["asp", "bsp"], keep=1)
 def test_workers_end_when_rank_0_is_killed(protocol):
     slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(0.02)])
     # Its thread ends when no worker has come back.

@@ -254,7 +254,7 @@ def left_of(made, expected):
             return left
 
 
-@parametrize_few("protocol", ["asp", "all_reduce", "dc_s3gd"], keep=2)
+@parametrize_few("protocol", ["asp", "all_reduce", "dc_s3gd"], keep=1)
 def test_a_run_leaves_no_model_in_memory(recorded_job, protocol):
     job, made = recorded_job
     result = pl.train(job, protocol=protocol, cluster="2*exp(mean=1)", stop="updates=3")

@@ -55,6 +55,7 @@ def test_the_death_of_the_comparison_costs_eight_minutes_of_an_hour():
     assert death.fault(8).back_after_s == pytest.approx(30 * 2 / 60)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     mttf_s=st.floats(60.0, 1e5),

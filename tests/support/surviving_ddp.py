@@ -2,7 +2,7 @@
 
 Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with the places "forward", "sum" (when the
 first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
-iterations until the lost ones have come there in their next life.
+iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by speed.
 """
 
 import json
@@ -17,6 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from balance_changing import ChangingShares
+from paceline.shares import balancer
 
 SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
 EVALUATED_EACH = 5
@@ -56,6 +59,8 @@ def flat(model):
 
 def main():
     folder, faults = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
+    if "CHANGING" in os.environ:
+        balancer.ShareBalancer = ChangingShares
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0

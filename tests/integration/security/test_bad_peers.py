@@ -238,7 +238,7 @@ BUCKETS = {
 }
 
 
-@parametrize_few("kind", BUCKETS, keep=3)
+@parametrize_few("kind", BUCKETS, keep=1)
 def test_buckets_that_do_not_fit_their_memory_end_the_connection(kind, hello, caplog):
     def attack(connect):
         connection = connect()

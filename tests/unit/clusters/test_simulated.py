@@ -12,6 +12,7 @@ from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, SlownessProfile, Transient
 from paceline.errors import UsageError
 from paceline.utils.rng import stream
+from selections import parametrize_few
 
 SHIFTED = ShiftedExponential(shift_s=0.3, mean_s=0.7)
 
@@ -117,7 +118,7 @@ def test_work_of_whole_periods_matches_the_closed_form(on_s, off_s, slowdown, at
     assert timeline.duration_s(work_s, start_s) == pytest.approx(periods * every_s, rel=1e-9)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("start_s", "work_s", "duration_s"),
     [
         (0, 5, 5),  # ends as the first slow period begins
@@ -128,6 +129,7 @@ def test_work_of_whole_periods_matches_the_closed_form(on_s, off_s, slowdown, at
         (1_000_000, 1, 1),  # far away: 5 + 20 i is where a slow period begins, and 15 + 20 i where it ends
         (1_000_005, 1, 4),
     ],
+    keep=1,
 )
 def test_periodic_slowness_matches_hand_calculation(start_s, work_s, duration_s):
     timeline = SlownessProfile([Periodic(on_s=10, every_s=20, slowdown=4, at_s=5)])

@@ -3,11 +3,10 @@
 import sys
 import threading
 
-import pytest
-
 from machine_speed import scaled
 from paceline.core.records import TimerRang
 from paceline.recording.event_log import EventLog
+from selections import parametrize_few
 
 LIMIT_S = scaled(10.0)
 BEFORE = [TimerRang(1.0, float(number)) for number in range(3)]
@@ -70,7 +69,7 @@ ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIONS)
+@parametrize_few("name", ACTIONS, keep=1)
 def test_the_log_is_closed_after_an_exception_at_any_bytecode(name, tmp_path):
     act = ACTIONS[name]
     for count in range(1, 10_000):

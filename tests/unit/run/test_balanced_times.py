@@ -47,7 +47,7 @@ def test_workers_that_are_always_slow(speeds, sigma, least):
 
 
 @parametrize_few(
-    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)], keep=2
+    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)], keep=1
 )
 def test_a_slow_worker_that_is_another_one_after_a_while(turn_s, sigma, least):
     assert min(faster(cluster_of(sigma=sigma, slowdowns=turning(turn_s)))) > least  # 5 or 15 updates of BSP
@@ -96,7 +96,7 @@ CLUSTERS = [
 ]
 
 
-@parametrize_few("cluster", CLUSTERS, ids=str, keep=3)
+@parametrize_few("cluster", CLUSTERS, ids=str, keep=1)
 def test_simulated_seconds_are_within_the_bounds_of_theory(cluster):
     theory = pl.theory.expected(pl.balanced(m=8, leases=1), cluster)
     seconds = pl.simulate(BALANCED, cluster, updates=4_000).seconds_per_update

@@ -109,7 +109,7 @@ def test_fresh_gradients_are_bounded_by_theorem_3_as_well_and_closer():
 # -- Theorem 3
 
 
-@pytest.mark.parametrize(("k", "n", "eta"), [(1, 4, 0.05), (2, 4, 0.15), (3, 4, 0.3)])
+@parametrize_few(("k", "n", "eta"), [(1, 4, 0.05), (2, 4, 0.15), (3, 4, 0.3)], keep=1)
 def test_stale_gradients_on_a_bowl_stay_below_theorem_3(k, n, eta):
     updates = 80
     path, used = stale_sgd(gradient_of_bowl, W_0, eta, k, n, updates, SIGMA2)
@@ -200,7 +200,7 @@ def test_a_floor_below_the_noise_is_refused():
 # -- Theorem 5
 
 
-@pytest.mark.parametrize(("k", "n"), [(1, 3), (2, 3), (3, 3)])
+@parametrize_few(("k", "n"), [(1, 3), (2, 3), (3, 3)], keep=1)
 def test_stale_gradients_in_waves_stay_below_theorem_5(k, n):
     # F = sum of w**2 / 2 + 0.8 cos(2 w): from -2.2 to 4.2 curved, with several minima.
     def gradient(w):

@@ -44,6 +44,7 @@ def test_logarithmic_approximations_of_the_paper_are_named_lower_bounds():
         pl.theory.log_async_to_batch_async(8, 8)
 
 
+@pytest.mark.slow
 def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip():
     cluster = pl.Cluster(P, EXPONENTIAL, network=pl.Network(latency_s=0.25))
     theory = expected(pl.all_reduce(), cluster)
@@ -80,8 +81,8 @@ def test_equivalent_protocols_have_the_same_time(one, other, law):
 
 
 # -- simulation
-@pytest.mark.parametrize(
-    "make", [pl.k_sync, pl.k_async, pl.k_batch_sync, pl.k_batch_async], ids=lambda make: make.__name__
+@parametrize_few(
+    "make", [pl.k_sync, pl.k_async, pl.k_batch_sync, pl.k_batch_async], ids=lambda make: make.__name__, keep=2
 )
 def test_constant_times_are_exact(make):
     law = pl.Deterministic(0.5)

@@ -24,7 +24,7 @@ def shares(protocol, law, gradients=10_000):
     return totals.mean_staleness, lambda s: totals.staleness[s] / totals.used
 
 
-@parametrize_few("protocol", STALE, ids=repr, keep=4)
+@parametrize_few("protocol", STALE, ids=repr, keep=2)
 @parametrize_few("law", [EXPONENTIAL, CONSTANT], keep=1, ids=repr)
 def test_the_distribution_of_staleness(protocol, law):
     theory = staleness(protocol, pl.Cluster(P, law))

@@ -67,7 +67,7 @@ def test_the_file_of_the_model_has_them(change, protocol, kind, tmp_path):
 CHANGES = [(grow, False), (grow_data, False), (assign_data, False), (grow_data, True)]
 
 
-@parametrize_few(("mode", "how", "fails_at"), each_value_once(SERVED, CHANGES, [None, 6]), keep=2)
+@parametrize_few(("mode", "how", "fails_at"), each_value_once(SERVED, CHANGES, [None, 6]), keep=1)
 def test_a_resumed_run_continues_with_those_that_change(mode, how, fails_at, tmp_path):
     change, within_forward = how
     count = 1 if fails_at else 2  # where one of several fails, the others may make another update

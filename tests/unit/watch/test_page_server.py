@@ -17,6 +17,7 @@ from paceline.watch.address import Address
 from paceline.watch.feed import Feed
 from paceline.watch.refusals import Refusals
 from paceline.watch.server import PageServer
+from selections import parametrize_few
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def test_a_connection_that_the_viewer_ends_is_no_error(local, kind, shown, caplo
     assert len(caplog.messages) == shown
 
 
-@pytest.mark.parametrize("path", ["http://[", "//[/?token=x", "http://[::1"])
+@parametrize_few("path", ["http://[", "//[/?token=x", "http://[::1"], keep=1)
 def test_a_path_that_is_no_url_is_refused_without_a_traceback(path, caplog):
     with served("0.0.0.0") as server, socket.create_connection(("127.0.0.1", urlsplit(server.url).port), 10) as sock:
         sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())

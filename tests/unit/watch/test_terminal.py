@@ -13,6 +13,7 @@ from paceline.errors import UsageError
 from paceline.recording.run_folder import EVENTS
 from paceline.watch.terminal import shown, watch_in_terminal
 from paceline.watch.watcher import Watcher
+from selections import parametrize_few
 from written_runs import arrival, begun, ended, train_run, two_updates, update, write_run
 
 
@@ -96,8 +97,8 @@ def killed(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("has_standby", "condition"), [(False, ""), (True, ", if its standby has not gone on with it")]
+@parametrize_few(
+    ("has_standby", "condition"), [(False, ""), (True, ", if its standby has not gone on with it")], keep=1
 )
 def test_the_view_on_a_terminal_gives_up_a_killed_run(killed, has_standby, condition, monkeypatch, capsys):
     folder = killed(age_s=40, has_standby=has_standby)

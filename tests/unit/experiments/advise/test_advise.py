@@ -16,8 +16,9 @@ from paceline.cli import main
 from paceline.clusters.timing.trace import Trace
 from paceline.core.records import UpdateMade
 from paceline.policies.controllers.auto_candidates import default_candidates
+from selections import parametrize_few
 
-pytestmark = pytest.mark.usefixtures("few_trips")
+pytestmark = pytest.mark.usefixtures("short_predictions")
 CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 UPDATES = 60
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
@@ -197,7 +198,7 @@ def test_the_command_prints_json(folder):
     assert {each["protocol"] for each in json.loads(told.stdout)["ranking"]} == {"bsp", "asp"}
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("recorded", "message"),
     [
         ({"measure_steps": False}, "has 0 measured steps, .*measure_steps=True"),
@@ -210,6 +211,7 @@ def test_the_command_prints_json(folder):
             "the loss went from .* which is no progress",
         ),
     ],
+    keep=3,
 )
 def test_a_run_without_the_needed_measurements_is_refused(recorded, message, tmp_path):
     record(tmp_path / "run", **{"updates": 30, **recorded})
@@ -217,7 +219,7 @@ def test_a_run_without_the_needed_measurements_is_refused(recorded, message, tmp
         pl.advise(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("options", "message"),
     [
         ({"protocols": ["dbw"]}, "give protocols with constant knobs"),
@@ -229,6 +231,7 @@ def test_a_run_without_the_needed_measurements_is_refused(recorded, message, tmp
         ({"cluster": "4*exp(mean=1) + 4*pareto(shape=1,scale=1)"}, "has an infinite mean"),
         ({"protocols": ["k_sync(k=9)"]}, "k = 9"),
     ],
+    keep=4,
 )
 def test_unpredictable_protocols_are_refused(folder, options, message):
     with pytest.raises(pl.UsageError, match=message):

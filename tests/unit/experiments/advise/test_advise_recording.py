@@ -14,7 +14,7 @@ from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.policies.noise_rule import NoiseRule
 from selections import parametrize_few
 
-pytestmark = pytest.mark.usefixtures("few_trips")
+pytestmark = pytest.mark.usefixtures("short_predictions")
 STEPS = 40
 PROTOCOLS = ["bsp", "k_sync(k=3)", "k_batch_async(k=4)"]
 
@@ -138,7 +138,7 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
         (("SGD", 0.9, False), NoiseRule(4, 0.1, 0.9), "cost as much as with SGD and momentum 0.9."),
         (("AdamW", 0.9, True), NoiseRule(4, 0.1, 0.9, adaptive=True), "cost as much as with AdamW and beta1 0.9."),
     ],
-    keep=2,
+    keep=1,
 )
 def test_the_price_is_that_of_the_optimizer(optimizer, rule, says, tmp_path):
     folder = write_recording(tmp_path / "rec", work_ms(), sum_ms=6.0, gradients=gradients(8.0))

@@ -13,6 +13,7 @@ from paceline.experiments.advise.shares_prediction import predict_shares, run_co
 from paceline.policies.controllers.balance import Balance
 from paceline.policies.shares import Pieces, ShareBalancer
 
+pytestmark = pytest.mark.usefixtures("short_predictions")
 STEPS, RANKS, SUM_MS = 120, 4, 6.0
 
 

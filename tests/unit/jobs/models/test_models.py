@@ -55,7 +55,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize(("make_model", "parameters"), PARAMETERS)
+@parametrize_few(("make_model", "parameters"), PARAMETERS, keep=4)
 def test_has_the_published_number_of_parameters(make_model, parameters):
     with torch.device("meta"):
         model = make_model()

@@ -89,7 +89,7 @@ OPTIMIZERS = {
 
 
 @parametrize_few("protocol", ["k_async(k=3)", "asp"], keep=1)
-@parametrize_few(("rule", "optimizer"), each_value_once(list(RULES), list(OPTIMIZERS)), keep=2)
+@parametrize_few(("rule", "optimizer"), each_value_once(list(RULES), list(OPTIMIZERS)), keep=1)
 def test_a_run_equals_a_plain_loop_of_stale_sgd(rule, protocol, optimizer):
     make, scales_gradient = OPTIMIZERS[optimizer]
     result = trained(f"{protocol} + {rule}", optimizer=make)

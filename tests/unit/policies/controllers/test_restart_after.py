@@ -39,6 +39,7 @@ def test_no_draw_of_any_protocol_takes_longer_and_every_sample_is_used_once_an_e
     assert job.data.times_used(result.history) == [3] * len(job.data)
 
 
+@pytest.mark.slow
 def test_a_run_on_processes_restarts_a_draw_and_replays(tmp_path):
     slow = pl.Cluster(2, [pl.Deterministic(0.01), pl.Empirical((0.01, 60.0))])
     cluster = pl.LocalCluster(2, slowness=slow)

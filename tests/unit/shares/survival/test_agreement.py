@@ -6,6 +6,7 @@ import pytest
 
 from paceline.shares.survival.agreement import OutOfStepError, PlaceReport, agree
 from paceline.shares.survival.ledger import BatchLedger
+from selections import parametrize_few
 
 BATCHES, AHEAD = 12, 3
 COLLECTIVE = "collective"
@@ -153,7 +154,7 @@ def settle(draw, ranks):
         del ranks[draw.choice(list(ranks))]
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 8])
+@parametrize_few("count", [2, 3, 5, 8], keep=2)
 def test_the_living_make_the_same_steps_and_use_each_batch_once(count):
     for seed in range(400):
         ranks = run(seed, count)
