@@ -11,6 +11,7 @@ from connected_sides import KINDS
 from machine_speed import scaled
 from paceline.engines.distributed.transport import connection as connection_module
 from paceline.engines.distributed.transport.connection import CLOSED, Connection, ConnectionLost
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.messages import End, Leave, RequestShardState, ShardState
 from paceline.engines.distributed.transport.task_messages import (
     CancelTask,
@@ -309,9 +310,9 @@ def test_an_announced_tensor_of_no_shape_ends_the_connection(sides, shape, monke
 
 def _announce(sender, described, monkeypatch):
     """Send a state whose tensor is only announced."""
-    encode = connection_module.messages.encode
-    monkeypatch.setattr(connection_module.messages, "encode", lambda message: (encode(message)[0], []))
-    sender.send(End("updates", "", tensors={"final": described}))
+    content = encoded(End("updates", "", described=encoded({"final": described})))
+    monkeypatch.setattr(connection_module.messages, "encode", lambda message: (content, []))
+    sender.send(End("updates", ""))
 
 
 # --- heartbeats -------------------------------------------------------------------------------------------------------

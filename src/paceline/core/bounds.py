@@ -10,6 +10,8 @@ LARGEST = 1 << 53  # whole numbers that a float holds exactly
 MOST_AT_ONCE = 1 << 32  # of one gradient, so that the sum over the gradients of an update is not above LARGEST
 LONGEST_S = 1e9
 LONGEST_TEXT = 4000  # characters of a text of another process, where it is shown or recorded
+MOST_METRICS = 10_000
+MOST_COMPENSATORS = 16
 MOST_IN_SINGLE = 3.4e38  # torch refuses a learning rate that a parameter in single precision cannot have
 
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -21,6 +23,7 @@ Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]
 Option = None | bool | int | Single | str | tuple[bool | int | float | str | None, ...]
 Share = Annotated[float, Meta(gt=0, le=LARGEST)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
+Metrics = Annotated[dict[Annotated[str, Meta(max_length=1000)], float], Meta(max_length=MOST_METRICS)]
 
 
 def check_norms(squared_norm: float, variance: float) -> None:

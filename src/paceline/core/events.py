@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from paceline.core.bounds import Share, Whole
+from paceline.core.bounds import Metrics, Share, Whole
 from paceline.core.decision import Decision as Decision
 from paceline.core.gradient import NOT_FINITE as NOT_FINITE
 from paceline.core.gradient import NOTICE as NOTICE
@@ -134,7 +133,7 @@ class Evaluated(NamedTuple):
 
     now: float
     version: int
-    metrics: Mapping[str, float]
+    metrics: Metrics
 
 
 class AbortRun(NamedTuple):

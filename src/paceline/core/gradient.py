@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
+
+from paceline.core.bounds import MOST_COMPENSATORS
 
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
@@ -34,6 +38,9 @@ class Compensation(NamedTuple):
 
     formula: str
     factor: float
+
+
+Compensations = Annotated[tuple[Compensation, ...], Meta(max_length=MOST_COMPENSATORS)]
 
 
 class Arrival(NamedTuple):
@@ -76,7 +83,7 @@ class Arrival(NamedTuple):
     push_s: float = 0.0
     variance: float = nan
     step_scale: float = 1.0
-    compensations: tuple[Compensation, ...] = ()
+    compensations: Compensations = ()
     sum_s: float = nan
     left_over_s: float = 0.0
     skipped: bool = False

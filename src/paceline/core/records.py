@@ -108,7 +108,7 @@ class VersionEvaluated:
     @property
     def event(self) -> events.Evaluated:
         """Event of this record."""
-        return events.Evaluated(self.event_s, self.version, self.metrics)
+        return events.Evaluated(self.event_s, self.version, dict(self.metrics))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline.engines import distributed
-from paceline.engines.distributed.transport import connection, messages
+from paceline.engines.distributed.transport import messages, tensor_descriptions
+from paceline.engines.distributed.transport.encoded import encoded
 
 FOLDER = Path(distributed.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
@@ -65,8 +66,8 @@ def test_only_structs_of_the_union_are_decoded():
 
 
 def test_a_dtype_is_taken_from_a_table():
-    assert messages.DTYPES["bfloat16"] is torch.bfloat16
-    assert all(isinstance(each, torch.dtype) for each in messages.DTYPES.values())
+    assert tensor_descriptions.DTYPES["bfloat16"] is torch.bfloat16
+    assert all(isinstance(each, torch.dtype) for each in tensor_descriptions.DTYPES.values())
     for name in ("load", "_dynamo", "os", "hub", "quint8", "__class__"):
-        with pytest.raises(KeyError):
-            connection._allocate(name, [1])
+        with pytest.raises(ValueError, match="invalid tensors"):
+            tensor_descriptions.allocate(encoded({"a": (name, [1])}))

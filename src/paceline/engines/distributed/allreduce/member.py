@@ -22,6 +22,7 @@ from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.process_group import PendingCollective
+from paceline.engines.distributed.transport.task_messages import decoded_metrics
 
 
 class AnnouncedGroup(NamedTuple):
@@ -51,7 +52,7 @@ class MembershipClient(GroupMembership):
         self._rank = rank
         self._job_spec = job_spec
         self._messages: queue.SimpleQueue[
-            sum_messages.StepSummary | sum_messages.MetricsMeasured | AnnouncedGroup | Exception
+            sum_messages.StepSummarized | sum_messages.MetricsMeasured | AnnouncedGroup | Exception
         ] = queue.SimpleQueue()
         self._announced: AnnouncedGroup | None = None  # group that this process has not joined yet
         self._newest: AnnouncedGroup | None = None  # group that rank 0 has announced last
@@ -92,8 +93,8 @@ class MembershipClient(GroupMembership):
         """Wait for the reports of all ranks."""
         while True:
             message = self._next_message()
-            if isinstance(message, sum_messages.StepSummary) and message.generation == self.generation:
-                return message
+            if isinstance(message, sum_messages.StepSummarized) and message.generation == self.generation:
+                return message.decoded(self._rank.cluster.n)
 
     def wait(self, pending: list[PendingCollective], timeout_s: float) -> None:
         """Wait for sums."""
@@ -106,7 +107,7 @@ class MembershipClient(GroupMembership):
         while True:
             message = self._next_message()
             if isinstance(message, sum_messages.MetricsMeasured) and message.generation == self.generation:
-                return message.metrics
+                return decoded_metrics(message.metrics)
 
     def is_over(self) -> bool:
         """Wait until rank 0 has ended the run too, or forms a new group to continue."""
@@ -158,7 +159,7 @@ class MembershipClient(GroupMembership):
         announced, self._announced = self._announced, None
         return announced
 
-    def _next_message(self) -> sum_messages.StepSummary | sum_messages.MetricsMeasured:
+    def _next_message(self) -> sum_messages.StepSummarized | sum_messages.MetricsMeasured:
         message = self._messages.get()
         if isinstance(message, Exception):
             raise message
@@ -171,7 +172,7 @@ class MembershipClient(GroupMembership):
 
     def _on_message(self, message: Message) -> None:
         match message:
-            case sum_messages.StepSummary() | sum_messages.MetricsMeasured():
+            case sum_messages.StepSummarized() | sum_messages.MetricsMeasured():
                 self._messages.put(message)
             case sum_messages.FormGroup():
                 self._announce(message)

@@ -29,6 +29,7 @@ from paceline.engines.distributed.rendezvous.first_workers import await_workers,
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
 from paceline.engines.distributed.transport import messages, sum_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.process_group import PendingCollective
@@ -149,7 +150,7 @@ class MembershipServer(GroupMembership):
     def metrics(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measure, and send the metrics to all ranks."""
         measured = measure()
-        self._send_all(sum_messages.MetricsMeasured(self.generation, measured))
+        self._send_all(sum_messages.MetricsMeasured(self.generation, encoded(measured)))
         return measured
 
     def is_over(self) -> bool:
@@ -280,7 +281,7 @@ class MembershipServer(GroupMembership):
             self._disconnect(self._members[each], reason)
         if not self._lost:
             summary = self._reports.take(self.generation, reforms=bool(self._joining))
-            self._send_all(summary)
+            self._send_all(sum_messages.StepSummarized.of(summary))
             self._results.put(summary)
 
     def _send_all(self, message: Message, sender: int = 0) -> set[int]:

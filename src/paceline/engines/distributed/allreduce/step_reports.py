@@ -48,7 +48,7 @@ class StepReports:
         return {worker: reason for worker, reason in reasons.items() if reason}
 
     def take(self, generation: int, *, reforms: bool) -> StepSummary:
-        """Remove all reports and return them in a message; the arguments are those of `StepSummary`."""
+        """Remove all reports and return them; the arguments are those of `StepSummary`."""
         reports = {worker: self._reports[worker] for worker in sorted(self._reports)}
         self.clear()
         return StepSummary(generation, self.clock(), reforms, reports)

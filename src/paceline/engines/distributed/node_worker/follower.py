@@ -135,7 +135,8 @@ class NodeFollower:
             if task.sends_version:
                 self._group.broadcast(self._version)
             check_version(self._version.memory, task.checksum, self._name, f"before its draw {task.draw}")
-            self._replica.gradient(self._cluster.worker, task.draw, task.minibatch, self._version, self._gradient)
+            minibatch, _ = task.minibatches(self._cluster.n, ahead=0)
+            self._replica.gradient(self._cluster.worker, task.draw, minibatch, self._version, self._gradient)
         except Interrupted:
             pass
         except NodeGroupLost as error:

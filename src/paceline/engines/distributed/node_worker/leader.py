@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.core.events import Minibatch
+from paceline.core.events import Compute, Minibatch
 from paceline.engines.distributed.node_worker.node_group import LOOPBACK, NodeGroup
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, AcceptedPeer, Acceptor
 from paceline.engines.distributed.rendezvous.first_workers import await_peers
@@ -190,7 +190,8 @@ class NodeLeader:
 
     def forward(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the other processes compute their shares of a minibatch at a version."""
-        task = RemoteTask(draw, 0, not self._has_sent_version, 0.0, minibatch)
+        command = Compute(self._cluster.worker, 0, draw, minibatch)
+        task = RemoteTask.of(command, sends_version=not self._has_sent_version, run_s=0.0)
         if self._cluster.debug:
             task = replace(task, checksum=checksum(version.memory))
         for peer in self._peers.values():

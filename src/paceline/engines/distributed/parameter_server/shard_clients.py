@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from paceline.checkpoint.codec import decode, encode
+from paceline.checkpoint import codec
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Arrival
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Address
@@ -77,7 +78,7 @@ class ShardClients(ShardPeers):
     def send_addresses(self, workers: Iterable[HasConnection]) -> None:
         """Send the addresses of all servers to workers, once all servers listen."""
         if self.numbers and not self.missing:
-            addresses = messages.ShardAddresses([self._addresses[number] for number in self.numbers])
+            addresses = messages.ShardAddresses(encoded([self._addresses[number] for number in self.numbers]))
             for worker in workers:
                 worker.connection.send(addresses)
 
@@ -91,7 +92,7 @@ class ShardClients(ShardPeers):
     def init(self, version: int) -> None:
         """Start all servers from this version, and from the state that was loaded."""
         tensors: dict[str, Any] = {}
-        state = json.dumps(encode(dict(self._loaded), tensors)) if self._loaded is not None else ""
+        state = json.dumps(codec.encode(dict(self._loaded), tensors)) if self._loaded is not None else ""
         self._loaded = None
         self.send(messages.InitShard(state, version, tensors=tensors))
 
@@ -109,7 +110,7 @@ class ShardClients(ShardPeers):
         """
         for number in list(self._busy):
             self.on_message(number, self._await(number, lambda message: isinstance(message, task_messages.UpdateDone)))
-        command = task_messages.ApplyUpdate(update, is_read)
+        command = task_messages.ApplyUpdate(encoded(update), is_read)
         for number, connection in self._connections.items():
             connection.send(command)
             self._busy.add(number)
@@ -181,7 +182,7 @@ class ShardClients(ShardPeers):
             self._await(number, lambda message: isinstance(message, messages.ShardState) and message.part == part)
             for number in self.numbers
         ]
-        return [decode(json.loads(answer.state), answer.tensors) for answer in answers]
+        return [codec.decode(json.loads(answer.state), answer.tensors) for answer in answers]
 
     def _await(self, number: int, is_answer: Callable[[Message], bool]) -> Any:
         """Wait for a server's answer; all other events stay in the queue."""

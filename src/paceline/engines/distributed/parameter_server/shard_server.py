@@ -138,6 +138,7 @@ class _ShardServer:
         self._acceptor = acceptor
         self._peers: dict[int, AcceptedPeer] = {}  # by id at rank 0
         self._rank_0_ids: dict[int, int] = {}  # by id here
+        self._accepted = 0  # gradients of the update in progress
 
     def run(self, events: EventQueue[PeerEvent]) -> messages.End:
         """Carry out the commands of rank 0, in its order, until the end of the run."""
@@ -189,6 +190,7 @@ class _ShardServer:
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
             case task_messages.AcceptGradient(worker, samples, step_scale):
                 self._server.enqueue(self._gradients[worker], samples, step_scale, worker)
+                self._accepted += 1
             case task_messages.ApplyUpdate():
                 self._apply(message)
             case task_messages.ReleaseVersion(version):
@@ -209,9 +211,10 @@ class _ShardServer:
                 LOG.error("unknown message from rank 0: %r", message)
 
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
-        published, version = self._published, command.update.version
+        update, published = command.decoded(self._accepted), self._published
+        self._accepted, version = 0, update.version
         storage = published.free_storage() if command.is_read else published[published.newest]
-        self._server.apply(command.update, self._add(version, storage))
+        self._server.apply(update, self._add(version, storage))
         self._rank_0.send(task_messages.UpdateDone(version, self._server.not_finite))
 
     def _add(self, version: int, storage: FlatBuffers) -> FlatBuffers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections import deque
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -24,6 +24,7 @@ from paceline.core.events import (
     Step,
     UpdateApplied,
 )
+from paceline.core.index_bits import IndexBits
 from paceline.engines.base import Engine, Observer
 from paceline.engines.distributed.parameter_server.succeeding_engine import SucceedingEngine
 from paceline.engines.distributed.rank import Rank
@@ -31,8 +32,9 @@ from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
 from paceline.engines.distributed.rendezvous.session import ClientSession, describe_process
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.encoded import at_most, decoded
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived
+from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived, split_events
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
@@ -73,11 +75,11 @@ class StandbyEngine(Engine):
         self._successor = SucceedingEngine(rank, server, layout)
         self._session: ClientSession | None = None
         self._received: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
-        self._events: deque[Event] = deque()
+        self._events: Iterator[Event] = iter(())
         self._mean: FlatBuffers | None = None
         self._step: Step | None = None
         self._leaves_on = ""
-        self._processes: tuple[str, ...] = ()  # of the workers at rank 0, at the newest message
+        self._processes: Collection[str] = ()  # of the workers at rank 0, at the newest message
 
     def __enter__(self) -> Self:
         """Join rank 0."""
@@ -148,20 +150,19 @@ class StandbyEngine(Engine):
 
     def next_event(self) -> Event:
         """Return the next event that rank 0 has handled."""
-        while not self._events:
+        while (event := next(self._events, None)) is None:
             self._read(self._received.get())
-        event = self._events.popleft()
         self.now = event.now
         return event
 
     def _read(self, message: Message | Exception) -> None:
         match message:
             case messages.FollowUpdate(events, version, missing, processes, tensors=tensors):
-                self._processes = processes
-                self._events.extend(each.event for each in events)
+                self._processes = decoded(processes, at_most(list[str], self._rank.cluster.n), "processes")
+                self._events = split_events(events)
                 if version:
                     self._mean = FlatBuffers(self._layout, tensors["mean"])
-                    self._mean.receive(missing)
+                    self._mean.receive(IndexBits(missing))
                     assert self._session is not None
                     with suppress(ConnectionLost):  # its loss is in the queue
                         self._session.connection.send(UpdateReceived(version))

@@ -9,15 +9,18 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.core.events import Apply, Event
+from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.parameter_server.shard_clients import HasConnection
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
 from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import (
     FollowedEvent,
     StandbyAddress,
     StandbyListens,
     UpdateReceived,
+    joined_events,
 )
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
@@ -175,10 +178,11 @@ class StandbyStream:
 
     def _followed(self, version: int = 0, missing: tuple[int, ...] = (), **tensors: Tensor) -> messages.FollowUpdate:
         """Return the message about all events since the last one."""
-        events, self._pending = self._pending, []
-        processes = tuple(sorted(self._processes()))
+        events, self._pending = joined_events(self._pending), []
+        processes = sorted(self._processes())
         self._told.append(set(processes))
-        return messages.FollowUpdate(events, version, missing, processes, tensors=tensors)
+        indices = IndexBits.of(missing).content
+        return messages.FollowUpdate(events, version, indices, encoded(processes), tensors=tensors)
 
     def _is_awaited(self, event: PeerEvent) -> bool:
         if isinstance(event, PeerLost):

@@ -32,6 +32,7 @@ from paceline.engines.distributed.rendezvous.session import (
 )
 from paceline.engines.distributed.transport import messages, standby_messages, task_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.encoded import at_most, decoded
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.notice_watch import NoticeWatch
@@ -100,7 +101,8 @@ def _join_servers(rank: Rank, job_spec: dict[str, Any], worker: WorkerProcess) -
     if cluster.shards == 1:
         return
     match rank_0.connection.recv(cluster.start_timeout_s):
-        case messages.ShardAddresses(addresses):
+        case messages.ShardAddresses(encoded):
+            addresses = decoded(encoded, at_most(messages.Addresses, cluster.shards - 1), "addresses")
             for shard, address in enumerate(addresses, start=1):
                 known = replace(hello, peer_id=rank_0.peer_id)
                 yield ClientSession.connect(transport, address, known, f"the server of shard {shard}")
@@ -130,6 +132,7 @@ class WorkerProcess:
         self._notice = cluster.notice if cluster.worker < cluster.n else None  # rank 0 ends the evaluator
         device = device_of(cluster.device, cluster.ranks.local_rank)
         self._workers = cluster.n
+        self._ahead = job.minibatches_ahead
         is_worker = self._worker < cluster.n
         self.leader = NodeLeader(cluster, rank.transport, self._is_cancelled, self._leave, self._on_group_lost)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
@@ -231,11 +234,12 @@ class WorkerProcess:
         if task.sends_version:
             self.leader.on_change()
         self._check_version(task, "before")
-        self._replica.prefetch(following(self._worker, task.draw, task.upcoming))
+        minibatch, upcoming = task.minibatches(self._workers, self._ahead)
+        self._replica.prefetch(following(self._worker, task.draw, upcoming))
         self._replica.progress = task.progress
         self._checkpoints.before_task(task.draw)
         try:
-            stats = self._task_runner.gradient(task.draw, task.minibatch, task.run_s, self._version, self._gradient)
+            stats = self._task_runner.gradient(task.draw, minibatch, task.run_s, self._version, self._gradient)
         except Interrupted:
             for channel in self._channels:
                 channel.cancel()

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.clusters.launch_env import TO_JOIN
 from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.utils.dict_diff import changes
 from paceline.utils.rank_logger import RankLogger
 
@@ -39,7 +40,7 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
         job_spec: settings that must be equal on all processes.
         workers: numbers that a process can have, from 0.
     """
-    ours, theirs = bytes(messages.encoded_spec(job_spec)), bytes(hello.job_spec)
+    ours, theirs = encoded(job_spec), hello.job_spec
     decoded: dict[str, Any] | None = None
     try:
         if ours == theirs:
@@ -66,7 +67,7 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
 def warn_of_other_samples(hello: messages.Hello, job_spec: dict[str, Any]) -> None:
     """Warn if a process reads other data than rank 0; it is admitted, because data may be drawn without a seed."""
     ours = job_spec.get(SAMPLES)
-    theirs = msgspec.msgpack.decode(bytes(hello.job_spec), type=dict[str, Any]).get(SAMPLES)
+    theirs = msgspec.msgpack.decode(hello.job_spec, type=dict[str, Any]).get(SAMPLES)
     if ours and theirs and ours != theirs:
         LOG.warning(
             "%s has another first or last sample than rank 0: give every rank the whole data set. Samples are dealt by "

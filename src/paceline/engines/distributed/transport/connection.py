@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,13 +27,12 @@ from paceline.engines.distributed.transport.readers import (
 from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import Stream, StreamSocket
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
+from paceline.engines.distributed.transport.tensor_descriptions import allocate
 from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 OVERTAKING = (CancelTask, Heartbeat, HeartbeatAnswer)
-MAX_STATE_BYTES = 1 << 40
-MAX_DIMENSIONS = 64
 MOST_OF_PEER_BYTES = (1 << 22) + (
     1 << 12
 )  # of a message of a process that joins, which may be its longest error, but for its settings
@@ -313,15 +311,10 @@ class Connection:
         Raises:
             ValueError: a tensor is not valid, or too large, or the other process may not send any.
         """
-        if message.tensors and not self.accepts_state:
-            raise ValueError("tensors from a process that may not send a state")
-        try:
-            tensors = {name: _allocate(*described) for name, described in message.tensors.items()}
-        except (KeyError, OverflowError, RuntimeError, TypeError) as error:
-            raise ValueError(f"invalid tensors: {error}") from error
+        tensors = allocate(message.described)
         self._state_buffers.extend(_memory(tensor) for tensor in tensors.values() if tensor.numel())
         self._data.resume()
-        complete: Message = msgspec.structs.replace(message, tensors=tensors)  # type: ignore[assignment]
+        complete: Message = msgspec.structs.replace(message, tensors=tensors, described=b"")  # type: ignore[assignment]
         return complete
 
     def _deliver_complete(self) -> None:
@@ -382,13 +375,6 @@ def _checked(memory: memoryview, nbytes: int) -> memoryview:
     if len(memory) != nbytes:
         raise ValueError(f"{nbytes} bytes, but {len(memory)} were expected")
     return memory
-
-
-def _allocate(dtype: str, shape: list[int]) -> Tensor:
-    """Return a tensor, whose memory the operating system provides as bytes arrive."""
-    if len(shape) > MAX_DIMENSIONS or any(length < 0 for length in shape) or prod(shape) > MAX_STATE_BYTES:
-        raise ValueError(f"tensor of shape {shape[:MAX_DIMENSIONS]}")
-    return torch.empty(shape, dtype=messages.DTYPES[dtype])
 
 
 def _name(read: Callable[[], Any]) -> tuple[str, int]:

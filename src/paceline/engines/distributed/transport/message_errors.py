@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, get_type_hints
 
 
@@ -20,7 +21,7 @@ def with_names(text: str, kind: Any) -> str:
         if known is None:
             break
         names.append(known[position - first])
-        kind, first = get_type_hints(kind).get(names[-1]), 0
+        kind, first = _hints_of(kind).get(names[-1]), 0
     return f"{'.'.join(names)}: {expected[:1].lower()}{expected[1:]}"
 
 
@@ -33,5 +34,6 @@ def name_of(content: bytes | memoryview) -> str:
     return bytes(content[found.end() :][:length]).decode(errors="replace")
 
 
+_hints_of = cache(get_type_hints)  # they are evaluated anew at each call, which takes milliseconds
 _NO_LETTERS = 0xA0  # first byte of a text without letters
 _BEGINNING = re.compile(rb"(?:[\x90-\x9f]|\xdc..|\xdd....)([\xa0-\xbf])", re.DOTALL)

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
-import torch
 from msgspec import Meta
 from torch import Tensor
 
 from paceline.core.bounds import LONGEST_TEXT, Port, Whole
 from paceline.engines.distributed.transport import standby_messages, sum_messages, task_messages
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.message_errors import name_of, with_names
-from paceline.engines.distributed.transport.standby_messages import FollowedEvent, StandbyMessage
+from paceline.engines.distributed.transport.standby_messages import StandbyMessage
 from paceline.engines.distributed.transport.sum_messages import SumMessage
 from paceline.engines.distributed.transport.task_messages import MessageStruct, TaskMessage
+from paceline.engines.distributed.transport.tensor_descriptions import encoded_descriptions
 from paceline.errors import RunError, UsageError
 from paceline.utils.wording import printable
 
 LONGEST_SENT = 1 << 20  # characters of an error
+LONGEST_STATE = 1 << 22  # characters of a state without its tensors; they take up to 25 bytes each once decoded
 
 
 class StateMessage(MessageStruct, frozen=True, kw_only=True):
     """Base of messages with tensors, which are sent after them in this order.
 
     Attributes:
-        tensors: tensors by name; in the encoded message, their dtype and shape.
+        tensors: tensors by name; empty in the encoded message.
+        described: descriptions of the tensors, in the encoded message.
     """
 
-    tensors: dict[str, Any] = msgspec.field(default_factory=dict)
+    tensors: Annotated[dict[str, Any], Meta(max_length=0)] = msgspec.field(default_factory=dict)
+    described: bytes = b""
 
 
 # --- joining: see `rendezvous.handshake` ------------------------------------------------------------------
@@ -58,12 +61,7 @@ class Hello(MessageStruct, frozen=True):
     @classmethod
     def of(cls, name: str, worker: int, job_spec: Mapping[str, Any], **more: Any) -> Hello:
         """Return the introduction with these settings; the other arguments are the fields."""
-        return cls(name, worker, encoded_spec(job_spec), **more)
-
-
-def encoded_spec(job_spec: Mapping[str, Any]) -> bytes:
-    """Return settings as they are sent."""
-    return msgspec.msgpack.encode(job_spec)
+        return cls(name, worker, encoded(job_spec), **more)
 
 
 class Accepted(MessageStruct, frozen=True):
@@ -176,10 +174,13 @@ class ShardListens(MessageStruct, frozen=True):
     port: Port
 
 
-class ShardAddresses(MessageStruct, frozen=True):
-    """All shard servers listen: their addresses, from shard 1 on."""
+Addresses = list[tuple[str, Port]]
 
-    addresses: list[tuple[str, Port]]
+
+class ShardAddresses(MessageStruct, frozen=True):
+    """All shard servers listen: their addresses, from shard 1 on, encoded as `Addresses`."""
+
+    addresses: bytes
 
 
 class LeaderListens(MessageStruct, frozen=True):
@@ -221,14 +222,14 @@ class InitShard(StateMessage, frozen=True):
         version: first version.
     """
 
-    state: str
+    state: Annotated[str, Meta(max_length=LONGEST_STATE)]
     version: int
 
 
 class ShardState(StateMessage, frozen=True):
     """Answer to `RequestShardState`; `state` as in `InitShard`."""
 
-    state: str
+    state: Annotated[str, Meta(max_length=LONGEST_STATE)]
     part: str
 
 
@@ -265,16 +266,16 @@ class FollowUpdate(StateMessage, frozen=True):
 
     Attributes:
         tensors: under "mean", the memory of the mean gradient and of the changes of the buffers, if there is an update.
-        events: events since the message before, in order.
+        events: events since the message before, in order, as `joined_events` returns them.
         version: version that the update makes; 0 without an update.
-        missing: indices of the model's parameters without a gradient in it.
-        processes: processes of the workers that take part now, each as in `Hello`.
+        missing: indices of the model's parameters without a gradient in it, as the content of `IndexBits`.
+        processes: processes of the workers that take part now, each as in `Hello`; their list, encoded.
     """
 
-    events: list[FollowedEvent]
+    events: bytes
     version: int = 0
-    missing: tuple[int, ...] = ()
-    processes: tuple[str, ...] = ()
+    missing: bytes = b""
+    processes: bytes = b""
 
 
 ControlMessage = (
@@ -303,10 +304,10 @@ ControlMessage = (
     | FollowUpdate
 )
 
-
+# None has a list whose length its receiver does not know.
 Message = ControlMessage | StandbyMessage | SumMessage | TaskMessage
 
-# What a server takes from a process that joins: none has a list whose length the server does not know.
+# What a server takes from a process that joins.
 PeerMessage = (
     Hello
     | Leave
@@ -330,19 +331,6 @@ PeerMessage = (
     | task_messages.HeartbeatAnswer
 )
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not re.search("bits|q", str(dtype))
-}
-
-
-def describe(tensor: Any) -> tuple[str, list[int]]:
-    """Return dtype and shape of a tensor, as they are sent."""
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=describe)
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _DECODER_OF_PEERS: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(PeerMessage)
 _TEXTS = {  # but for states, which are data
@@ -355,19 +343,22 @@ _KINDS_OF_PEERS = {kind.__name__: kind for kind in get_args(PeerMessage)}
 
 def encode(message: Message) -> tuple[bytes, list[Tensor]]:
     """Return a message as bytes, and the tensors that are sent after it."""
+    tensors: list[Tensor] = []
+    if isinstance(message, StateMessage):
+        tensors = list(message.tensors.values())
+        message = msgspec.structs.replace(message, tensors={}, described=encoded_descriptions(message.tensors))
     try:
-        content = _ENCODER.encode(message)
+        return encoded(message), tensors
     except UnicodeEncodeError:  # a text names a file whose name is not UTF-8
-        content = _ENCODER.encode(_with_printable_texts(message))
-    return content, list(message.tensors.values()) if isinstance(message, StateMessage) else []
+        return encoded(_with_printable_texts(message)), tensors
 
 
 def decode(content: bytes | memoryview, *, of_peer: bool = False) -> Message:
-    """Return the message of such bytes; the tensors of a `StateMessage` are still (dtype, shape).
+    """Return the message of such bytes, which takes at most four times their number.
 
     Args:
         content: bytes of the message.
-        of_peer: whether a process has sent it to the server that it joins: then it takes at most four times its bytes.
+        of_peer: whether a process has sent it to the server that it joins.
 
     Raises:
         ValueError: the bytes are no message, or none that such a process may send.

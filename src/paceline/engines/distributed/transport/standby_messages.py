@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from paceline.core import events
 from paceline.core.bounds import Port, Whole
+from paceline.engines.distributed.transport.encoded import decoded, encoded
 from paceline.engines.distributed.transport.task_messages import MessageStruct
 
 
@@ -27,6 +29,10 @@ class FollowedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     evaluated: events.Evaluated | None = None
     aborted: events.AbortRun | None = None
     restarted: events.Restarted | None = None
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in msgspec.structs.astuple(self)) != 1:
+            raise ValueError("no event, or several")
 
     @classmethod
     def of(cls, event: events.Event) -> FollowedEvent:
@@ -51,6 +57,32 @@ _FIELDS: dict[type[Any], str] = {
     events.AbortRun: "aborted",
     events.Restarted: "restarted",
 }
+
+
+LENGTH_BYTES = 4  # before each event
+
+
+def joined_events(followed: Iterable[FollowedEvent]) -> bytes:
+    """Return events as they are sent, each after the number of its bytes."""
+    contents = [encoded(each) for each in followed]
+    return b"".join(len(content).to_bytes(LENGTH_BYTES, "big") + content for content in contents)
+
+
+def split_events(content: bytes) -> Iterator[events.Event]:
+    """Yield the events of such bytes, of which only one is decoded at a time.
+
+    Raises:
+        ValueError: they are none.
+
+    >>> list(split_events(joined_events([FollowedEvent.of(events.Timer(2.0))])))
+    [Timer(now=2.0)]
+    """
+    start = 0
+    while start < len(content):
+        begin = start + LENGTH_BYTES
+        start = begin + int.from_bytes(content[start:begin], "big")
+        followed: FollowedEvent = decoded(content[begin:start], FollowedEvent, "events")
+        yield followed.event
 
 
 class StandbyListens(MessageStruct, frozen=True):

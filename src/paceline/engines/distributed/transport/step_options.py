@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
-import msgspec
 from msgspec import Meta
 
 from paceline.core.bounds import Option, Single
+from paceline.engines.distributed.transport.encoded import decoded, encoded
 
 MOST_OPTIONS = 64  # of a parameter group
 Group = tuple[Single, Annotated[dict[str, Option], Meta(max_length=MOST_OPTIONS)]]
@@ -42,11 +42,8 @@ class StepOptions(NamedTuple):
         """
         if not content:
             return cls()
-        expected = list[Group]
-        try:
-            sent = msgspec.msgpack.decode(content, type=Annotated[expected, Meta(min_length=groups, max_length=groups)])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ValueError(f"it sent wrong options of {groups} parameter groups: {error}") from error
+        kind = Annotated[list[Group], Meta(min_length=groups, max_length=groups)]
+        sent = decoded(content, kind, f"options of {groups} parameter groups")
         return cls(tuple(rate for rate, _ in sent), tuple(others for _, others in sent))
 
     def encode(self) -> bytes:
@@ -54,4 +51,4 @@ class StepOptions(NamedTuple):
         if not self.learning_rates:
             return b""
         others: Sequence[Mapping[str, Option]] = self.others or ({},) * len(self.learning_rates)
-        return msgspec.msgpack.encode(list(zip(self.learning_rates, others, strict=True)))
+        return encoded(list(zip(self.learning_rates, others, strict=True)))

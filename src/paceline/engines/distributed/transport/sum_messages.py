@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import nan
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from paceline.core.bounds import CountOrNone, Seconds, Whole, check_norms
 from paceline.core.events import Outcome
 from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.transport.encoded import at_most, decoded, encoded
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.task_messages import MessageStruct
 
@@ -153,7 +155,7 @@ class StepReport(MessageStruct, frozen=True):
         return ""
 
 
-class StepSummary(MessageStruct, frozen=True):
+class StepSummary(NamedTuple):
     """Reports of all workers in one iteration.
 
     Attributes:
@@ -161,17 +163,12 @@ class StepSummary(MessageStruct, frozen=True):
         now: seconds since the run began, at rank 0, when the last report arrived.
         reforms: whether a new group forms after this iteration.
         reports: report of each worker, by its number.
-
-    >>> from paceline.engines.distributed.transport.messages import decode, encode
-    >>> summary = StepSummary(1, 0.25, False, {0: StepReport(1), 2: StepReport(1, 7, 0.5, 8)})
-    >>> decode(encode(summary)[0]).reports[2].samples
-    8
     """
 
     generation: int
     now: float
     reforms: bool
-    reports: dict[int, StepReport]
+    reports: Mapping[int, StepReport]
 
     def learning_rates(self, groups: int) -> tuple[float, ...]:
         """Return the learning rates of the first worker that reports some; empty if there is none.
@@ -188,11 +185,42 @@ class StepSummary(MessageStruct, frozen=True):
         return IndexBits.in_all(each.missing for each in self.reports.values() if each.finite)
 
 
-class MetricsMeasured(MessageStruct, frozen=True):
-    """Metrics that rank 0 has measured in the group of this generation."""
+class StepSummarized(MessageStruct, frozen=True):
+    """A `StepSummary`, whose reports stay encoded until the number of workers is known."""
 
     generation: int
-    metrics: dict[str, float]
+    now: float
+    reforms: bool
+    reports: bytes
+
+    @classmethod
+    def of(cls, summary: StepSummary) -> StepSummarized:
+        """Return the message about a summary.
+
+        >>> summary = StepSummary(1, 0.25, False, {0: StepReport(1), 2: StepReport(1, 7, 0.5, 8)})
+        >>> StepSummarized.of(summary).decoded(workers=3).reports[2].samples
+        8
+        """
+        return cls(summary.generation, summary.now, summary.reforms, encoded(summary.reports))
+
+    def decoded(self, workers: int) -> StepSummary:
+        """Return the summary.
+
+        Args:
+            workers: number of workers.
+
+        Raises:
+            ValueError: it is none, or one of more workers.
+        """
+        reports = decoded(self.reports, at_most(dict[int, StepReport], workers), "reports of an iteration")
+        return StepSummary(self.generation, self.now, self.reforms, reports)
+
+
+class MetricsMeasured(MessageStruct, frozen=True):
+    """Metrics that rank 0 has measured in the group of this generation, encoded."""
+
+    generation: int
+    metrics: bytes
 
 
 SumMessage = (
@@ -203,6 +231,6 @@ SumMessage = (
     | Progress
     | CheckLinks
     | StepReport
-    | StepSummary
+    | StepSummarized
     | MetricsMeasured
 )

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from paceline.core.bounds import Seconds, Whole, check_norms
+from paceline.core.bounds import MOST_COMPENSATORS, Metrics, Seconds, Whole, check_norms
 from paceline.core.events import Apply, Compute, Minibatch
+from paceline.engines.distributed.transport.encoded import decoded, encoded
 from paceline.utils.wording import printable
 from paceline.worker.replica import GradientStats, TaskProgress
 
-MOST_METRICS = 10_000
-Metrics = Annotated[dict[Annotated[str, Meta(max_length=1000)], float], Meta(max_length=MOST_METRICS)]
+MOST_NUMBER_BYTES = 64  # of a minibatch, of one of its slices, or of an accepted gradient
+MOST_UPDATE_BYTES = 1 << 13  # of an update without its gradients
+MOST_SUMS = 16  # that servers of shards exchange at once
 
 
 class MessageStruct(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages: an array on the wire, which begins with the name of the class."""
+
+
+class Minibatches(NamedTuple):
+    """Samples of a task, and of the next ones.
+
+    Attributes:
+        minibatch: samples of the task; None where the worker draws them itself.
+        upcoming: forecast of the minibatches that follow.
+    """
+
+    minibatch: Minibatch | None
+    upcoming: tuple[Minibatch, ...] = ()
 
 
 class RemoteTask(MessageStruct, frozen=True):
@@ -29,9 +43,8 @@ class RemoteTask(MessageStruct, frozen=True):
         version: version at which the gradient is computed.
         sends_version: whether the version comes with it; else the worker already has it.
         run_s: seconds since the run began.
-        minibatch: samples of the task; None where the worker draws them itself.
+        samples: its `Minibatches`, encoded.
         checksum: checksum of the version as sent, in debug mode.
-        upcoming: forecast of the minibatches that follow.
         progress: progress of the run.
         is_difference: whether the version comes as a difference to the one before.
     """
@@ -40,9 +53,8 @@ class RemoteTask(MessageStruct, frozen=True):
     version: int
     sends_version: bool
     run_s: float
-    minibatch: Minibatch | None = None
+    samples: bytes = b""
     checksum: int | None = None
-    upcoming: tuple[Minibatch, ...] = ()
     progress: TaskProgress = TaskProgress()
     is_difference: bool = False
 
@@ -54,7 +66,22 @@ class RemoteTask(MessageStruct, frozen=True):
             command: task that the coordinator has assigned.
             facts: fields that the command does not have.
         """
-        return cls(command.draw, command.version, minibatch=command.minibatch, upcoming=command.upcoming, **facts)
+        samples = encoded(Minibatches(command.minibatch, command.upcoming))
+        return cls(command.draw, command.version, samples=samples, **facts)
+
+    def minibatches(self, workers: int, ahead: int) -> Minibatches:
+        """Return the samples of the task.
+
+        Args:
+            workers: number of workers; a minibatch has at most one slice of each.
+            ahead: number of minibatches that are forecast.
+
+        Raises:
+            ValueError: they are none, or too many.
+        """
+        most_bytes = MOST_NUMBER_BYTES * (1 + workers) * (1 + ahead)
+        minibatches: Minibatches = decoded(self.samples, Minibatches, "minibatches", most_bytes)
+        return minibatches
 
 
 class CancelTask(MessageStruct, frozen=True):
@@ -131,7 +158,7 @@ class EvaluationResult(MessageStruct, frozen=True):
     @classmethod
     def of(cls, version: int, metrics: Mapping[str, float]) -> EvaluationResult:
         """Return the message with these metrics, by name."""
-        return cls(version, msgspec.msgpack.encode(metrics))
+        return cls(version, encoded(metrics))
 
     def decoded(self, evaluating: Collection[int]) -> dict[str, float]:
         """Return the metrics by name.
@@ -144,11 +171,13 @@ class EvaluationResult(MessageStruct, frozen=True):
         """
         if self.version not in evaluating:
             raise ValueError(f"it sent the result of version {self.version}, which it does not evaluate")
-        try:
-            metrics = msgspec.msgpack.decode(self.metrics, type=Metrics)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ValueError(f"it sent wrong metrics of version {self.version}: {error}") from error
-        return {printable(name): value for name, value in metrics.items()}
+        return decoded_metrics(self.metrics, f"metrics of version {self.version}")
+
+
+def decoded_metrics(content: bytes, what: str = "metrics") -> dict[str, float]:
+    """Return metrics by name, as `decoded` does."""
+    metrics = decoded(content, Metrics, what)
+    return {printable(name): value for name, value in metrics.items()}
 
 
 class AssignTask(MessageStruct, frozen=True):
@@ -193,7 +222,7 @@ class CompensateGradient(MessageStruct, frozen=True):
         squared_norm: squared norm of the whole gradient.
     """
 
-    compensators: list[str]
+    compensators: Annotated[list[str], Meta(max_length=MOST_COMPENSATORS)]
     worker: int
     version: int
     staleness: int
@@ -204,12 +233,25 @@ class ApplyUpdate(MessageStruct, frozen=True):
     """The shard server makes an update.
 
     Attributes:
-        update: update to make.
+        update: update to make, encoded.
         is_read: whether the previous version is still read, so that the next one needs other memory.
     """
 
-    update: Apply
+    update: bytes
     is_read: bool
+
+    def decoded(self, gradients: int) -> Apply:
+        """Return the update.
+
+        Args:
+            gradients: number of gradients that were accepted for it.
+
+        Raises:
+            ValueError: it is none, or one of more gradients.
+        """
+        most_bytes = MOST_UPDATE_BYTES + MOST_NUMBER_BYTES * gradients
+        update: Apply = decoded(self.update, Apply, "an update", most_bytes)
+        return update
 
 
 class UpdateDone(MessageStruct, frozen=True):
@@ -253,7 +295,7 @@ class GradientReceived(MessageStruct, frozen=True):
 class PartialSums(MessageStruct, frozen=True):
     """One shard's part of sums over elements, or the sums over all shards."""
 
-    values: list[float]
+    values: Annotated[list[float], Meta(max_length=MOST_SUMS)]
 
 
 TaskMessage = (

@@ -10,7 +10,7 @@ from paceline.engines.distributed.parameter_server.standby_stream import Standby
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerLost, PeerMessage
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived
+from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived, split_events
 from paceline.errors import RunError
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 
@@ -58,7 +58,7 @@ class Stream:
         return [
             (
                 each.version,
-                [followed.event.now for followed in each.events],
+                [event.now for event in split_events(each.events)],
                 FlatBuffers(self.layout, each.tensors["mean"]).parameters[0].unique().tolist() if each.version else [],
             )
             for each in self.sent

@@ -1,4 +1,4 @@
-"""Memory of a message of a process that joins: at most four times its bytes once decoded, whatever its fields hold."""
+"""Memory of a message: at most four times its bytes once decoded, whatever its fields hold."""
 
 import tracemalloc
 from contextlib import suppress
@@ -8,10 +8,15 @@ import msgspec
 import pytest
 
 from paceline.engines.distributed.transport import messages
+from paceline.engines.distributed.transport.encoded import at_most, decoded
+from paceline.engines.distributed.transport.standby_messages import LENGTH_BYTES, split_events
+from paceline.engines.distributed.transport.sum_messages import StepSummarized
+from paceline.engines.distributed.transport.task_messages import ApplyUpdate, RemoteTask, decoded_metrics
+from paceline.engines.distributed.transport.tensor_descriptions import allocate
 from selections import parametrize_few
 
 SMALL_BYTES = 1 << 16  # of what a decoder may take beside: structs, and lists that the job itself bounds
-KINDS = get_args(messages.PeerMessage)
+KINDS = get_args(messages.Message)
 
 
 def filled(beginning, item, size_bytes):
@@ -27,7 +32,9 @@ def named(value, size_bytes):
 
 def hostile_values(size_bytes):
     """Yield encoded values of about this size that take far more memory than bytes if they are decoded as objects."""
-    for item in (b"\x90", b"\x80", b"\x01", b"\xa0", b"\xcd\xff\xff", b"\x91\x80", b"\x81\xa1a\xc0", b"\x92\x01\x90"):
+    pairs = b"\x91\x80", b"\x81\xa1a\xc0", b"\x92\x01\x90", b"\x92\xa1a\x01"
+    numbers = [bytes([0x90 + count]) + b"\x00" * count for count in (3, 4, 6)]  # as of a minibatch, or its slice
+    for item in (b"\x90", b"\x80", b"\x01", b"\xa0", b"\xcd\xff\xff", *pairs, *numbers):
         yield filled(b"\xdd", item, size_bytes)
     for value in (b"\x01", b"\x90", b"\x80"):
         yield named(value, size_bytes)
@@ -38,11 +45,19 @@ def hostile_values(size_bytes):
 
 def valid_fields(kind):
     """Return an encoded value for each field of a message."""
-    values = {int: b"\x01", float: b"\x01", str: b"\xa7stopped", bool: b"\xc2", bytes: b"\xc4\x00", tuple: b"\x90"}
+    values = [
+        b"\x01",
+        b"\xa7stopped",
+        b"\xc2",
+        b"\xc4\x00",
+        b"\x90",
+        b"\x80",
+        b"\x98" + b"\x01" * 4 + b"\xc3\x01\xc2\x01",
+    ]
     fields = []
     for field in msgspec.structs.fields(kind):
         whole = field.type
-        for candidate in [*values.values(), b"\x98" + b"\x01" * 4 + b"\xc3\x01\xc2\x01"]:
+        for candidate in values:
             try:
                 msgspec.msgpack.decode(candidate, type=whole)
             except msgspec.ValidationError:
@@ -54,13 +69,13 @@ def valid_fields(kind):
     return fields
 
 
-def decoded_bytes(content):
+def decoded_bytes(content, decode=messages.decode):
     """Return the memory of a decoded message, and the most while it was decoded."""
     message = None  # its memory counts
     tracemalloc.start()
     try:
         with suppress(ValueError):
-            message = messages.decode(content, of_peer=True)
+            message = decode(content)
         return tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -68,11 +83,11 @@ def decoded_bytes(content):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@parametrize_few("size_bytes", [1 << 15, 1 << 12, 1 << 18], keep=1)
-def test_no_message_of_a_process_that_joins_takes_more_than_four_times_its_bytes(kind, size_bytes):
+@parametrize_few("size_bytes", [1 << 14, 1 << 12, 1 << 18], keep=1)
+def test_no_message_takes_more_than_four_times_its_bytes(kind, size_bytes):
     name = msgspec.msgpack.encode(kind.__name__)
     fields = valid_fields(kind)
-    messages.decode(b"\xdd" + (1 + len(fields)).to_bytes(4, "big") + name + b"".join(fields), of_peer=True)
+    messages.decode(b"\xdd" + (1 + len(fields)).to_bytes(4, "big") + name + b"".join(fields))
     for value in hostile_values(size_bytes):
         for place in range(len(fields) + 2):  # the first one is the name, the last one a field too many
             changed = [name, *fields]
@@ -81,3 +96,32 @@ def test_no_message_of_a_process_that_joins_takes_more_than_four_times_its_bytes
             kept, peak = decoded_bytes(content)
             assert kept <= 4 * len(content) + SMALL_BYTES, (kind, place, value[:20])
             assert peak <= 5 * len(content) + SMALL_BYTES, (kind, place, value[:20])  # a text is widened in a copy
+
+
+def event_of(content):
+    return list(split_events(len(content).to_bytes(LENGTH_BYTES, "big") + content))
+
+
+LATER = {  # what stays encoded within a message: what comes before a value in it, and its decoder in a small job
+    "minibatches": (b"\x92\xc0", lambda content: RemoteTask(1, 1, False, 0.0, content).minibatches(4, ahead=2)),
+    "slices": (b"\x91\x95\x00\x00\x00\x01", lambda content: RemoteTask(1, 1, False, 0.0, content).minibatches(4, 2)),
+    "update": (b"\x94\x01", lambda content: ApplyUpdate(content, is_read=False).decoded(gradients=4)),
+    "reports": (b"", lambda content: StepSummarized(1, 0.0, False, content).decoded(workers=4)),
+    "metrics": (b"", decoded_metrics),
+    "addresses": (b"", lambda content: decoded(content, at_most(messages.Addresses, 3), "addresses")),
+    "tensors": (b"", allocate),
+    "shape": (b"\x81\xa1a\x92\xa7float32", allocate),
+    "event": (b"", event_of),
+    "evaluated": (b"\x81\xa9evaluated\x93\x00\x01", event_of),
+    "compensations": (b"\x81\xa7arrival\x9d" + b"\x01" * 6 + b"\xc3" + b"\x01" * 5, event_of),
+}
+
+
+@pytest.mark.parametrize(("beginning", "decode"), LATER.values(), ids=LATER)
+def test_what_a_receiver_decodes_later_is_bounded_by_its_job(beginning, decode):
+    for value in hostile_values(1 << 16):
+        content = beginning + value
+        with pytest.raises(ValueError, match="it sent wrong"):
+            decode(content)
+        _, peak = decoded_bytes(content, decode)
+        assert peak <= 4 * len(content) + SMALL_BYTES, value[:20]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.events import Accept, Apply, Minibatch, MinibatchSlice
+from paceline.core.events import Accept, Apply, Compute, Minibatch, MinibatchSlice
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.messages import End, decode, encode
 from paceline.engines.distributed.transport.task_messages import ApplyUpdate, RemoteTask, RemoteTaskDone
 from paceline.worker.replica import GradientStats
@@ -25,10 +26,13 @@ def sent(message):
 
 @given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), SAMPLES, st.one_of(st.none(), WHOLE))
 def test_tasks_are_decoded_unchanged(draw, version, sends_version, run_s, minibatch, checksum):
-    task = RemoteTask(draw, version, sends_version, run_s, minibatch, checksum)
+    command = Compute(0, version, draw, minibatch, (minibatch,) if minibatch else ())
+    task = RemoteTask.of(command, sends_version=sends_version, run_s=run_s, checksum=checksum)
     again = sent(task)
     assert again == task
-    assert [type(value) for value in (again.run_s, again.minibatch)] == [float, type(minibatch)]
+    minibatches = again.minibatches(workers=2, ahead=1)
+    assert minibatches == (command.minibatch, command.upcoming)
+    assert [type(value) for value in (again.run_s, minibatches.minibatch)] == [float, type(minibatch)]
 
 
 SQUARE = st.one_of(st.just(nan), st.floats(min_value=0))
@@ -45,9 +49,9 @@ def test_measurements_are_decoded_unchanged(loss, samples, squared_norm, varianc
 def test_a_shard_server_receives_all_numbers_of_an_update():
     fields = {field: number for number, field in enumerate(Apply._fields, start=2)}
     update = Apply(**{**fields, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
-    again = sent(ApplyUpdate(update, is_read=True))
+    again = sent(ApplyUpdate(encoded(update), is_read=True))
     assert again.is_read
-    assert again.update == update
+    assert again.decoded(gradients=3) == update
 
 
 def test_a_reason_that_names_a_file_whose_name_is_not_utf_8_is_sent():
