@@ -2,7 +2,8 @@
 
 Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with the places "forward", "sum" (when the
 first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
-iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by speed.
+iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
+speed.
 """
 
 import json
