@@ -21,7 +21,7 @@ from paceline.clusters.rank_restarts import EndRank, MakeRank
 from paceline.launcher.caught_signals import CaughtSignals
 from paceline.launcher.launch_store import LaunchStore
 from paceline.launcher.output import Pipe, RankOutput
-from paceline.launcher.rank_process import Ending, RankProcess, reaping_orphans
+from paceline.launcher.rank_process import Daemons, Ending, RankProcess, reaping_orphans
 from paceline.utils.rank_logger import LABELLED
 
 CONNECT_TIMEOUT_S = 3.0
@@ -88,6 +88,7 @@ class Launch:
         self._processes: dict[int, RankProcess] = {}  # the last one of each rank
         self._earlier: list[RankProcess] = []  # of which something is left
         self._starts: Counter[int] = Counter()
+        self._daemons = Daemons()
 
     def run(self) -> int:
         """Run until the ranks have ended, and return the exit status."""
@@ -97,7 +98,7 @@ class Launch:
         while (status := self._supervisor.status) is None:
             self._wait()
             self._handle(time.monotonic())
-        self._end_what_is_left()
+        self._end_what_is_left(time.monotonic())
         return status
 
     def close(self) -> None:
@@ -106,6 +107,7 @@ class Launch:
             if process.status is None:
                 process.kill()
                 process.wait()
+        self._daemons.kill()
         self._pass_on()
         for pipe in self._pipes():
             pipe.close()
@@ -193,6 +195,7 @@ class Launch:
             self._command, {**defaults, **os.environ, **variables, **labelled}, is_piped=self._output.is_piped
         )
         self._processes[rank] = process
+        self._daemons.ranks.add(process.pid)
         self._starts[rank] += 1
         for pipe in self._output.pipes(rank, process.pipes):
             self._selector.register(pipe.stream, selectors.EVENT_READ, pipe)
@@ -213,13 +216,21 @@ class Launch:
         store.renew()
         self._listen()
 
-    def _end_what_is_left(self) -> None:
-        """Wait for what lost ranks have started, such as a server that saves the run; a signal kills it."""
+    def _end_what_is_left(self, now: float) -> None:
+        """Wait for what lost ranks have started, such as a server that saves the run, and for daemons of all ranks.
+
+        A signal kills it.
+        """
         left = [process for process in [*self._earlier, *self._processes.values()] if process.status]
         for process in left:
-            process.end(time.monotonic())
-        while not all(process.has_ended(time.monotonic()) for process in left):
+            process.end(now)
+        self._daemons.end(now)
+        while not (
+            self._daemons.have_ended(time.monotonic()) and all(each.has_ended(time.monotonic()) for each in left)
+        ):
             self._selector.select(POLL_S)
             self._pass_on()
-            for process in left if self._signals.take() else ():
-                process.kill()
+            if self._signals.take():
+                for process in left:
+                    process.kill()
+                self._daemons.kill()

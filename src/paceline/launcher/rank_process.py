@@ -13,6 +13,12 @@ from enum import Enum, auto
 from math import inf
 from typing import IO
 
+import psutil
+
+from paceline.utils.rank_logger import RankLogger
+from paceline.utils.wording import listed
+
+LOG = RankLogger(__name__)
 END_TIMEOUT_S = 30.0  # for a rank to end on SIGTERM, as under torchrun, and for what it has started to end after it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -55,6 +61,11 @@ class RankProcess:
         )
 
     @property
+    def pid(self) -> int:
+        """Process id, which is also that of its session."""
+        return self._process.pid
+
+    @property
     def pipes(self) -> list[IO[bytes]]:
         """Pipes of its standard output and its standard error."""
         return [stream for stream in (self._process.stdout, self._process.stderr) if stream is not None]
@@ -76,7 +87,7 @@ class RankProcess:
     @property
     def is_left(self) -> bool:
         """Whether the process, or one that it has started, is left."""
-        group = self._process.pid
+        group = self.pid
         with suppress(ChildProcessError):
             while os.waitpid(-group, os.WNOHANG)[0]:  # orphans, of which this process is the reaper
                 pass
@@ -116,6 +127,57 @@ class RankProcess:
     def wait(self) -> None:
         """Wait for the end of the process."""
         self._process.wait()
+
+
+class Daemons:
+    """Processes that ranks have started in sessions of their own, as daemons are.
+
+    They are found below this process, which is the parent of every orphan within `reaping_orphans`, on Linux only.
+
+    Attributes:
+        ranks: process ids of the ranks so far, which are also those of their sessions.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()
+        self._others = {each.pid for each in psutil.Process().children(recursive=True)}
+        self._kill_s = inf
+
+    def end(self, now: float) -> None:
+        """Send SIGTERM to all, and let them end within `END_TIMEOUT_S`."""
+        self._kill_s = now + END_TIMEOUT_S
+        if left := self._left():
+            LOG.warning("what ranks have left as daemons ends with the run: %s", listed("process id", sorted(left)))
+        self._send(signal.SIGTERM)
+
+    def have_ended(self, now: float) -> bool:
+        """Return whether none is left; kill what is late."""
+        if now >= self._kill_s:
+            self.kill()
+        return not self._left()
+
+    def kill(self) -> None:
+        """Kill all."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for pid in self._left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _left(self) -> list[int]:
+        found = [each.pid for each in psutil.Process().children(recursive=True)]
+        return [pid for pid in found if pid not in self._others and self._is_daemon(pid)]
+
+    def _is_daemon(self, pid: int) -> bool:
+        try:
+            if os.getsid(pid) in self.ranks:
+                return False
+            return os.waitpid(pid, os.WNOHANG) == (0, 0)
+        except ProcessLookupError:
+            return False
+        except ChildProcessError:  # another process is its parent
+            return True
 
 
 @contextmanager

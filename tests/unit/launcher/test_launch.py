@@ -2,7 +2,10 @@
 
 import io
 import os
+import re
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +112,36 @@ def test_a_second_signal_kills_the_ranks_that_do_not_end():
         while :; do sleep 1000 & wait; done
     """
     assert run(script, ranks=1) == 130
+
+
+def is_there(pid):
+    """Return whether there is a process with this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# Twice in a new session, so that neither is a child or in the group of its rank.
+DAEMON = "setsid setsid sh -c 'trap \"{trap}\" TERM; echo $$ >daemon; while :; do sleep 0.02; done' <&- >&- 2>&- &"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets the launcher become the parent of a daemon")
+@pytest.mark.parametrize(("end", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $PPID; exec sleep 1000", 143)])
+def test_a_daemon_of_a_rank_ends_with_the_run(end, status, caplog):
+    script = f"{DAEMON.format(trap='exit')} while [ ! -s daemon ]; do sleep 0.01; done; {end}"
+    assert run(script, ranks=1, max_restarts=0) == status
+    daemon = int(Path("daemon").read_text())
+    assert not is_there(daemon)
+    assert re.search(rf"left as daemons ends with the run: process ids? .*\b{daemon}\b", caplog.text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets the launcher become the parent of a daemon")
+def test_a_daemon_that_does_not_end_is_killed_after_a_time(monkeypatch):
+    monkeypatch.setattr(rank_process, "END_TIMEOUT_S", 0.1)
+    assert run(f"{DAEMON.format(trap='')} while [ ! -s daemon ]; do sleep 0.01; done", ranks=1) == 0
+    assert not is_there(int(Path("daemon").read_text()))
 
 
 def test_what_a_lost_rank_has_started_ends_with_it(monkeypatch):
