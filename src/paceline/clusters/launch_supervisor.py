@@ -17,6 +17,7 @@ LONGEST_PAUSE_S = 60.0
 WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
+OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that a script may handle, and that say nothing to the launcher
 SILENT_S = 10.0  # of a rank that was stopped, after which the others go on without it
 LATE_S = 10.0  # for the other ranks to end after the run
 UNREACHABLE_S, RETRY_S = 60.0, 1.0  # for the launcher on the host of rank 0 to answer
@@ -209,9 +210,11 @@ class LaunchSupervisor:
     def on_signal(self, number: int, now: float) -> list[LaunchAction]:
         """Handle a signal to the launcher: the first is passed on, the second kills all ranks.
 
-        A terminal that is closed (SIGHUP) ends the run as SIGTERM does, so that it is saved. Signals of a program that
-        follow within `SAME_SIGNAL_S` are one; two Ctrl-C are two.
+        One `OF_SCRIPTS` is passed on and ends nothing. A terminal that is closed (SIGHUP) ends the run as SIGTERM does,
+        so that it is saved. Signals of a program that follow within `SAME_SIGNAL_S` are one; two Ctrl-C are two.
         """
+        if number in OF_SCRIPTS:
+            return [PassSignal(rank, number) for rank in self._in(RankPhase.RUNNING)]
         if number != signal.SIGINT and now < self._signal_s + SAME_SIGNAL_S:
             return []
         self._signal_s = now

@@ -9,7 +9,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from paceline.clusters.launch_supervisor import OF_SCRIPTS
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *OF_SCRIPTS)
 
 
 class CaughtSignals:
@@ -31,7 +33,7 @@ class CaughtSignals:
         self.waker.setblocking(False)
         self._woken.setblocking(False)
         self._waker_before = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
-        for number in ENDING:
+        for number in CAUGHT:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._catch)
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.clusters.launch_env import BEGUN_BEFORE, BOUND, ENDED, STANDBY, SURVIVES
 from paceline.clusters.launch_settings import LaunchSettings
-from paceline.clusters.launch_supervisor import KillRank, LaunchAction, LaunchSupervisor, PassSignal
+from paceline.clusters.launch_supervisor import OF_SCRIPTS, KillRank, LaunchAction, LaunchSupervisor, PassSignal
 from paceline.clusters.rank_restarts import EndRank, MakeRank
 from paceline.launcher.caught_signals import CaughtSignals
 from paceline.launcher.launch_store import LaunchStore
@@ -219,7 +219,7 @@ class Launch:
     def _end_what_is_left(self, now: float) -> None:
         """Wait for what lost ranks have started, such as a server that saves the run, and for daemons of all ranks.
 
-        A signal kills it.
+        A signal that ends a run kills it.
         """
         left = [process for process in [*self._earlier, *self._processes.values()] if process.status]
         for process in left:
@@ -230,7 +230,7 @@ class Launch:
         ):
             self._selector.select(POLL_S)
             self._pass_on()
-            if self._signals.take():
+            if not set(self._signals.take()).issubset(OF_SCRIPTS):
                 for process in left:
                     process.kill()
                 self._daemons.kill()

@@ -105,6 +105,17 @@ def test_ctrl_c_alone_reaches_what_a_rank_has_started(name, told, capfd):
     assert capfd.readouterr().out.splitlines() == told
 
 
+def test_signals_of_a_scheduler_reach_the_script_and_end_nothing():
+    script = """
+        trap 'echo USR1 >>got; kill -USR2 $PPID' USR1
+        trap 'exit 5' USR2
+        kill -USR1 $PPID
+        while :; do sleep 0.02; done
+    """
+    assert run(script, ranks=1, max_restarts=0) == 5
+    assert Path("got").read_text() == "USR1\n"
+
+
 def test_a_second_signal_kills_the_ranks_that_do_not_end():
     script = """
         trap 'kill -INT $PPID' TERM
