@@ -175,5 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin("text/plain; charset=utf-8", status)
         self.wfile.write(f"{status.phrase}\n".encode())
 
+    def send_error(self, code: int, *_: object) -> None:
+        """Refuse what is no request, or one of another method, as any other."""
+        self._refuse(HTTPStatus(code))
+
     def log_message(self, *arguments: object) -> None:
         """Keep the standard log of requests, whose URLs have the token, from standard error."""

@@ -4,6 +4,7 @@ import socket
 from base64 import b64encode
 from contextlib import contextmanager
 from hashlib import sha256
+from http import HTTPStatus
 from http.client import HTTPConnection
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -131,6 +132,24 @@ def test_a_path_that_is_no_url_is_refused_without_a_traceback(path, caplog):
         sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         assert sock.recv(1000).startswith(b"HTTP/1.0 40")
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET / HTTP/9.0", 505),
+        ("DELETE /", 400),
+        ("<b>\x1b[2J / HTTP/1.0", 501),
+        (f"GET /{'a' * 70_000} HTTP/1.0", 414),
+    ],
+)
+def test_what_is_no_request_is_counted_and_not_shown(request_line, status, caplog):
+    with served() as server, socket.create_connection(("127.0.0.1", urlsplit(server.url).port), 10) as sock:
+        sock.sendall(f"{request_line}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: sock.recv(1000), b"")).decode()
+    assert answer.endswith(f"{HTTPStatus(status).phrase}\n")
+    assert "<b>" not in answer
+    assert caplog.messages == [f"refused a request from 127.0.0.1: {status} {HTTPStatus(status).phrase}"]
 
 
 def test_idle_strangers_do_not_keep_viewers_out(monkeypatch):
