@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 
 import paceline as pl
 from paceline.core.stop import Stop
-from paceline.engines.distributed.transport.messages import encoded_spec
+from paceline.engines.distributed.transport.encoded import encoded
 from paceline.protocols.protocol import as_plan
 from paceline.recording import source_digest as source
 from paceline.recording.source_digest import code_of, digest_of_package
@@ -105,7 +105,7 @@ def test_the_name_of_a_script_that_is_not_utf_8_can_be_sent(monkeypatch, tmp_pat
     script = shutil.copy(__file__, tmp_path / "caf\udce9.py")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     in_script = type("InScript", (), {"__module__": "__main__"})
-    assert msgpack.decode(encoded_spec(code_of([in_script]))).keys() == {"paceline", "caf\ufffd.py"}
+    assert msgpack.decode(encoded(code_of([in_script]))).keys() == {"paceline", "caf\ufffd.py"}
 
 
 @parametrize_few("change", ["text", "name", "none"], keep=1)
