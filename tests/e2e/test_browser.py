@@ -131,6 +131,7 @@ def test_the_page_is_drawn(open_page, folder, tmp_path):
     assert all(colours(page, chart) > 10 for chart in charts)
 
 
+@pytest.mark.slow
 def test_the_axis_can_be_switched(open_page, folder, tmp_path):
     page = open_page([folder], tmp_path)
     pictures = [picture(page, "loss")]
@@ -189,6 +190,7 @@ def test_arrow_keys_move_the_cursor_and_say_where_it_is(open_page, folder, tmp_p
     assert said(page) != first
 
 
+@pytest.mark.slow
 def test_a_band_tells_its_smallest_and_largest_value(open_page, folder, tmp_path):
     page = open_page([folder / "bsp-0", folder / "bsp-1"], tmp_path)
     page.locator("#loss canvas").hover(position={"x": 700, "y": 60})
@@ -230,6 +232,7 @@ def test_the_timeline_zooms_and_pans_and_comes_back(open_page, folder, tmp_path)
     assert view.inner_text() == whole
 
 
+@pytest.mark.slow
 def test_the_wheel_scrolls_the_page_while_the_timeline_is_not_in_use(open_page, folder, tmp_path):
     page = open_page([folder / "switch"], tmp_path)
     page.locator("#timeline canvas").hover(position={"x": 600, "y": 60})
@@ -269,6 +272,7 @@ def test_arrow_keys_walk_from_work_to_work(open_page, tmp_path):
     assert walked == ["worker 0, draw 1", "worker 0, draw 2", "worker 1, draw 2", "worker 1, draw 1"]
 
 
+@pytest.mark.slow
 def test_another_run_can_be_chosen(open_page, folder, tmp_path):
     page = open_page([folder], tmp_path)
     before = picture(page, "timeline"), picture(page, "staleness")
@@ -354,6 +358,7 @@ def rows_of_ink(page, chart):
     }}""")
 
 
+@pytest.mark.slow
 def test_the_axis_of_the_loss_fits_the_data(open_page, folder, tmp_path):
     page = open_page([folder / "bsp-0"], tmp_path)
     picture(page, "loss")
@@ -362,6 +367,7 @@ def test_the_axis_of_the_loss_fits_the_data(open_page, folder, tmp_path):
     assert bottom > 0.65
 
 
+@pytest.mark.slow
 def test_a_worker_without_any_finished_work_has_a_row_of_round_trips(open_page, tmp_path):
     slow = pl.Cluster(3, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25])
     train_run(tmp_path / "run", "k_sync(k=2)", cluster=slow, updates=20)
@@ -374,6 +380,7 @@ def test_a_worker_without_any_finished_work_has_a_row_of_round_trips(open_page, 
     assert "no task finished" in said(page)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_not_flatten_the_others(open_page, folder, tmp_path):
     log = train_run(tmp_path / "pull", "pull(k=2)", updates=5).path / EVENTS
     log.write_text(re.sub(r'"loss":([\d.]+)', r'"loss":\1e6', log.read_text()))

@@ -165,6 +165,7 @@ def test_the_page_has_the_charts_and_tables_of_the_report(open_page, tmp_path):
     writer.folder.close()
 
 
+@pytest.mark.slow
 def test_the_page_says_that_its_server_is_gone(open_page, tmp_path):
     writer = Writer(tmp_path / "run")
     writer.begin()

@@ -9,6 +9,7 @@ from written_runs import train_run
 pytestmark = NEEDS_CHROMIUM
 
 
+@pytest.mark.slow
 def test_a_page_that_is_printed_as_soon_as_it_is_there_has_charts_of_the_same_shape(browser, tmp_path):
     train_run(tmp_path / "run")
     target = write_report([tmp_path / "run"], tmp_path / "report.html")

@@ -65,7 +65,7 @@ def test_worker_failures_and_a_timeout(tmp_path):
         "adasync(base=k_batch_async, K_0=2)@updates=9 >> dbw",
         "bsp + elastic(window=1, consecutive=1)@updates=9 >> bsp + greedy(window=1, consecutive=1, persistent_s=2)",
     ],
-    keep=2,
+    keep=1,
 )
 def test_named_controllers(protocol, tmp_path):
     simulated(protocol, faults=DYING, worker_timeout_s=4.0, out=tmp_path / "run")
@@ -100,6 +100,7 @@ def test_a_real_run_of_500_updates(tmp_path):
     assert (found.difference, found.updates) == ("", 500)
 
 
+@pytest.mark.slow
 @parametrize_few(
     "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)], keep=1
 )
@@ -172,6 +173,7 @@ def test_run_resumed_with_other_stops(protocol, stops, tmp_path):
     assert (found.difference, found.updates) == ("", run.history.totals.updates)
 
 
+@pytest.mark.slow
 def test_run_of_epochs_resumed_with_other_stops(tmp_path):
     simulated("k_sync(k=3)", "epochs=2", out=tmp_path / "run")
     for stop in ("epochs=1", "updates=3", "updates=2", "epochs=3", "seconds=3", "epochs=4"):

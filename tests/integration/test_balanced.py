@@ -148,6 +148,7 @@ def test_data_that_a_worker_has_alone_are_refused(job):
         trained(BALANCED, **job)
 
 
+@pytest.mark.slow
 def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
     slowness = pl.Cluster(N, pl.Deterministic(0.04), speed=[1, 1, 1, 0.25])
     balanced = trained(BALANCED, pl.LocalCluster(N, slowness=slowness), sampling="epoch")

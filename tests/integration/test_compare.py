@@ -77,6 +77,7 @@ def test_a_repeated_call_runs_only_the_missing_runs(tmp_path, stop):
     assert before["bsp/seed-1"][2] == after["bsp/seed-1"][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_comparison_resumes(tmp_path, processes):
     options = {"processes": processes, "protocols": PROTOCOLS[:1], "seeds": 4}
@@ -213,6 +214,7 @@ def fails_until_fixed(output, target):
     return nn.functional.cross_entropy(output, target)
 
 
+@pytest.mark.slow
 def test_a_repeated_call_runs_failed_runs_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, error = failed_comparison(Path("out"), job=tiny_job(loss=fails_until_fixed))

@@ -83,6 +83,7 @@ def test_a_run_begins_without_a_worker_that_is_late_and_admits_it_later(protocol
     assert {update.k for update in end.of(UpdateMade)} == {2, 3}
 
 
+@pytest.mark.slow
 def test_too_few_workers_end_the_start(caplog):
     torchrun = {"min_workers": 2, "start_timeout_s": 0.5}
     with ranks(4, tiny_job(), torchrun, protocol="bsp", stop="updates=3") as job:

@@ -246,6 +246,7 @@ def many_layers():
     return nn.Sequential(*[nn.Linear(5, 5) for _ in range(150)], nn.Linear(5, 3)).double()
 
 
+@pytest.mark.slow
 def test_a_job_of_hundreds_of_tensors_can_be_sent():
     samples = list(zip(*tiny_job().data.tensors, strict=True))
     result = run(pl.bsp(), job=tiny_job(model=many_layers(), data=samples), updates=2)

@@ -32,6 +32,7 @@ def test_local_steps_of_hosts_are_those_of_single_processes(world_size, nodes, s
         assert end.reason == "8 updates made"
 
 
+@pytest.mark.slow
 def test_the_steps_that_fit_into_a_time_are_those_of_a_plain_loop():
     job = tiny_job(sampling="epoch")
     torchrun = {**NODE, "slowness": pl.Cluster(1, timing=pl.Deterministic(0.03))}

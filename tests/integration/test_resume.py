@@ -139,7 +139,7 @@ def assert_same(ours, theirs):
 SIMPLER = {"bsp", "backup", "k_sync", "k_batch_sync", "asp", "evaluated", "dbw"}
 SIMPLER |= {"pull", "k_async", "k_batch_async", "iterable data", "ssp", "schedule"}
 SIMPLER |= {"plan", "faults", "ringmaster", "patient pull", "local steps", "balanced, replacement", "noise"}
-SIMPLER |= {"auto", "elastic"}
+SIMPLER |= {"auto", "elastic", "greedy", "patient", "adasync", "dssp"}
 
 
 @pytest.fixture(

@@ -111,6 +111,7 @@ def begins_late(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, after_24_gradients)
 
 
+@pytest.mark.slow
 def test_the_converged_accuracy_is_read_from_the_evaluations_of_a_run(tmp_path):
     waiting = job(scheduler=begins_late, schedule_unit="gradient")
     options = {"stop": "gradients=80", "evaluate_every": "updates=1", "settings": 1, "runs": 1, **ALL_KEPT}
@@ -127,6 +128,7 @@ def whole(tmp_path_factory):
     return search(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow
 @parametrize_few(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)], keep=1)
 def test_an_interrupted_search_resumes_without_repeating_a_run(tmp_path, whole, processes, at):
     out = tmp_path / "parted"
@@ -172,6 +174,7 @@ UNSTABLE = {"optimizer": sgd(lr=1.0, momentum=0.9)}
 MANY = pl.Cluster(12, timing=pl.Exponential(1.0))
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_ends_early_and_fails_its_setting(tmp_path):
     found = search(tmp_path, job(**UNSTABLE), cluster=MANY, stop="epochs=10", settings=1, margin=0.9)
     assert "max_loss=11" in str(found.trial.stop)  # ten times log 3

@@ -160,6 +160,7 @@ def test_a_state_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     assert [*(states / "0").glob("*-gradient-8")]
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", LOSING, keep=1)
 def test_a_rank_keeps_its_optimizer_where_its_steps_are_lost_with_the_sums(protocol, tmp_path, caplog):
     start = partial(run, 3, whole_batches(3), protocol=protocol)

@@ -165,6 +165,7 @@ def test_torchft_needs_more_time_for_a_step_and_goes_on_when_a_worker_dies(tiny)
     assert {each["gradients"] % 8 for each in evaluated} > {0}  # some updates have seven gradients
 
 
+@pytest.mark.slow
 def test_every_contender_runs_on_every_cluster():
     for comparison in GRID:
         for name in comparison.contenders:

@@ -184,6 +184,7 @@ def test_a_figure_is_run_once_tabulated_and_drawn(folder, tmp_path):
     assert {"figure11.svg", "figurestraggler.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
+@pytest.mark.slow
 @parametrize_few("name", ["set-up 3", "set-up 1", "set-up 2"], keep=1)
 def test_the_papers_own_jobs_run(folder, name):
     """On two workers, with minibatches of two samples, and as many of them as make an update of BSP and two of ASP."""

@@ -88,6 +88,7 @@ def test_there_is_no_curve_without_points_or_a_common_range(lines):
     assert band(lines) is None
 
 
+@pytest.mark.slow
 def test_runs_of_one_protocol_make_one_group(tmp_path):
     paths = [("bsp", 0), ("bsp", 1), ("asp", 0)]
     runs = [read_run(train_run(tmp_path / f"{p}-{s}", p, s, updates=20), f"{p} {s}") for p, s in paths]

@@ -4,6 +4,8 @@ import re
 from html import unescape
 from types import SimpleNamespace
 
+import pytest
+
 import paceline as pl
 from paceline.core.records import VersionEvaluated
 from paceline.recording.run_folder import SavedRun
@@ -62,6 +64,7 @@ def test_names_of_metrics_are_escaped():
     assert unescape(shown).count(name) == 2
 
 
+@pytest.mark.slow
 def test_the_headline_uses_the_target_of_the_stop(tmp_path):
     runs = runs_of(tmp_path, ["bsp", "asp"])
     assert all(run.stats.stopped_by == "metric" for run in runs)

@@ -29,6 +29,7 @@ def test_the_rate_and_phi_have_charts(axis, tmp_path):
     assert list(panels([group])) == ["loss", "scale", "phi", "k"]
 
 
+@pytest.mark.slow
 def test_other_rules_have_none(tmp_path):
     [group] = groups([read(tmp_path / "run", "constant")])
     assert list(panels([group])) == ["loss", "k"]

@@ -126,6 +126,7 @@ def test_every_figure_is_written_as_png_and_svg(parent, tmp_path):
     assert written == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 
+@pytest.mark.slow
 def test_figures_of_each_run_have_its_name(parent, tmp_path, monkeypatch):
     monkeypatch.setattr(drawings, "AXES", {})
     monkeypatch.setattr(drawings, "FORMATS", ("svg",))

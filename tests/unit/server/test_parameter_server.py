@@ -216,6 +216,7 @@ def test_microbatches_give_the_gradient_of_the_whole_batch():
     assert a.squared_norm == pytest.approx(float((one.flat_parameters[0] ** 2).sum()))
 
 
+@pytest.mark.slow
 def test_bfloat16_models_train():
     job = tiny_job(model=partial(small_net, torch.bfloat16), data=dataset(dtype=torch.bfloat16), optimizer=sgd())
     result = pl.train(job, protocol=pl.bsp(), cluster=pl.Cluster(2), stop=pl.Stop(updates=200), seed=3)

@@ -22,7 +22,7 @@ def test_the_second_of_two_uniform_times():
     assert lower_s < 7 / 12 < upper_s < 1.01 * lower_s
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("law", "k", "n", "expected_s"),
     [
         (EXPONENTIAL, 4, 8, 0.5),
@@ -34,6 +34,7 @@ def test_the_second_of_two_uniform_times():
         (pl.Uniform(1.0, 1.9), 5, 7, 1 + 0.9 * 5 / 8),  # no worker is done twice before the fifth is done once
     ],
     ids=str,
+    keep=1,
 )
 def test_the_renewal_integral_matches_closed_forms(law, k, n, expected_s):
     lower_s, upper_s = time_of_gradients(law, k, n)

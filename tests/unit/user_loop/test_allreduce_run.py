@@ -173,6 +173,7 @@ def test_every_sample_is_used_once_in_an_epoch(network, data):
     assert numbers == [*range(SAMPLES)]
 
 
+@pytest.mark.slow
 def test_all_reduce_steps_with_the_learning_rates_of_rank_0(network, data):
     def loop(run, model, optimizer):
         for epoch in run.epochs(2):
@@ -187,6 +188,7 @@ def test_all_reduce_steps_with_the_learning_rates_of_rank_0(network, data):
     check_equal_models(ranks)
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", ["all_reduce", "dc_s3gd"], keep=1)
 def test_gradients_may_be_set_to_zero_in_place(protocol, network, data):
     def trained(to_none):

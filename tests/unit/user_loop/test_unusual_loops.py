@@ -61,6 +61,7 @@ def test_a_second_optimizer_may_not_step_the_attached_model(parameters_of, error
     assert len(said) == warnings  # one of each rank
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", ["bsp", "k_batch_async(k=2)"], keep=1)
 def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     went_on = threading.Event()

@@ -154,7 +154,7 @@ def test_a_process_starts_again_while_the_old_fork_server_is_ending(monkeypatch)
     assert not refusals
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_killed_process_is_one_error():
     with pytest.raises(pl.RunError, match="job tiny: a background process that prepares minibatches ended"):
         trained(noisy_job(data=Deadly(), loader_workers=1, sampling="epoch", batch_size=4), updates=30)

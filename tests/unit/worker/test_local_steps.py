@@ -52,6 +52,7 @@ def test_interrupted_work_has_the_samples_of_all_its_minibatches():
     assert {each.samples for each in interrupted} == {3 * 7}
 
 
+@pytest.mark.slow
 def test_each_worker_keeps_the_state_of_its_optimizer():
     job = tiny_job(optimizer=ADAMW)
     ours = trained("asp + local_steps(H=4, outer='sgd(lr=0.4)')", job)

@@ -133,6 +133,7 @@ def test_imputed_times_have_the_mean_of_the_censored_times():
     assert sum(done) / 5000 == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_imputed_times_depend_on_the_seed_and_never_shrink():
     trace = replace(pl.Trace.of(trained(pl.k_sync(k=3), CLUSTER)), censored="km")
     first, again, other = (impute_censored(trace.rows, seed) for seed in (0, 0, 1))

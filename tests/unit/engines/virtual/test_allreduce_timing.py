@@ -75,6 +75,7 @@ def test_latencies_overlap_each_other_and_bytes_do_not(lag):
     assert iteration_s(f"dc_s3gd(lag={lag})", wide, updates=2000) == pytest.approx(1.8, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_fragment_is_hidden_where_the_whole_model_is_not():
     wide = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(up_bytes_per_s=2 * 3 / 4 * 1000 / 1.6))
     assert iteration_s("local_sgd(H=4, lag=1)", wide, updates=2000) == pytest.approx(1 + 0.6 / 4, rel=1e-3)

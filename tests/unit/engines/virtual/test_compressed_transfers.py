@@ -27,6 +27,7 @@ def test_a_code_shortens_transfers_and_sums():
     assert simulated.time_s == pytest.approx(3 * (1 + WIRE.pull_s(1000) + WIRE.push_s(1000)))
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", PROTOCOLS, keep=1)
 def test_a_resumed_run_is_bit_identical(protocol, tmp_path):
     job = single_job(optimizer=sgd(0.05, 0.9))

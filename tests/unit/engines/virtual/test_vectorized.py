@@ -220,7 +220,7 @@ def test_arrivals_do_not_depend_on_the_block_length(law, speed, monkeypatch):
         assert by_fleet(Renewal, pl.k_batch_async(k=3), cluster, 200) == expected
 
 
-@pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(k=2), pl.backup(k=2), pl.k_async(k=2), pl.asp()], ids=repr)
+@parametrize_few("protocol", [pl.bsp(), pl.k_sync(k=2), pl.backup(k=2), pl.k_async(k=2), pl.asp()], ids=repr, keep=2)
 def test_a_long_run_uses_many_draws(protocol):
     cluster = pl.Cluster(3, pl.Exponential(1.0))
     for kind in kinds_for(protocol, cluster):
@@ -251,7 +251,7 @@ def test_a_slow_worker_is_never_lost(protocol, cluster):
         assert by_fleet(kind, protocol, cluster, 40) == expected
 
 
-@pytest.mark.parametrize("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40)], ids=repr)
+@parametrize_few("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40)], ids=repr, keep=1)
 def test_a_given_timeout_selects_the_coordinator(protocol):
     expected = event_by_event(protocol, SLOW_ONE, 40, failure_detector=FailureDetector(20.0))
     assert pl.simulate(protocol, SLOW_ONE, updates=40, worker_timeout_s=20.0) == comparable(expected)

@@ -154,6 +154,7 @@ def test_auto_takes_its_candidate_with_the_most_progress_per_second(folder):
     assert chosen.progress_per_s > 0.85 * best.progress_per_s
 
 
+@pytest.mark.slow
 def test_auto_stands_for_its_choice(folder):
     advice = pl.advise(folder, protocols=["auto", "bsp"])
     assert {each.protocol for each in advice.ranking} == {advice.auto.protocol, "bsp"}

@@ -70,6 +70,7 @@ def test_constant_times_follow_the_formula(protocol, transfers_s, vectors):
     assert found.transfer_share == pytest.approx(transfers_s / (transfers_s + 3.0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_trips")
 def test_workers_that_do_not_wait_have_the_sum_of_their_rates():
     cluster = pl.Cluster(4, pl.Deterministic(1.0), speed=[1, 1, 1, 0.25], network=pl.Network(latency_s=1.0))
@@ -113,6 +114,7 @@ def test_local_steps_pay_if_transfers_take_more_than_a_tenth_of_the_time(transfe
     assert sufficient_local_steps(constant_times(transfers_s, 1.0)) == H
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_trips")
 @parametrize_few("protocol", ["asp", "k_sync(k=3)", "bsp"], keep=1)
 def test_the_predicted_speed_up_is_that_of_a_simulation(protocol, folder):
@@ -124,6 +126,7 @@ def test_the_predicted_speed_up_is_that_of_a_simulation(protocol, folder):
     assert found.speed_up(found.best) == pytest.approx(speed_up, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_trips")
 def test_without_a_wish_the_best_protocol_gets_local_steps(folder):
     advice = pl.advise(folder, protocols=["bsp", "asp"])

@@ -98,6 +98,7 @@ def test_the_knee_rises_with_k_as_the_largest_stable_rate():
     assert found[16] / found[1] > 0.6 * limits[16] / limits[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_its_range_without_an_error():
     found, runs = watched(highest=1e12, updates=200)
     [records] = runs.values()
@@ -140,6 +141,7 @@ def test_the_schedule_of_the_job_is_ignored(changes, plain):
     assert found.learning_rate == plain.learning_rate
 
 
+@pytest.mark.slow
 def test_groups_of_parameters_keep_the_ratio_of_their_rates():
     def grouped(parameters):
         first, *others = parameters
@@ -154,6 +156,7 @@ def test_groups_of_parameters_keep_the_ratio_of_their_rates():
     assert curves[0] != pytest.approx(curves[2], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_optimizers_other_than_sgd_have_a_knee():
     found = find(line(optimizer=partial(torch.optim.Adam, lr=1e-3)), updates=60).learning_rates[4]
     assert 0.01 < found < 10

@@ -315,6 +315,7 @@ def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_
         assert prices[0.0][protocol] < prices[0.9][protocol] < 1.5 * prices[0.0][protocol]
 
 
+@pytest.mark.slow
 @parametrize_few("lost", [2, 3], keep=1)
 def test_a_protocol_out_of_reach_of_the_live_workers_is_left(lost):
     faults = [pl.Fault(worker, 12) for worker in range(lost)]

@@ -88,6 +88,7 @@ class Changing(pl.Controller):
         return state, [pl.ChangeProtocol(bounded, "the next one")]
 
 
+@pytest.mark.slow
 def test_a_lead_is_counted_from_a_change_of_the_protocol_by_another_controller():
     cluster = pl.Cluster(4, [pl.Exponential(1.0)] * 3 + [pl.Exponential(5.0)])
     protocol = pl.dssp(lead=1, most=4) + Changing(every=20)

@@ -70,6 +70,7 @@ def test_other_bases_close_early_too(base):
     assert min(sizes[5:]) < N // 2
 
 
+@pytest.mark.slow
 def test_a_cluster_that_becomes_five_times_slower_is_followed():
     slower = pl.Slowdown(at_s=60, until_s=1e9, factor=5, workers=1.0)
     cluster = pl.Cluster(N, pl.Gamma(16, 1.0), slowdowns=[slower])
@@ -85,6 +86,7 @@ def test_a_gain_per_second_that_is_out_of_reach_does_not_count():
     assert min(after[-15:]) > 12
 
 
+@pytest.mark.slow
 def test_it_trains_with_the_rule_noise():
     cluster = pl.Cluster(4, pl.ShiftedExponential(0.3, 0.7), faults=[pl.Fault(1, 20, back_after_s=2.0)])
     run = pl.train(tiny_job(), protocol="bsp@updates=5 >> patient", cluster=cluster, stop="updates=60")

@@ -116,6 +116,7 @@ def test_a_resumed_run_continues_the_counts(tmp_path):
     assert_equal(*scraped(resume=tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_second_run_begins_with_zero():
     prometheus = pl.Prometheus(0)
     scraped(prometheus)

@@ -60,6 +60,7 @@ def scalars_after(folder, history):
     return scalars(folder)
 
 
+@pytest.mark.slow
 def test_a_new_run_replaces_the_scalars_of_an_earlier_one(tmp_path):
     run(pl.TensorBoard(tmp_path), stop="updates=50")
     assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
