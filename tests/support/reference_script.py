@@ -81,7 +81,7 @@ def train_one_epoch(model, average, criterion, optimizer, loader, epoch):
         meters["acc1"].update(right_share(output, target).item(), n=image.shape[0])
         meters["norm"].update(norm.item())
         if i % PRINTED_EACH == 0:
-            at = {"epoch": epoch, "step": f"{i}/{len(loader)}", "lr": optimizer.param_groups[0]["lr"]}
+            at = {"epoch": epoch, "step": i, "steps": len(loader), "lr": optimizer.param_groups[0]["lr"]}
             print(json.dumps(at | {"norm": norm.item(), "loss of this rank": loss.item()}))
     for meter in meters.values():
         meter.synchronize_between_processes()
@@ -100,8 +100,8 @@ def evaluate(model, criterion, loader, name):
     dist.all_reduce(processed)
     for meter in (loss, acc1):
         meter.synchronize_between_processes()
-    told = {"of": name, "loss": loss.global_avg, "acc1": acc1.global_avg, "processed": int(processed)}
-    print(json.dumps(told))
+    told = {"loss": loss.global_avg, "acc1": acc1.global_avg, "processed": int(processed)}
+    print(json.dumps({f"{name}: {each}": value for each, value in told.items()}))
 
 
 def main():
