@@ -22,6 +22,7 @@ from paceline.watch.refusals import Refusals
 
 TIMEOUT_S = 20.0  # of a viewer that does not take what is sent
 MOST_CONNECTIONS = 64
+POLL_S = 0.05  # between two looks whether to stop: the end of a run waits for it
 REPLACE_S = 1.0  # for a connection that is ended for a new one
 LOG = logging.getLogger("paceline")
 
@@ -53,7 +54,9 @@ class PageServer:
         token = f"/?token={self._server.token}" if self._server.token else ""
         host = socket.gethostname() if address.is_wildcard else address.host
         self.url = f"http://{Address(host, self._server.server_address[1])}{token}"
-        self._thread = Thread(target=self._server.serve_forever, name="paceline page server", daemon=True)
+        self._thread = Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name="paceline page server", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to answer."""
