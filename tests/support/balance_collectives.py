@@ -242,7 +242,10 @@ def exchanged_parts_of_unequal_sizes(model, x, y):
     return found.sort().values
 
 
-REFUSED = {"gathered_samples", "gathered_samples_in_one_tensor", "gathered_samples_at_rank_0", "exchanged_samples"}
+REFUSED = {
+    *("gathered_samples", "gathered_samples_in_one_tensor", "gathered_samples_at_rank_0", "exchanged_samples"),
+    *("exchanged_lists_of_samples", "sum_of_samples", "sum_of_samples_at_rank_0", "samples_of_rank_0"),
+}
 
 
 @case("loop")
@@ -264,6 +267,26 @@ def gathered_samples_at_rank_0(model, x, y):
 def exchanged_samples(model, x, y):
     even = x[: len(x) // (last() + 1) * (last() + 1)]
     dist.all_to_all_single(torch.empty_like(even), even)
+
+
+@case("loop")
+def exchanged_lists_of_samples(model, x, y):
+    dist.all_to_all(outputs(x), [x] * (last() + 1))
+
+
+@case("loop")
+def sum_of_samples(model, x, y):
+    dist.all_reduce(x)
+
+
+@case("loop")
+def sum_of_samples_at_rank_0(model, x, y):
+    dist.reduce(x, 0)
+
+
+@case("loop")
+def samples_of_rank_0(model, x, y):
+    dist.broadcast(x, 0)
 
 
 @case("epoch")

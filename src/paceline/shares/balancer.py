@@ -226,7 +226,7 @@ class Balancer:
         return hint_of(dealt.samples[self.rank], dealt.size)
 
     def check_sizes(self, function: str, sizes: Sequence[int]) -> None:
-        """Check that tensors that a script gathers have the same sizes on all ranks; a backend may abort if not.
+        """Check that tensors of a collective have the same sizes on all ranks; a backend may abort if not, or copy a part.
 
         Raises:
             UsageError: they differ.

@@ -29,8 +29,12 @@ from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
 FSDP_STATE = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
-# With the place of the rank's own tensor.
-GATHERED = {"all_gather": 1, "all_gather_into_tensor": 1, "all_gather_single": 1, "all_to_all_single": 1, "gather": 0}
+# Collectives whose tensors need the same size on all ranks, with the place of the rank's own ones.
+EQUAL_SIZES = {
+    **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_single"), 1),
+    **dict.fromkeys(("all_to_all", "all_to_all_single"), 1),
+    **dict.fromkeys(("all_reduce", "broadcast", "gather", "reduce"), 0),
+}
 
 
 class Patches:
@@ -71,7 +75,7 @@ class Patches:
         self._replace(DistributedDataParallel, "_sync_buffers", self._paused)
         for name in COLLECTIVES:
             self._replace(dist, name, self._paused)
-        for name, at in GATHERED.items():
+        for name, at in EQUAL_SIZES.items():
             self._replace(dist, name, partial(self._with_sizes, at))
         self._replace(dist.Work, "wait", self._paused)
         self._replace(dist, "destroy_process_group", self._with_destroy)
@@ -273,8 +277,9 @@ class Patches:
             if self.balancer is not None and not is_exempt and dist.get_world_size(group) == self.balancer.ranks:
                 given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
                 tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
-                with refusing():
-                    self.balancer.check_sizes(original.__name__, [each.numel() for each in tensors])
+                if any(each.ndim for each in tensors):  # a single number has no size that a share could change
+                    with refusing():
+                        self.balancer.check_sizes(original.__name__, [each.numel() for each in tensors])
             return original(*args, **kwargs)
 
         return call

@@ -99,10 +99,10 @@ def refusal_of_divisors(divisors: Sequence[float]) -> str:
 
 
 def refusal_of_gather(function: str, sizes: Sequence[int]) -> str:
-    """Return why tensors of unequal sizes cannot be gathered."""
+    """Return why tensors of unequal sizes cannot be exchanged."""
     return (
         f"{function} of tensors with {', '.join(map(str, sizes))} elements: the batches of the ranks have unequal "
-        f"sizes; gather a value for each rank, or use all_gather_object, {WITHOUT}"
+        f"sizes; exchange a value of each rank, or use all_gather_object, {WITHOUT}"
     )
 
 
