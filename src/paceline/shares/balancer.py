@@ -226,7 +226,7 @@ class Balancer:
         return hint_of(dealt.samples[self.rank], dealt.size)
 
     def check_sizes(self, function: str, sizes: Sequence[int]) -> None:
-        """Check that tensors of a collective have the same sizes on all ranks; a backend may abort if not, or copy a part.
+        """Check that tensors of a collective have the same sizes on all ranks; else a backend aborts or copies a part.
 
         Raises:
             UsageError: they differ.
