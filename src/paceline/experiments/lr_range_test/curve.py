@@ -1,4 +1,17 @@
-"""Learning-rate range test: the rates of a run, and the knee of its loss curve, as pure functions."""
+"""Learning-rate range test: the rates of a run, and the knee of its loss curve, as pure functions.
+
+Where the curvature falls during training, as with cross-entropy, the limit rises, and the knee is the limit within
+the test: less than what a long run takes. Softmax regression on digits, at 32 samples a gradient, has the limit
+2 / (largest eigenvalue of the Hessian) = 1.7 at the start, 3.0 after 50 updates at the rate 3, and 10.9 after 200
+at 10. With k = 16, 200 updates at one rate end with the lowest loss at 6 to 12, and still train at 56. Knees, each
+the median of three times three runs:
+
+| updates of the test | k = 1 | 4 | 16 |
+| --- | --- | --- | --- |
+| 100 | 1.5 | 2.2 | 2.5 |
+| 400 | 2.6 | 3.7 | 3.7 |
+| 1600 | 4.1 | 5.9 | 6.7 |
+"""
 
 from __future__ import annotations
 
