@@ -156,7 +156,7 @@ def test_loading_overlaps_with_the_steps():
         _, [(_, _, steps_s)] = trained(1, make_parts(80, load_s=0.05, num_workers=workers), epochs=1, step_s=0.05)
         seconds[workers] = sorted(steps_s[4:])[len(steps_s[4:]) // 2]
     assert seconds[0] > 0.1
-    assert seconds[2] < 0.07, "loading takes no time of the loop"
+    assert seconds[2] < seconds[0] - 0.03, "loading takes no time of the loop"
 
 
 @pytest.mark.slow
