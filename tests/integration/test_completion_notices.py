@@ -12,6 +12,7 @@ import rank_threads
 from paceline.core.records import GradientArrived
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientUnneeded
+from paceline.recording.run_folder import SavedRun
 from paceline.server.flat_buffers import FlatLayout
 from pausing_job import LR, large_job, sgd_over
 from rank_threads import LIMIT_S, ranks
@@ -85,6 +86,7 @@ def test_late_workers_send_notices_which_the_replay_drops(name, protocol, tmp_pa
     assert sum(each.unsent_s >= 0 for each in late) > len(late) // 2  # some are sent before they are known to be late
     assert all(isnan(each.unsent_s) and each.used for each in arrivals if each.worker == 0)
     assert all(each.compute_s > 0 and each.loss > 0 for each in late)
+    assert SavedRun(tmp_path / "run").history.totals.notices == sum(each.unsent_s >= 0 for each in arrivals)
     assert pl.replay(tmp_path / "run").is_same
 
 

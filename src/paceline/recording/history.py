@@ -26,6 +26,7 @@ class Totals(Representation):
         used: number of accepted gradients.
         applied: number of accepted gradients in updates; the last accepted ones may be in none.
         dropped: number of gradients that arrived and were not used.
+        notices: number of them that were not sent, only told.
         interrupted: number of cancelled pieces of work.
         samples_used: number of samples of the used gradients.
         samples_dropped: number of samples of dropped gradients and cancelled work.
@@ -37,6 +38,7 @@ class Totals(Representation):
     used: int = 0
     applied: int = 0
     dropped: int = 0
+    notices: int = 0
     interrupted: int = 0
     samples_used: int = 0
     samples_dropped: int = 0
@@ -55,6 +57,7 @@ class Totals(Representation):
                 self.staleness[record.staleness] += 1
             case GradientArrived(crossed_interrupt=False):  # the others were counted when they were interrupted
                 self.dropped += 1
+                self.notices += not isnan(record.unsent_s)
                 self.samples_dropped += record.samples
             case WorkInterrupted():
                 self.interrupted += 1

@@ -116,7 +116,7 @@ class LiveView:
         if size_bytes is not None and SCRIPT not in configuration:  # whose sums have no server
             tasks, _ = self.live.counts(self.recent)
             stats = self.recent.stats
-            vectors = stats.used + stats.dropped, int(tasks.sum())
+            vectors = stats.used + stats.dropped - stats.notices, int(tasks.sum())
             cells |= {name: in_bytes(count * size_bytes) for name, count in zip(BYTES, vectors, strict=True)}
         return cells
 

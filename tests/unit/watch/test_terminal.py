@@ -58,6 +58,13 @@ def test_the_row_of_a_worker(tmp_path):
     assert "gradients received 36 B, versions sent 36 B" in "\n".join(printed(tmp_path / "run"))
 
 
+def test_a_notice_is_no_gradient_that_was_received(tmp_path):
+    records = [begun(), arrival(0, 1, 0.0, 1.0), arrival(1, 1, 0.0, 2.0), update(1, 2.0)]
+    records += [arrival(0, 2, 2.0, 3.0, used=False, reason="too stale", unsent_s=0.1), ended(3.0, 6.0)]
+    write_run(tmp_path / "run", records)
+    assert "gradients received 24 B, versions sent 36 B" in "\n".join(printed(tmp_path / "run"))
+
+
 def test_workers_that_were_lost_are_named_with_their_hazard(tmp_path):
     gone = [WorkerLost(10.0, 1, "gone"), WorkerJoined(20.0, 1), WorkerLost(1000.0, 1, "gone")]
     write_run(tmp_path / "run", [begun(), arrival(0, 1, 0.0, 1.0), update(1, 1.0, k=1), *gone, ended(3600.0, 4600.0)])
