@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline.shares.balancer as balancer_module
-from balance_changing import ChangingShares
+from balance_changing import force_changes
 
 COUNT, BATCH, EPOCHS = 200, 8, 2
 sizes = set()  # of the batches that this rank has computed
@@ -154,7 +154,7 @@ def lightning_accumulating(folder):
 def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
-    balancer_module.ShareBalancer = ChangingShares
+    force_changes(balancer_module)
     model, facts = globals()[sys.argv[1]](sys.argv[2])
     if os.environ["RANK"] == "0":
         facts["sizes"] = len(sizes)

@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.shares.balancer as balancer_module
-from balance_changing import ChangingShares
+from balance_changing import force_changes
 from balance_models import data, net
 from balance_updates import adam, loader_of
 from paceline.shares.patches import Patches
@@ -379,7 +379,7 @@ def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    balancer_module.ShareBalancer = ChangingShares
+    force_changes(balancer_module)
     for name in sys.argv[1:] or CASES:
         result = result_of(name)
         if rank() == 0:

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
+from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
@@ -21,22 +22,29 @@ def record_in(folder, **options):
         return RunRecord(BalanceSettings(out=folder and str(folder), **options), FOUND, RANKS, 1)
 
 
-def train(record, count, slow=2.0, seed=0, most=None):
-    """Make updates as a balancer does: the times of one are known when the next one ends."""
+def train(record, count, slow=2.0, seed=0, most=None, sample_s=0.01):
+    """Make updates as a balancer does: the times of an exchange are known when the next update ends."""
     policy, draws = ShareBalancer(RANKS, Pieces(BATCH)), random.Random(seed)
-    ended_s, before = record._ended_s, None
+    ended_s, measured, exchanged, at_once = record._ended_s, [], [], 1
     for _ in range(count):
         factors = (1.0, 1.0, slow)
-        seconds = [0.01 * s * f * draws.uniform(0.98, 1.02) for s, f in zip(policy.shares, factors, strict=True)]
-        ended_s += max(seconds) + 0.01
+        seconds = [sample_s * s * f * draws.uniform(0.98, 1.02) for s, f in zip(policy.shares, factors, strict=True)]
+        ended_s += max(seconds) + sample_s
         work, equal = policy.shares, [BATCH] * RANKS
         update = TimedUpdate(0.0, ended_s, range(RANKS), policy.shares, seconds, work, equal)
-        if before is not None:
-            record.add(before)
+        if exchanged:
+            for each in exchanged:
+                record.add(each)
+            for each in exchanged[:-1]:
+                policy.add(each.work, each.seconds)
             if most is not None and policy.limits.most != most:
                 policy.limits = ShareLimits(most)
                 record.limited(ended_s, policy.limits)
-            if decision := policy.decide(before.work, before.seconds):
+            if decision := policy.decide(exchanged[-1].work, exchanged[-1].seconds):
                 record.decided(ended_s, decision)
-        before = update
-    record.add(before)
+            at_once, exchanged = updates_at_once([each.seconds for each in exchanged]), []
+        measured.append(update)
+        if len(measured) == at_once:
+            exchanged, measured = measured, []
+    for each in [*exchanged, *measured]:
+        record.add(each)

@@ -176,8 +176,8 @@ class ShareBalancer(Stateful):
         other.known = [RestartingMedian(WINDOW, self._jumps) if i is None else self.known[i] for i in ranks]
         return other
 
-    def decide(self, samples: Sequence[float], seconds: Sequence[float]) -> ShareDecision | None:
-        """Take the times of an update, and return new shares; None to keep the present ones.
+    def add(self, samples: Sequence[float], seconds: Sequence[float]) -> None:
+        """Add the times of an update.
 
         Args:
             samples: samples of each rank in the update, or their cost, >= 0.
@@ -186,6 +186,10 @@ class ShareBalancer(Stateful):
         for known, count, taken in zip(self.known, samples, seconds, strict=True):
             if count and taken > 0:
                 known.add(taken / count)
+
+    def decide(self, samples: Sequence[float], seconds: Sequence[float]) -> ShareDecision | None:
+        """Add the times of an update, and return new shares; None to keep the present ones."""
+        self.add(samples, seconds)
         fewest = min(len(known.values) for known in self.known)
         if fewest < (1 if self._jumps.last_mostly else LEAST_TIMES):
             return None

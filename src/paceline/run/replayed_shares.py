@@ -6,11 +6,12 @@ from collections import deque
 from typing import NamedTuple
 
 from paceline.core.records import DecisionMade, RunResumed
+from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.script_runs import COMPILED, LIMITS, SCRIPT, SHARES
-from paceline.recording.timed_updates import TimedUpdates
+from paceline.recording.timed_updates import TimedUpdate, TimedUpdates
 
 
 class ReplayedShares(NamedTuple):
@@ -28,11 +29,14 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
     policy, reader = ShareBalancer(configuration["workers"], sizes), TimedUpdates()
     limits = _limits(saved)
     due: deque[tuple[int, list[float]]] = deque()  # shares, and the update at whose end they are decided
+    at_once = 1
+    exchanged: list[TimedUpdate] = []  # of such an exchange
     updates = decisions = 0
     for record in saved.history:
         if isinstance(record, RunResumed):
             policy = ShareBalancer(record.workers, sizes)
             due.clear()
+            at_once, exchanged = 1, []
         elif isinstance(record, DecisionMade) and record.kind == SHARES:
             decisions += 1
             logged = [*(record.numbers or {}).values()]
@@ -44,10 +48,15 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
                 return ReplayedShares(updates, decisions, _difference(updates, None, due[0][1]))
             updates += 1
             decisions += 1
+            exchanged.append(update)
+            if len(exchanged) < at_once:
+                policy.add(update.work, update.seconds)
+                continue
             policy.limits = limits.get(updates + about["lag"], policy.limits)
             decision = policy.decide(update.work, update.seconds)
             if decision is not None:
                 due.append((updates + about["lag"], [float(share) for share in decision.shares]))
+            at_once, exchanged = updates_at_once([each.seconds for each in exchanged]), []
     return ReplayedShares(updates, decisions, "")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain, islice, repeat
+from math import isnan
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from paceline.errors import UsageError
+from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
@@ -48,19 +50,21 @@ Number = TypeVar("Number", int, float)
 
 
 class TimedBatches(NamedTuple):
-    """Batches from one exchange of times to the next one, and the time that they took.
+    """Batches of an update, and the time that they took.
 
     Attributes:
         dealt: their shares.
         spans: when this rank loaded and computed.
         ended_s: time at which their sums ended.
         is_first: whether one of the sizes is new to this rank: a device tunes, and a compiler compiles.
+        divisor: number by which the loss was divided; nan if it was not read.
     """
 
     dealt: list[Dealt]
     spans: Spans
     ended_s: float
     is_first: bool
+    divisor: float
 
     @property
     def work(self) -> list[float]:
@@ -118,10 +122,11 @@ class Balancer:
         self._policy: ShareBalancer | None = None
         self._batch_size = 0
         self._has_changed = False  # whether an update was divided unequally
-        self._dealt: list[Dealt] = []  # since the last exchange
-        self._measured: deque[TimedBatches] = deque()  # of which the times are not exchanged yet
-        self._late = 0 if is_host else 1  # intervals for which a device is given time before its events are read
-        self._exchanged: TimedBatches | None = None
+        self._dealt: list[Dealt] = []  # in the update under way
+        self._measured: list[TimedBatches] = []  # of which the times are not exchanged yet
+        self._late = 0 if is_host else 1  # updates for which a device is given time before its events are read
+        self._exchanged: list[TimedBatches] = []
+        self._at_once = 1  # updates of an exchange
         self._known_sizes: set[int] = set()
 
     def sampler_of(self, loader: Loader, sampler: Any) -> Any:
@@ -192,24 +197,36 @@ class Balancer:
             return
         now_s = time.perf_counter()
         rows = self._times.end()
-        if rows is not None and self._exchanged is not None:
-            self._weighing.check([row[1] for row in rows])
-            seconds = [row[0] for row in rows]
-            self._keep(self._exchanged, seconds)
-            self._limit(self._policy, self._limits.of_ranks([row[2:] for row in rows]), now_s)
-            decision = self._policy.decide(self._exchanged.work, seconds)
-            if decision is not None and self.record is not None:
-                self.record.decided(now_s, decision)
+        if rows is not None:
+            self._decide(self._policy, rows, now_s)
         sizes = {dealt.samples[self.rank] for dealt in self._dealt}
         is_first = not sizes <= self._known_sizes
-        self._measured.append(TimedBatches(self._dealt, self.stopwatch.take(), now_s, is_first))
+        batches = TimedBatches(self._dealt, self.stopwatch.take(), now_s, is_first, self._weighing.divisor)
+        self._measured.append(batches)
         self._known_sizes |= sizes
         self._dealt = []
-        if len(self._measured) > self._late:
-            self._exchanged = self._measured.popleft()
-            own_s = 0.0 if self._exchanged.is_first else self.stopwatch.seconds(self._exchanged.spans)
-            limits = self._limits.update_ended(max(self._known_sizes), is_first=is_first)
-            self._times.begin([own_s, self._weighing.divisor, *limits])
+        limits = self._limits.update_ended(max(self._known_sizes), is_first=is_first)
+        if len(self._measured) == self._at_once + self._late and not self._exchanged:
+            self._exchanged, self._measured = self._measured[: self._at_once], self._measured[self._at_once :]
+            own_s = [0.0 if each.is_first else self.stopwatch.seconds(each.spans) for each in self._exchanged]
+            self._times.begin([*own_s, *(each.divisor for each in self._exchanged), *limits])
+
+    def _decide(self, policy: ShareBalancer, rows: list[list[float]], now_s: float) -> None:
+        """Decide by the times of the ranks that were exchanged last."""
+        exchanged, self._exchanged = self._exchanged, []
+        columns, count = list(zip(*rows, strict=True)), len(exchanged)
+        seconds = _seconds(columns, count)
+        for divisors in columns[count : 2 * count]:
+            self._weighing.check(divisors)
+        for each, of_ranks in zip(exchanged, seconds, strict=True):
+            self._keep(each, of_ranks)
+        for each, of_ranks in zip(exchanged[:-1], seconds, strict=False):
+            policy.add(each.work, of_ranks)
+        self._limit(policy, self._limits.of_ranks([row[2 * count :] for row in rows]), now_s)
+        decision = policy.decide(exchanged[-1].work, seconds[-1])
+        if decision is not None and self.record is not None:
+            self.record.decided(now_s, decision)
+        self._at_once = updates_at_once(seconds)
 
     def _limit(self, policy: ShareBalancer, limits: ShareLimits, now_s: float) -> None:
         if limits != policy.limits:
@@ -240,11 +257,11 @@ class Balancer:
     def close(self) -> None:
         """End what is under way with the other ranks, and note the last updates."""
         rows = self._times.close()
-        exchanged, self._exchanged = self._exchanged, None
-        if exchanged is not None:
-            self._keep(exchanged, [row[0] for row in rows] if rows is not None else [0.0] * self.ranks)
-        while self._measured:
-            self._keep(self._measured.popleft(), [0.0] * self.ranks)
+        known = _seconds(zip(*rows, strict=True), len(self._exchanged)) if rows is not None else []
+        unknown = repeat([0.0] * self.ranks)
+        for batches, seconds in zip([*self._exchanged, *self._measured], chain(known, unknown), strict=False):
+            self._keep(batches, seconds)
+        self._exchanged, self._measured, self._at_once = [], [], 1
 
     def _keep(self, batches: TimedBatches, seconds: list[float]) -> None:
         if self.record is not None:
@@ -326,6 +343,11 @@ class Balancer:
                 SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
             }
             self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late)
+
+
+def _seconds(columns: Iterable[Sequence[float]], updates: int) -> list[list[float]]:
+    """Return the seconds of each rank in each update, with which exchanged rows begin; 0 for a rank that is lost."""
+    return [[0.0 if isnan(each) else each for each in column] for column in islice(columns, updates)]
 
 
 def _sums(rows: Iterable[Iterable[Number]]) -> list[Number]:

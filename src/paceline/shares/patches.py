@@ -21,7 +21,7 @@ from paceline.shares.balancer import Balancer
 from paceline.shares.handed_out import Loader
 from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
-from paceline.shares.refusals import OtherTraining, check_group, refusing
+from paceline.shares.refusals import OtherTraining, Refusing, check_group
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.survival.steps import patch_steps
 from paceline.shares.survival.surviving_training import SurvivingTraining
@@ -96,7 +96,7 @@ class Patches:
         """
         if dist.get_world_size() == 1:
             return
-        with refusing():
+        with Refusing():
             if isinstance(module, DistributedDataParallel):
                 check_group(module.module, dist.get_world_size(module.process_group))
             if self.balancer is None:
@@ -119,7 +119,7 @@ class Patches:
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
         if self.balancer is not None:
-            with refusing():
+            with Refusing():
                 return self.balancer.share(batch_size)
         self._asked.append(batch_size)
         return batch_size
@@ -163,7 +163,7 @@ class Patches:
         if self.balancer is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_inner(model):
             return
         self._is_synced = bool(getattr(model, "require_backward_grad_sync", True))
-        with refusing():
+        with Refusing():
             self.balancer.forward_began(list(_shapes((inputs, kwargs))))
 
     def _leave_out_gathers(self, module: torch.nn.Module) -> None:
@@ -222,7 +222,7 @@ class Patches:
         @wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if self.balancer is None:
-                with refusing():
+                with Refusing():
                     self._other_training.backward_began()
             if self.balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
                 original(tensors, grad_tensors, *args, **kwargs)
@@ -244,7 +244,7 @@ class Patches:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if not self._passes.are_reached_by(roots):
             return False, grads
-        with refusing():
+        with Refusing():
             weight = balancer.weight_of(roots[0])
         call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
         if self._survival is not None:
@@ -256,7 +256,7 @@ class Patches:
         if self._survival is not None and not self._survival.end_backward():
             balancer.sums_failed()
         elif self._is_synced:
-            with refusing():
+            with Refusing():
                 balancer.sums_ended()
 
     def _with_destroy(self, original: Function) -> Function:
@@ -278,7 +278,7 @@ class Patches:
                 given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
                 tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
                 if any(each.ndim for each in tensors):  # a single number has no size that a share could change
-                    with refusing():
+                    with Refusing():
                         self.balancer.check_sizes(original.__name__, [each.numel() for each in tensors])
             return original(*args, **kwargs)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -33,13 +32,16 @@ def refuse(text: str) -> NoReturn:
     raise SystemExit(REFUSED_STATUS)
 
 
-@contextmanager
-def refusing() -> Iterator[None]:
-    """End the script with the sentence of a UsageError."""
-    try:
-        yield
-    except UsageError as error:
-        refuse(str(error))
+class Refusing:
+    """Context that ends the script with the sentence of a UsageError."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End the script, if there is such an error."""
+        if isinstance(error, UsageError):
+            refuse(str(error))
 
 
 def check_group(model: torch.nn.Module, members: int) -> None:
@@ -144,7 +146,7 @@ def _checking_meshes(module: str) -> Callable[[], None]:
 
         @wraps(original)
         def init(group: Any, params: Any, modules: Any, mesh_info: Any, *args: Any, **kwargs: Any) -> None:
-            with refusing():
+            with Refusing():
                 check_mesh(mesh_info.mesh)
             original(group, params, modules, mesh_info, *args, **kwargs)
 

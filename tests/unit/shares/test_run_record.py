@@ -39,6 +39,17 @@ def test_the_folder_has_every_update_and_decision_and_replays(tmp_path):
     assert record.line.endswith(f"; paceline report {tmp_path / 'run'}")
 
 
+def test_decisions_by_the_times_of_many_fast_updates_are_replayed(tmp_path):
+    record = record_in(tmp_path / "run")
+    train(record, 300, sample_s=1e-4)
+    record.end(Outcome.STOPPED, "")
+    history = SavedRun(tmp_path / "run").history
+    assert len(history.of(DecisionMade)) == 1
+    [first] = [i for i, update in enumerate(timed_updates(history)) if len({*update.samples}) > 1][:1]
+    assert 20 < first < 50  # with the second exchange, of 31 updates
+    assert pl.replay(tmp_path / "run").is_same
+
+
 def test_limits_of_the_shares_are_replayed(tmp_path):
     record = record_in(tmp_path / "run")
     train(record, 40, most=(18, 22, 24))

@@ -134,7 +134,10 @@ class SurvivingTraining:
 
     def ledger_of(self, loader: Loader) -> BatchLedger:
         """Return the ledger of a loader."""
-        return self._ledgers.setdefault(loader, BatchLedger())
+        ledger = self._ledgers.get(loader)
+        if ledger is None:
+            ledger = self._ledgers[loader] = BatchLedger()
+        return ledger
 
     def compute(self, loader: Loader | None, batch: NumberedBatch | None) -> None:
         """Note that a backward pass begins that computes a batch."""
@@ -214,7 +217,7 @@ class SurvivingTraining:
             return
         if not self.group.is_alone:
             self.group.after_step()
-            if self.group.missing and self.group.rank() == self.living[0]:
+            if len(self.living) < self._place[1] and self._place[0] == self.living[0]:
                 self._calls.store.set(PROGRESS, str(self.group.position))
             return
         living = Roll.called(self._place[1], told(self._calls.store)).living

@@ -12,7 +12,7 @@ from paceline.shares.survival.living_group import Operation
 
 
 class SurvivingTimes(RankTimes):
-    """Exchange of rows of numbers between the living ranks; a lost one has the time 0, which does not count.
+    """Exchange of rows of numbers between the living ranks; that of a lost one is nan.
 
     Args:
         count: number of ranks.
@@ -39,7 +39,7 @@ class SurvivingTimes(RankTimes):
         if not pending.is_whole:
             return None
         rows = dict(zip(self._members, (row.tolist() for row in pending.tensors), strict=True))
-        lost = [0.0, *[nan] * (len(pending.tensors[0]) - 1)]
+        lost = [nan] * len(pending.tensors[0])
         return [rows.get(rank, lost) for rank in range(self.count)]
 
     def gather(self, row: list[float]) -> list[list[float]]:
