@@ -131,6 +131,16 @@ def test_a_rank_that_is_stopped_is_ended(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_batch_that_runs_out_of_memory_in_backward_is_dealt_again(tmp_path):
+    assert check(tmp_path, 2, [], MEMORY="5", EPOCHS="3") == 1
+    computed, ended = notes_of(tmp_path)
+    sizes = [(len(computed[i][0]["samples"]), ended[i][0]["stepped"]) for i in sorted(ended)]
+    assert (6, False) in sizes
+    assert {size for size, is_stepped in sizes if is_stepped} >= {4, 5}
+    assert (6, True) not in sizes
+
+
+@pytest.mark.slow
 def test_a_collective_that_needs_all_ranks_starts_all_again(tmp_path):
     printed = run(tmp_path, 3, "1:7:sum", GATHERS="1")
     assert "allgather needs all ranks, and rank 1 is lost: all ranks are started again" in printed

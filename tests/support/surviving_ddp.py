@@ -3,7 +3,7 @@
 Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with the places "forward", "sum" (when the
 first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
 iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
-speed.
+speed. With ``MEMORY`` rank 0 has memory for so many samples in a backward pass, and the other ranks are slow.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from balance_changing import ChangingShares
+from balance_changing import force_changes
 from paceline.shares import balancer
 
 SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
@@ -61,7 +61,7 @@ def flat(model):
 def main():
     folder, faults = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
     if "CHANGING" in os.environ:
-        balancer.ShareBalancer = ChangingShares
+        force_changes(balancer)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
@@ -81,6 +81,13 @@ def main():
     optimizer = optimizer_of(model)
     schedule = schedule_of(optimizer, ranks)
     next(iter(model.parameters())).register_post_accumulate_grad_hook(lambda _: fault("sum"))
+    batch_size = 0
+
+    def take_memory(_):
+        if rank == 0 and batch_size > int(os.environ.get("MEMORY", "1000")):
+            raise torch.OutOfMemoryError
+
+    model.module[2].weight.register_hook(take_memory)
     notes = (folder / f"{rank}.jsonl").open("a")
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -92,7 +99,8 @@ def main():
             time.sleep(0.02 if returns_at and not life else 0)
             note = {"iteration": iteration, "epoch": epoch, "life": life}
             print(json.dumps(note | {"samples": indices.tolist()}), file=notes, flush=True)
-            before = flat(model)
+            before, batch_size = flat(model), len(x)
+            time.sleep(0.01 * len(x) if rank and "MEMORY" in os.environ else 0)
             optimizer.zero_grad()
             fault("forward")
             nn.functional.mse_loss(model(x), y).backward()

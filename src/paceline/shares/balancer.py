@@ -42,6 +42,7 @@ from paceline.shares.texts import (
     refusal_of_loader,
     refusal_of_sizes,
     start_line,
+    text_of_fall,
 )
 from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
@@ -241,6 +242,15 @@ class Balancer:
             return ""
         hint_of = hint_of_memory if isinstance(error, torch.cuda.OutOfMemoryError) else hint_of_size
         return hint_of(dealt.samples[self.rank], dealt.size)
+
+    def has_run_out_of_memory(self) -> bool:
+        """Note that a backward pass has run out of memory; return whether a smaller share may have enough."""
+        dealt = self._dealt[-1]
+        samples = dealt.samples[self.rank]
+        if self._policy is None or dealt.size != self._batch_size or not self._limits.fall(samples):
+            return False
+        print(text_of_fall(self.rank, samples, dealt.size), file=sys.stderr, flush=True)
+        return True
 
     def check_sizes(self, function: str, sizes: Sequence[int]) -> None:
         """Check that tensors of a collective have the same sizes on all ranks; else a backend aborts or copies a part.

@@ -228,9 +228,14 @@ class Patches:
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
             self._is_in_backward = True
+            is_reaching = False
             try:
                 is_reaching, grads = self._begin_backward(self.balancer, tensors, grad_tensors)
                 original(tensors, grads, *args, **kwargs)
+            except torch.cuda.OutOfMemoryError:
+                if not is_reaching or not self._gives_up(self.balancer):
+                    raise
+                is_reaching = False
             finally:
                 self._is_in_backward = False
             if is_reaching:
@@ -258,6 +263,14 @@ class Patches:
         elif self._is_synced:
             with Refusing():
                 balancer.sums_ended()
+
+    def _gives_up(self, balancer: Balancer) -> bool:
+        """Return whether all ranks have given up an update whose backward pass needs too much memory on this one."""
+        if self._survival is None or not self._is_synced or not balancer.has_run_out_of_memory():
+            return False
+        is_given_up = self._survival.fails_backward()
+        balancer.sums_failed()
+        return is_given_up
 
     def _with_destroy(self, original: Function) -> Function:
         @wraps(original)

@@ -42,7 +42,15 @@ class RankLimits:
         self._sizes = sizes
         self._memory = memory
         self._most = sizes.most if memory is None else sizes.batch_size
+        self._ceiling = sizes.most  # below what has run out of memory
         self._reads = 0  # updates whose peak is to be read
+
+    def fall(self, samples: int) -> bool:
+        """Note that a batch has run out of memory; return whether a smaller share than that is to be expected."""
+        if samples <= self._sizes.batch_size:
+            return False
+        self._ceiling = min(self._ceiling, samples - self._sizes.size)
+        return True
 
     def update_ended(self, largest: int, *, is_first: bool) -> list[float]:
         """Return this rank's limits after an update, for the other ranks.
@@ -56,7 +64,7 @@ class RankLimits:
         if self._memory is not None and self._reads:
             peak_bytes, memory_bytes = self._memory()
             self._most = self._sizes.fitting(largest, max(1, peak_bytes), memory_bytes)
-        return [float(self._most), float(is_compiling())]
+        return [float(min(self._most, self._ceiling)), float(is_compiling())]
 
     def of_ranks(self, rows: Sequence[Sequence[float]]) -> ShareLimits:
         """Return the limits of all ranks from theirs; a lost rank has that of equal shares."""

@@ -58,6 +58,14 @@ def hint_of_memory(samples: int, equal: int) -> str:
     )
 
 
+def text_of_fall(rank: int, samples: int, equal: int) -> str:
+    """Return what follows when a batch that is larger than with equal shares has run out of memory."""
+    return (
+        f"paceline: rank {rank} has run out of memory with {samples} samples, not {equal}: the update is given up, its "
+        "samples are dealt again, and the share of this rank stays smaller"
+    )
+
+
 def refusal_of_loader(loader: Any, ranks: int) -> str:
     """Return why the batches of a loader cannot be cut, and what to do."""
     if loader is None:

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from paceline.errors import RunError
 from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
 from paceline.shares.survival.living_group import LivingGroup, Operation, Tensors
-from paceline.shares.survival.roll import BACK, Event, Roll
+from paceline.shares.survival.roll import BACK, FAILED, Event, Roll
 from paceline.shares.survival.roll_call import InterruptedMeetingError, RollCall
 
 dist: Any = torch.distributed
@@ -36,6 +36,9 @@ class Training(Protocol):
 
     def give_up(self, reason: str) -> None:
         """Let the next loss be one of all ranks."""
+
+    def reset_reducers(self) -> None:
+        """Let the next backward pass begin as if there was none before."""
 
 
 class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not export its type
@@ -67,6 +70,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._due: int | None = None  # position at which a rank comes back
         self._is_in_backward = False
         self._sums: list[Operation] | None = None  # of a backward pass; None before the first one
+        self._bucket_count = 0  # sums of the last backward pass that was whole
+        self._failed: set[int] = set()  # units that some rank has not computed
         self._kept: list[torch.Tensor] = []  # result of the last collective, for a rank that lacks it
         self.position = 0
         self.voids: set[int] = set()
@@ -108,11 +113,29 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             return True
         is_void, is_whole = self.position in self.voids or self.is_alone, all(each.is_whole for each in sums)
         if is_whole:
-            self._kept = []
+            self._kept, self._bucket_count = [], len(sums)
         else:
             self._agree(is_sum=True)
-        self.position += 1
+        self._pass()
         return is_whole and not is_void
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether the other ranks still wait for sums of the backward pass under way."""
+        return not self.is_alone and len(self._sums or []) < self._bucket_count
+
+    def fail_backward(self) -> None:
+        """End a backward pass that this rank cannot compute, and give its sums up on all ranks."""
+        self._inner.generation = self._calls.tell(Event(FAILED, self.rank(), self.position))
+        self._agree(is_sum=True)
+        self._sums, self._is_in_backward = None, False
+        self._pass()
+
+    def _pass(self) -> None:
+        """Go on after a backward pass, of which the buckets of all ranks are built anew if one has failed."""
+        if self.position in self._failed:
+            self._training.reset_reducers()
+        self.position += 1
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduce tensors over the living."""
@@ -273,6 +296,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             self._due = event.position
             if event.position > self.position:
                 return
+        if event.what == FAILED:
+            self._failed.add(event.position)
         self._inner.break_before(generation)
 
     def _refuse(self, name: str) -> NoReturn:

@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 
 from paceline.clusters.launch_env import EVENT, EVENTS
 
-LOST, BACK = "lost", "back"
+LOST, BACK, FAILED = "lost", "back", "failed"
 
 
 class Event(NamedTuple):
     """Event in the life of a rank.
 
     Attributes:
-        what: `LOST` for a process that has ended, `BACK` for one that takes part again.
+        what: `LOST` for a process that has ended, `BACK` for one that takes part again, `FAILED` for one that goes on
+            without the gradients of a backward pass.
         rank: number of the rank.
-        position: place in the script at which a rank takes part again.
+        position: place in the script at which a rank takes part again, or fails.
     """
 
     what: str
@@ -52,12 +53,15 @@ class Roll(NamedTuple):
     def called(cls, ranks: int, events: Sequence[Event]) -> Roll:
         """Return the roll of this many ranks after the events.
 
-        >>> Roll.called(3, [Event(LOST, 1)])
-        Roll(generation=1, living=(0, 2))
+        >>> Roll.called(3, [Event(LOST, 1), Event(FAILED, 0, 7)])
+        Roll(generation=2, living=(0, 2))
         """
         living = set(range(ranks))
         for event in events:
-            (living.add if event.what == BACK else living.discard)(event.rank)
+            if event.what == BACK:
+                living.add(event.rank)
+            elif event.what == LOST:
+                living.discard(event.rank)
         return cls(len(events), tuple(sorted(living)))
 
 

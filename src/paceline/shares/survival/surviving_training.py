@@ -165,6 +165,13 @@ class SurvivingTraining:
         """End the sums of a backward pass, and return whether this rank has them."""
         return self.group is None or self.group.end_backward()
 
+    def fails_backward(self) -> bool:
+        """Return whether all ranks have given up the backward pass under way, which this rank cannot compute."""
+        if self.group is None or not self._is_fit or not self.group.can_fail:
+            return False
+        self.group.fail_backward()
+        return True
+
     def _begin_epoch(self, group: SurvivingGroup, batch: NumberedBatch) -> None:
         """Note where an epoch begins; a rank that comes back, perhaps from a checkpoint, is then there too."""
         key = f"paceline/epoch/{batch.epoch}"
@@ -275,6 +282,11 @@ class SurvivingTraining:
         for scaler, given in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(given)
         self._is_given = True
+
+    def reset_reducers(self) -> None:
+        """Let the next backward pass begin as if there was none before."""
+        for model in self._models:
+            model.reducer._reset_state()  # type: ignore[operator,union-attr]
 
     def regroup(self, agreed: Agreement) -> None:
         """Go on as agreed, with other ranks than before."""
