@@ -18,6 +18,7 @@ KEEPS_RANKS = "PACELINE_KEEPS_RANKS"  # "1" under `paceline run`, which starts a
 STANDBY, ENDED = "paceline/standby", "paceline/ended"  # in the store of `paceline run`: what holds for the run
 BOUND = "paceline/bound"  # in that store: the ranks are in a process group of torch, and none goes on without another
 SURVIVES = "paceline/survives"  # in that store: they are, but those that are left go on
+SILENCE = "paceline/silence"  # in that store: seconds for which a rank may be silent
 UNFIT = "paceline/unfit"  # in that store: why they do not
 EVENTS, EVENT = "paceline/events", "paceline/event"  # in that store: number of losses and returns, and each of them
 BEGUN = "paceline/begun"  # in that store: digests of the runs that have begun, a line each

@@ -18,7 +18,7 @@ WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for t
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that a script may handle, and that say nothing to the launcher
-SILENT_S = 10.0  # of a rank that was stopped, after which the others go on without it
+LOOK_S = 10.0  # between two looks at a rank that is stopped
 LATE_S = 10.0  # for the other ranks to end after the run
 UNREACHABLE_S, RETRY_S = 60.0, 1.0  # for the launcher on the host of rank 0 to answer
 USAGE_STATUS = 2  # of a wrong command, which would be as wrong when it is started again
@@ -65,7 +65,8 @@ class RankAccount:
         ended_s: when it has ended.
         due_s: when the next one is made.
         starts: number of processes so far.
-        stopped_s: when it was stopped, or was found to be so at the last look; inf while it runs.
+        stopped_s: when it was found to be stopped; inf while it runs.
+        look_s: when it is looked at again; inf while it runs.
         losses: number of those that were lost, in a row, before they had worked for `WORK_S`.
         failures: number of those that ended with a status of their own before that, in a row.
     """
@@ -77,6 +78,7 @@ class RankAccount:
     due_s: float = inf
     starts: int = 0
     stopped_s: float = inf
+    look_s: float = inf
     losses: int = 0
     failures: int = 0
 
@@ -128,9 +130,9 @@ class LaunchSupervisor:
     @property
     def wake_s(self) -> float:
         """Time at which `on_time` has something to do; inf if it waits for an event."""
-        stopped_s = min(each.stopped_s for each in self._ranks.values())
+        look_s = min(each.look_s for each in self._ranks.values())
         due_s = [self._ranks[rank].due_s for rank in self._in(RankPhase.WAITING)]
-        return min([self._rest_s, stopped_s + SILENT_S, *due_s])
+        return min([self._rest_s, look_s, *due_s])
 
     def begin(self, now: float) -> list[LaunchAction]:
         """Start all ranks of this host."""
@@ -178,22 +180,23 @@ class LaunchSupervisor:
             self._again_s = None
         return []
 
-    def on_stopped(self, ranks: Collection[int], now: float, *, survives: bool) -> list[LaunchAction]:
+    def on_stopped(self, ranks: Collection[int], now: float, silence_s: float) -> list[LaunchAction]:
         """Handle that some ranks are stopped by a signal, and the others are not: one that stays so is ended.
 
         Args:
             ranks: ranks whose processes are stopped.
             now: time in seconds.
-            survives: whether the others can go on without a rank.
+            silence_s: seconds for which one may be so, > 0; inf if the others cannot go on without it.
         """
         actions: list[LaunchAction] = []
         for rank, each in self._ranks.items():
-            since_s = min(each.stopped_s, now) if rank in ranks and each.phase is RankPhase.RUNNING else inf
-            is_silent = now >= since_s + SILENT_S
-            each.stopped_s = now if is_silent else since_s
-            if is_silent and survives:
-                LOG.warning("rank %d was stopped for %g s, and is ended", rank, SILENT_S)
+            is_stopped = rank in ranks and each.phase is RankPhase.RUNNING
+            each.stopped_s = min(each.stopped_s, now) if is_stopped else inf
+            if now >= each.stopped_s + silence_s:
+                LOG.warning("rank %d was stopped for %.3g s, and is ended", rank, now - each.stopped_s)
                 actions.append(KillRank(rank))
+                each.stopped_s = inf
+            each.look_s = min(now + LOOK_S, each.stopped_s + silence_s) if each.stopped_s < inf else inf
         return actions
 
     def on_unreachable(self, rank: int, now: float) -> list[LaunchAction]:

@@ -154,8 +154,8 @@ class Launch:
                 self._pass_on()
                 self._carry_out(self._supervisor.on_exit(rank, status, now, self._told(rank)), now)
         stopped = [rank for rank, process in self._processes.items() if process.is_stopped]
-        survives = bool(stopped and self._store and self._store.survivors())
-        self._carry_out(self._supervisor.on_stopped(stopped, now, survives=survives), now)
+        silence_s = self._store.silence_s() if stopped and self._store is not None else inf
+        self._carry_out(self._supervisor.on_stopped(stopped, now, silence_s), now)
         self._carry_out(self._supervisor.on_time(now), now)
 
     def _told(self, lost: int) -> list[str]:

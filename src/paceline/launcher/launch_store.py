@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from typing import Any, Self
 
-from paceline.clusters.launch_env import BEGUN, SURVIVES, UNFIT
+from paceline.clusters.launch_env import BEGUN, SILENCE, SURVIVES, UNFIT
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.errors import UsageError
 from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
@@ -61,6 +62,11 @@ class LaunchStore:
         if self._store is None or not self.holds(SURVIVES) or self.holds(UNFIT):
             return ()
         return self._roll().living
+
+    def silence_s(self) -> float:
+        """Return the seconds for which a rank may be silent; inf if the others cannot go on without it."""
+        told = self._get(SILENCE) if self.survivors() else b""
+        return float(told) if told else inf
 
     def _roll(self) -> Roll:
         return Roll.called(self._settings.world_size, told(self._store.result()) if self._store is not None else [])

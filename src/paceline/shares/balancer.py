@@ -221,6 +221,8 @@ class Balancer:
             self._weighing.check(divisors)
         for each, of_ranks in zip(exchanged, seconds, strict=True):
             self._keep(each, of_ranks)
+            if self._survival is not None:
+                self._survival.took(of_ranks)
         for each, of_ranks in zip(exchanged[:-1], seconds, strict=False):
             policy.add(each.work, of_ranks)
         self._limit(policy, self._limits.of_ranks([row[2 * count :] for row in rows]), now_s)

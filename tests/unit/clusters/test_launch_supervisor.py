@@ -149,14 +149,16 @@ def test_ranks_that_can_survive_no_more_are_all_started_again():
 
 def test_a_rank_that_stays_stopped_is_ended_if_others_survive_it(caplog):
     supervisor = started()
-    assert supervisor.on_stopped([1], 5.0, survives=True) == []
-    assert supervisor.wake_s == 15.0
-    assert supervisor.on_stopped([], 9.0, survives=True) == []  # it goes on
+    assert supervisor.on_stopped([1], 5.0, 7.0) == []
+    assert supervisor.wake_s == 12.0
+    assert supervisor.on_stopped([], 9.0, 7.0) == []  # it goes on
     assert supervisor.wake_s == inf
-    assert supervisor.on_stopped([1, 2], 20.0, survives=True) == []
-    assert supervisor.on_stopped([1, 2], 30.0, survives=False) == []
-    assert supervisor.on_stopped([1], 40.0, survives=True) == [KillRank(1)]
-    assert "rank 1 was stopped for 10 s, and is ended" in caplog.text
+    assert supervisor.on_stopped([1, 2], 20.0, 7.0) == []
+    assert supervisor.on_stopped([1, 2], 30.0, inf) == []
+    assert supervisor.wake_s == 40.0  # by then the others may be able to go on without them
+    assert supervisor.on_stopped([1], 40.0, 300.0) == []  # updates take long
+    assert supervisor.on_stopped([1], 320.0, 300.0) == [KillRank(1)]
+    assert "rank 1 was stopped for 300 s, and is ended" in caplog.text
 
 
 def test_a_rank_that_fails_each_time_is_left_out(caplog):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import cached_property
@@ -15,7 +15,8 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
 
-from paceline.clusters.launch_env import SURVIVES, UNFIT
+from paceline.clusters.launch_env import SILENCE, SURVIVES, UNFIT
+from paceline.policies.estimators.round_trip_timeout import RoundTripTimeout
 from paceline.shares.handed_out import Loader
 from paceline.shares.survival.agreement import Agreement, PlaceReport
 from paceline.shares.survival.group import SurvivingGroup
@@ -66,6 +67,7 @@ class SurvivingTraining:
         self._is_given = False
         self._stepped = -1
         self._updates = 0
+        self._timeout = RoundTripTimeout()
         self._is_fit = True
         self._epoch: Any = None
 
@@ -164,6 +166,14 @@ class SurvivingTraining:
     def end_backward(self) -> bool:
         """End the sums of a backward pass, and return whether this rank has them."""
         return self.group is None or self.group.end_backward()
+
+    def took(self, seconds: Sequence[float]) -> None:
+        """Note the seconds of each rank in an update, from which the launcher knows how long a rank may be silent."""
+        if self._place[0] == self.living[0]:
+            has_changed = [self._timeout.observe(rank, each) for rank, each in enumerate(seconds) if each]
+            if any(has_changed):
+                longest_s = max(self._timeout.of(rank) for rank in self.living)
+                self._calls.store.set(SILENCE, str(longest_s))
 
     def fails_backward(self) -> bool:
         """Return whether all ranks have given up the backward pass under way, which this rank cannot compute."""
