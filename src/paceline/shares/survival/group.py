@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -317,7 +316,9 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
                 reports = self._calls.meet(roll, self._training.report(report))
                 self._inner.enter(roll)
                 agreed = agree(reports)
-                handed = self._hand_over(agreed) if agreed.given or agreed.told else {}
+                is_source = self.rank() == agreed.source
+                own = {"state": self._training.state(), "result": self._kept} if is_source else None
+                handed = self._inner.hand_over(own, agreed.source) if agreed.given or agreed.told else {}
             except InterruptedMeetingError:
                 continue
             return self._go_on(agreed, handed)
@@ -330,31 +331,6 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             self._training.load(handed["state"])
         self._training.regroup(agreed)
         return handed["result"] if self.rank() in agreed.told else None
-
-    def _hand_over(self, agreed: Agreement) -> dict[str, Any]:
-        """Return what some ranks lack, from the one that has it."""
-        is_source = self.rank() == agreed.source
-        buffer = BytesIO()
-        if is_source:
-            torch.save({"state": self._training.state(), "result": self._kept}, buffer)
-        size = torch.tensor([buffer.tell()], device="cpu")
-        self._spread(size, agreed.source)
-        data = (
-            torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-            if is_source
-            else size.new_empty(int(size), dtype=torch.uint8)
-        )
-        self._spread(data, agreed.source)
-        handed: dict[str, Any] = torch.load(BytesIO(data.numpy().tobytes()), weights_only=True)
-        return handed
-
-    def _spread(self, tensor: torch.Tensor, source: int) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank = self.living.index(source)
-        operation = self._inner.start(lambda inner: inner.broadcast([tensor], options), [tensor])
-        operation.future.wait()
-        if not operation.is_whole:
-            raise InterruptedMeetingError
 
 
 def _finished(tensors: Tensors) -> Any:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 import torch
+import torch.distributed
 
 from paceline.shares.survival.roll import Roll
-from paceline.shares.survival.roll_call import END_TIMEOUT_S, RollCall, dispose
+from paceline.shares.survival.roll_call import END_TIMEOUT_S, InterruptedMeetingError, RollCall, dispose
 
+dist: Any = torch.distributed  # it does not export the types of all its names
 Tensors = Sequence[Any]
 
 
@@ -117,6 +120,38 @@ class LivingGroup:
         """Leave for good."""
         self._calls.end()
         self._leave().join(END_TIMEOUT_S)
+
+    def hand_over(self, content: dict[str, Any] | None, source: int) -> dict[str, Any]:
+        """Return the content that a member has, and the others lack.
+
+        Args:
+            content: content, in that member alone.
+            source: its rank.
+
+        Raises:
+            InterruptedMeetingError: a member was lost meanwhile.
+        """
+        buffer = BytesIO()
+        if content is not None:
+            torch.save(content, buffer)
+        size = torch.tensor([buffer.tell()], device="cpu")
+        self._spread(size, source)
+        data = (
+            torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+            if content is not None
+            else size.new_empty(int(size), dtype=torch.uint8)
+        )
+        self._spread(data, source)
+        handed: dict[str, Any] = torch.load(BytesIO(data.numpy().tobytes()), weights_only=True)
+        return handed
+
+    def _spread(self, tensor: torch.Tensor, source: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = self.members.index(source)
+        operation = self.start(lambda inner: inner.broadcast([tensor], options), [tensor])
+        operation.future.wait()
+        if not operation.is_whole:
+            raise InterruptedMeetingError
 
     def _leave(self) -> threading.Thread:
         inner, self._inner = [self._inner] if self._inner is not None else [], None
