@@ -40,18 +40,6 @@ class TimedUpdate(NamedTuple):
         longest_s = max(self.seconds)
         return [longest_s - each if each else 0.0 for each in self.seconds]
 
-    @property
-    def longer_s(self) -> float:
-        """Seconds by which it would take longer with equal shares, where all times were measured; else 0.
-
-        Rank i is busy for t_i with its work w_i, and would be for t_i e_i / w_i with the work e_i of equal shares. The
-        rest of the update would be the same.
-        """
-        if not (all(self.seconds) and all(self.work)):
-            return 0.0
-        equal = (t * e / w for t, e, w in zip(self.seconds, self.equal_work, self.work, strict=True))
-        return max(equal) - max(self.seconds)
-
 
 class TimedUpdates:
     """Reader of the updates in a log, record by record."""

@@ -80,7 +80,7 @@ def test_a_simulated_run_shows_what_its_shares_have_gained(tmp_path):
     )
     [run] = read_runs([tmp_path / "a"])
     assert run.shares.gain.updates == 30
-    assert run.shares.gain.equal_s == pytest.approx(60, rel=1e-6)
+    assert 60 - 3 < run.shares.gain.equal_s < 60  # nothing is claimed before a sample's cost is known
 
 
 def test_other_protocols_have_no_shares(tmp_path):
