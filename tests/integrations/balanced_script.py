@@ -6,6 +6,8 @@ import sys
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline.shares.balancer as balancer_module
@@ -112,13 +114,17 @@ def accelerate_accumulating(folder):
     return accelerate(folder, accumulate=2)
 
 
-def lightning(folder, *, accumulate=1):
+def lightning(folder, *, accumulate=1, strategy="ddp"):
     import lightning
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = Net()
+
+        def configure_model(self):
+            if strategy != "ddp":
+                fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, batch, _):
             loss = self.net(*batch)["loss"]
@@ -132,7 +138,7 @@ def lightning(folder, *, accumulate=1):
     loader = DataLoader(TensorDataset(*data()), batch_size=BATCH, shuffle=True)
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy="ddp",
+        strategy=strategy,
         devices=int(os.environ["WORLD_SIZE"]),
         max_epochs=EPOCHS,
         accumulate_grad_batches=accumulate,
@@ -151,14 +157,23 @@ def lightning_accumulating(folder):
     return lightning(folder, accumulate=2)
 
 
+def lightning_sharded(folder):
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    return lightning(folder, strategy=ModelParallelStrategy(int(os.environ["WORLD_SIZE"]), tensor_parallel_size=1))
+
+
 def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     force_changes(balancer_module)
     model, facts = globals()[sys.argv[1]](sys.argv[2])
+    shards = [each for each in model.parameters() if isinstance(each, DTensor)]
+    values = [each.full_tensor() for each in shards] or list(model.parameters())
+    assert bool(shards) == sys.argv[1].endswith("_sharded")
     if os.environ["RANK"] == "0":
         facts["sizes"] = len(sizes)
-        facts["parameters"] = torch.cat([each.detach().flatten() for each in model.parameters()]).tolist()
+        facts["parameters"] = torch.cat([each.detach().flatten() for each in values]).tolist()
         print("answer:", json.dumps(facts), flush=True)
 
 

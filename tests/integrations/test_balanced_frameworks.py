@@ -15,8 +15,8 @@ TORCHRUN = ["torch.distributed.run", "--standalone"]
 ANSWER = "answer:"
 SCRIPTS = [
     *("transformers", "transformers_accumulating", "transformers_language"),
-    *("accelerate", "accelerate_accumulating"),
-    *("lightning", "lightning_accumulating"),
+    *("accelerate", "accelerate_accumulating"),  # which shards no model on CPUs
+    *("lightning", "lightning_accumulating", "lightning_sharded"),
 ]
 
 
