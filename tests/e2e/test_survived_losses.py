@@ -1,6 +1,9 @@
 """Losses of ranks of an unchanged DDP script under `paceline run`: the others go on, and no sample is lost."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from math import inf
 from random import Random
@@ -9,9 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+import paceline as pl
 import surviving_ddp
-from launched_commands import run_on_ranks
-from surviving_ddp import EPOCHS, SAMPLES, Numbered, flat, net, optimizer_of, schedule_of
+from launched_commands import await_records, run_on_ranks
+from paceline.core.events import Outcome
+from paceline.core.records import RunEnded, UpdateMade, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import SavedRun
+from paths import environment
+from surviving_ddp import BATCH, EPOCHS, SAMPLES, Numbered, flat, net, optimizer_of, schedule_of
 
 
 def run(folder, ranks, *faults, **variables):
@@ -51,6 +59,17 @@ def replayed(computed, ended, ranks, epochs):
             schedule.step()
         assert told["rate"] == schedule.get_last_lr()[0]
     return flat(model)
+
+
+def check_log(folder, lost):
+    """Check that the folder of the run has all updates since a rank was lost, each loss, and an end, and replays."""
+    saved = SavedRun(folder / "runs" / "surviving_ddp-1")
+    history = saved.history
+    assert sorted(each.worker for each in history.of(WorkerLost)) == sorted(lost)
+    [end] = history.of(RunEnded)
+    assert end.outcome is Outcome.STOPPED
+    assert pl.replay(saved.path).is_same
+    return history
 
 
 def check(folder, ranks, faults, **variables):
@@ -111,6 +130,10 @@ def test_batches_that_processes_of_a_loader_hold_are_dealt_again(tmp_path, place
 @pytest.mark.parametrize("faults", [["1:6:forward"], ["0:6:sum"], ["0:6:stepped", "2:6:sum"]])
 def test_a_rank_that_was_lost_comes_back(tmp_path, faults):
     check(tmp_path, 3, faults, RETURNS_AT="40", EPOCHS="8")
+    lost = [int(each.split(":")[0]) for each in faults]
+    history = check_log(tmp_path, lost)
+    assert sorted(each.worker for each in history.of(WorkerJoined)) == sorted(lost)
+    assert len(history.of(UpdateMade)) >= 8 * SAMPLES // BATCH // 3 - 1  # the one in which rank 0 was lost, at most
 
 
 @pytest.mark.slow
@@ -145,3 +168,18 @@ def test_a_collective_that_needs_all_ranks_starts_all_again(tmp_path):
     printed = run(tmp_path, 3, "1:7:sum", GATHERS="1")
     assert "allgather needs all ranks, and rank 1 is lost: all ranks are started again" in printed
     assert printed.count("all ranks of this host are started again in ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_log_of_a_run_that_a_signal_ends_is_whole(tmp_path, number):
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", "2", surviving_ddp.__file__, tmp_path]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(EPOCHS="1000"))
+    await_records(tmp_path / "runs" / "surviving_ddp-1", UpdateMade, 20)
+    process.send_signal(number)
+    assert process.wait(60)
+    saved = SavedRun(tmp_path / "runs" / "surviving_ddp-1")
+    *_, end = saved.history
+    assert isinstance(end, RunEnded)
+    assert end.outcome is Outcome.INTERRUPTED
+    assert pl.replay(saved.path).is_same

@@ -17,21 +17,28 @@ RANKS, BATCH = 3, 16
 FOUND = {"batch_size": BATCH, "parameters": 7, SCRIPT: {"model": "Net"}}
 
 
-def record_in(folder, **options):
+def record_in(folder, *, is_writer=True, **options):
     with patch.object(dist, "get_backend", lambda: "gloo"):
-        return RunRecord(BalanceSettings(out=folder and str(folder), **options), FOUND, RANKS, 1)
+        settings = BalanceSettings(out=folder and str(folder), **options)
+        return RunRecord(settings, FOUND, RANKS, 1, is_writer=is_writer)
 
 
-def train(record, count, slow=2.0, seed=0, most=None, sample_s=0.01):
+def train(record, count, slow=2.0, seed=0, most=None, sample_s=0.01, lost=()):
     """Make updates as a balancer does: the times of an exchange are known when the next update ends."""
     policy, draws = ShareBalancer(RANKS, Pieces(BATCH)), random.Random(seed)
     ended_s, measured, exchanged, at_once = record._ended_s, [], [], 1
+    living = [rank for rank in range(RANKS) if rank not in lost]
     for _ in range(count):
         factors = (1.0, 1.0, slow)
-        seconds = [sample_s * s * f * draws.uniform(0.98, 1.02) for s, f in zip(policy.shares, factors, strict=True)]
+        shares = [BATCH * RANKS // len(living)] * RANKS if lost else policy.shares
+        seconds = [sample_s * s * f * draws.uniform(0.98, 1.02) for s, f in zip(shares, factors, strict=True)]
+        samples, seconds = [shares[rank] for rank in living], [seconds[rank] for rank in living]
         ended_s += max(seconds) + sample_s
-        work, equal = policy.shares, [BATCH] * RANKS
-        update = TimedUpdate(0.0, ended_s, range(RANKS), policy.shares, seconds, work, equal)
+        equal = samples if lost else [BATCH] * RANKS
+        update = TimedUpdate(0.0, ended_s, living, samples, seconds, samples, equal)
+        if lost:
+            record.add(update)
+            continue
         if exchanged:
             for each in exchanged:
                 record.add(each)

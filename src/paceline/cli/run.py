@@ -75,6 +75,7 @@ def run(
     rank; others of DDP and FSDP are all started again whichever is lost, and go on from the script's own checkpoint.
     """
     from paceline.launcher.launch import launch
+    from paceline.shares.log_so_far import end_log
 
     check_not_empty(sys.argv[1 : -len(command)])
     words = _words(command, module=module, no_python=no_python)
@@ -101,7 +102,10 @@ def run(
         log_dir.mkdir(parents=True, exist_ok=True)
     token = "" if nnodes > 1 or node_rank or os.environ.get(TOKEN) else make_token()
     settings = LaunchSettings(nproc_per_node, nnodes, node_rank, host, port, max_restarts, token)
-    raise typer.Exit(launch(settings, words, log_dir))
+    status = launch(settings, words, log_dir)
+    if shares is not None:
+        end_log(folder, shares.launch, status)
+    raise typer.Exit(status)
 
 
 def _folder(out: Path | None, name: str, *, overwrite: bool) -> Path:

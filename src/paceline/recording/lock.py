@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from weakref import WeakSet
 
 from paceline.errors import UsageError
 
 
 class FolderLock:
-    """Exclusive lock of a folder, held until `release` or the end of the process.
+    """Exclusive lock of a folder, held until `release` or the end of the process, whatever it has forked.
 
     Args:
         path: folder, which must exist.
@@ -22,7 +23,8 @@ class FolderLock:
     """
 
     def __init__(self, path: Path, what: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor: int | None = os.open(path, os.O_RDONLY)
+        _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -31,7 +33,21 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the lock."""
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+
+_held: WeakSet[FolderLock] = WeakSet()
+
+
+def _release_in_child() -> None:
+    """Give up the descriptors of a forked process, with which it would hold the locks after the end of its parent."""
+    for lock in _held:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def is_locked(path: Path) -> bool:

@@ -9,6 +9,7 @@ from paceline.errors import UsageError
 
 SCRIPT = "script"  # entry of `run.json`, which only these runs have
 SHARES, LIMITS = "shares", "share limits"  # kinds of their decisions, with a number for each rank
+REGROUPED = "ranks"  # kind of the decision that other ranks go on, with equal shares and without what was known
 COMPILED = "is_compiled"  # number of limits: 1 where each rank may have a few sizes only
 
 

@@ -10,7 +10,7 @@ from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.script_runs import COMPILED, LIMITS, SCRIPT, SHARES
+from paceline.recording.script_runs import COMPILED, LIMITS, REGROUPED, SCRIPT, SHARES
 from paceline.recording.timed_updates import TimedUpdate, TimedUpdates
 
 
@@ -33,8 +33,8 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
     exchanged: list[TimedUpdate] = []  # of such an exchange
     updates = decisions = 0
     for record in saved.history:
-        if isinstance(record, RunResumed):
-            policy = ShareBalancer(record.workers, sizes)
+        if isinstance(record, RunResumed) or (isinstance(record, DecisionMade) and record.kind == REGROUPED):
+            policy = ShareBalancer(configuration["workers"], sizes)
             due.clear()
             at_once, exchanged = 1, []
         elif isinstance(record, DecisionMade) and record.kind == SHARES:
@@ -49,15 +49,25 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
             updates += 1
             decisions += 1
             exchanged.append(update)
+            work, seconds = _of_all(update, configuration["workers"])
             if len(exchanged) < at_once:
-                policy.add(update.work, update.seconds)
+                policy.add(work, seconds)
                 continue
             policy.limits = limits.get(updates + about["lag"], policy.limits)
-            decision = policy.decide(update.work, update.seconds)
+            decision = policy.decide(work, seconds)
             if decision is not None:
                 due.append((updates + about["lag"], [float(share) for share in decision.shares]))
             at_once, exchanged = updates_at_once([each.seconds for each in exchanged]), []
     return ReplayedShares(updates, decisions, "")
+
+
+def _of_all(update: TimedUpdate, ranks: int) -> tuple[list[float], list[float]]:
+    """Return work and seconds of all ranks, 0 for one that is lost."""
+    work, seconds = (
+        dict(zip(update.ranks, update.work, strict=True)),
+        dict(zip(update.ranks, update.seconds, strict=True)),
+    )
+    return [work.get(rank, 0.0) for rank in range(ranks)], [seconds.get(rank, 0.0) for rank in range(ranks)]
 
 
 def _limits(saved: SavedRun) -> dict[int, ShareLimits]:

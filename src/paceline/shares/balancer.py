@@ -76,7 +76,12 @@ class TimedBatches(NamedTuple):
         """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
         samples = _sums(dealt.samples for dealt in self.dealt)
         equal_work = _sums(dealt.equal_work for dealt in self.dealt)
-        return TimedUpdate(self.ended_s, self.ended_s, range(len(samples)), samples, seconds, self.work, equal_work)
+        living = [rank for rank, count in enumerate(samples) if count]
+        work = [self.work[rank] for rank in living]
+        return TimedUpdate(
+            *(self.ended_s, self.ended_s, living, [samples[rank] for rank in living]),
+            *([seconds[rank] for rank in living], work, [equal_work[rank] for rank in living]),
+        )
 
 
 class Balancer:
@@ -95,7 +100,8 @@ class Balancer:
         ranks: number of ranks.
         rank: number of this rank.
         stopwatch: stopwatch of this rank.
-        record: record of the run; None on other ranks than rank 0, and before the first backward pass.
+        record: record of the run; None before the first backward pass, and on other ranks than rank 0 unless ranks may
+            be lost.
     """
 
     def __init__(
@@ -290,6 +296,9 @@ class Balancer:
         self.sums_failed()
         if self._policy is not None:
             self._policy = ShareBalancer(self.ranks, self._pieces)
+        if self.record is not None and self._survival is not None:
+            inherits = self._survival.inherits_record()
+            self.record.regroup(time.perf_counter(), self._survival.living, inherits=inherits)
 
     def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
         """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
@@ -348,13 +357,14 @@ class Balancer:
             )
         if self._settings.dry_run:
             raise SystemExit(0)
-        if self.rank == 0:
+        is_writer = self._survival.begins_record() if self._survival is not None else self.rank == 0
+        if is_writer or self._survival is not None:
             facts = {
                 "batch_size": size,
                 "parameters": self._parameters,
                 SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
             }
-            self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late)
+            self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late, is_writer=is_writer)
 
 
 def _seconds(columns: Iterable[Sequence[float]], updates: int) -> list[list[float]]:

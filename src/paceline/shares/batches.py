@@ -83,7 +83,7 @@ def cut_for(batches: Sequence[Batch], living: Sequence[int], rank: int) -> tuple
         shares[each] = least + (place < more)
     begin = sum(shares[:rank])
     size = len(batches[0]) if len(set(map(len, batches))) == 1 else 0
-    return samples[begin : begin + shares[rank]], divided(shares, size)
+    return samples[begin : begin + shares[rank]], divided(shares)._replace(size=size)
 
 
 def piece(batches: Sequence[Batch], rank: int, size: int) -> tuple[Batch, Dealt]:

@@ -236,6 +236,10 @@ class Patches:
                 if not is_reaching or not self._gives_up(self.balancer):
                     raise
                 is_reaching = False
+            except RuntimeError as error:
+                if KeyboardInterrupt.__name__ in str(error):  # torch makes an error of Ctrl-C in a thread of its own
+                    raise KeyboardInterrupt from error
+                raise
             finally:
                 self._is_in_backward = False
             if is_reaching:

@@ -67,8 +67,8 @@ class RankLimits:
         return [float(min(self._most, self._ceiling)), float(is_compiling())]
 
     def of_ranks(self, rows: Sequence[Sequence[float]]) -> ShareLimits:
-        """Return the limits of all ranks from theirs; a lost rank has that of equal shares."""
-        most = (self._sizes.batch_size if isnan(row[0]) else int(row[0]) for row in rows)
+        """Return the limits of all ranks from theirs; a lost rank has none, and gets no samples."""
+        most = (self._sizes.most if isnan(row[0]) else int(row[0]) for row in rows)
         return ShareLimits(tuple(most), any(row[1] == 1 for row in rows))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,26 @@ import torch.distributed as dist
 
 from paceline.catalogue.protocols import balanced
 from paceline.core.events import Outcome
-from paceline.core.records import DecisionMade, Record, RunEnded, RunResumed, RunStarted, UpdateMade
+from paceline.core.records import DecisionMade, Record, RunEnded, RunResumed, RunStarted, WorkerJoined, WorkerLost
 from paceline.errors import PacelineError
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import ShareDecision
 from paceline.recording.callback import Callback, RunInfo
 from paceline.recording.callbacks.prometheus import Prometheus
-from paceline.recording.event_log import Prefix, read_records
 from paceline.recording.history import Totals
 from paceline.recording.metrics.network_counters import NetworkCounters
-from paceline.recording.run_folder import EVENTS, RunFolder, SavedRun
+from paceline.recording.run_folder import EVENTS, RunFolder
 from paceline.recording.schema import SCHEMA
-from paceline.recording.script_runs import COMPILED, LIMITS, SCRIPT, SHARES
-from paceline.recording.timed_updates import TimedUpdate, TimedUpdates, UpdateRecords
+from paceline.recording.script_runs import COMPILED, LIMITS, REGROUPED, SCRIPT, SHARES
+from paceline.recording.timed_updates import TimedUpdate, UpdateRecords
 from paceline.shares.gain import Gain
+from paceline.shares.log_so_far import LogSoFar, is_log_of
 from paceline.shares.settings import BalanceSettings
-from paceline.utils.files import lines_of, open_regular
+from paceline.shares.unwritten import TimedDecision, Unwritten
 
 WRITE_EVERY_S = 1.0
+KEPT_S = 60.0  # of what another rank writes, which may be lost before it has
+LOST = "its process has ended"
 
 
 class RunRecord:
@@ -39,55 +42,60 @@ class RunRecord:
     Nothing is written on an iteration: once a second, what has come since is passed on, and a thread writes it. If the
     folder cannot be written, this is said, and the script goes on.
 
+    One rank writes. Where ranks may be lost, the others keep what it may not have written, and one of them goes on.
+
     Args:
         settings: settings of the shares, with the folder.
         found: what is known of the run beside them: batch_size, parameters, and names of model, loader and loss.
         ranks: number of ranks.
         lag: number of updates after which the times of one are known.
+        is_writer: whether this rank writes.
 
     Attributes:
         gain: what the shares have gained.
     """
 
-    def __init__(self, settings: BalanceSettings, found: Mapping[str, Any], ranks: int, lag: int) -> None:
+    def __init__(
+        self, settings: BalanceSettings, found: Mapping[str, Any], ranks: int, lag: int, *, is_writer: bool = True
+    ) -> None:
         self.gain = Gain()
+        self._settings = settings
+        self._configuration = _configuration(settings, found, ranks, lag)
+        self._is_writer = is_writer
         self._zero_s = self._ended_s = self._written_s = time.perf_counter()
-        self._updates: list[TimedUpdate] = []  # which are not written yet
-        self._decisions: list[tuple[float, str, str, dict[str, float]]] = []
+        self._unwritten = Unwritten(self._zero_s)
         self._records = UpdateRecords()
+        self._living = set(range(ranks))
         self._folder: RunFolder | None = None
         self._metrics: Callback | None = None
         self._totals = Totals()
-        self._path: Path | None = None  # of a folder that has all
+        self._path = Path(settings.out) if settings.out is not None else None  # of a folder that has all
         self._process = os.getpid()
-        self._first: Record = RunStarted(0.0, ranks, "")
-        configuration = _configuration(settings, found, ranks, lag)
-        if settings.out is not None:
-            self._path = path = Path(settings.out)
-            self._guarded(lambda: self._open(path, configuration, overwrite=settings.overwrite))
-        if settings.metrics is not None:
-            self._metrics = Prometheus.parse(settings.metrics)
-            self._metrics.on_start(RunInfo(configuration, self._totals, NetworkCounters()))
-        self._guarded(lambda: self._pass_on(self._first))
+        self._has_ended = False
+        if is_writer:
+            self._guarded(self._begin)
 
     @property
     def line(self) -> str:
-        """Gain, and how to see more, in one line; empty without updates."""
+        """Gain, and how to see more, in one line; empty without updates, and in a rank that does not write."""
         path, here = self._path, Path.cwd()
         shown = path.relative_to(here) if path is not None and path.is_relative_to(here) else path
         more = f"; paceline report {shown}" if shown is not None else ""
-        return f"paceline: {self.gain}{more}" if self.gain.updates else ""
+        return f"paceline: {self.gain}{more}" if self.gain.updates and self._is_writer else ""
 
     def add(self, update: TimedUpdate) -> None:
         """Add the next update; its beginning is the end of the one before."""
         update = update._replace(began_s=self._ended_s)
         self._ended_s = update.ended_s
         self.gain.add(update)
-        if self._is_wanted:
-            self._updates.append(update)
-            if update.ended_s - self._written_s >= WRITE_EVERY_S:
-                self._written_s = update.ended_s
-                self._guarded(self._write)
+        if not self._is_wanted:
+            return
+        self._unwritten.add(update)
+        if not self._is_writer:
+            self._unwritten.forget(update.ended_s - KEPT_S)
+        elif update.ended_s - self._written_s >= WRITE_EVERY_S:
+            self._written_s = update.ended_s
+            self._guarded(self._write)
 
     def decided(self, now_s: float, decision: ShareDecision) -> None:
         """Add a decision that was made at the end of an update."""
@@ -102,38 +110,90 @@ class RunRecord:
 
     def _add_decision(self, now_s: float, kind: str, reason: str, numbers: dict[str, float]) -> None:
         if self._is_wanted:
-            self._decisions.append((now_s, kind, reason, numbers))
+            self._unwritten.add(TimedDecision(now_s, kind, reason, numbers))
+
+    def regroup(self, now_s: float, living: Iterable[int], *, inherits: bool) -> None:
+        """Note that other ranks go on, which begin anew with equal shares, or the same ones without an update.
+
+        Args:
+            now_s: time at which they do.
+            living: their numbers.
+            inherits: whether this rank goes on with the record of one that is lost.
+        """
+        if inherits and self._is_wanted:
+            self._is_writer = True
+            self._guarded(self._continue_for_another)
+        if self._is_writer and self._is_wanted:
+            self._guarded(partial(self._write_ranks, now_s, set(living)))
+        self._unwritten, self._ended_s = Unwritten(now_s), now_s
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """End the folder, if this process has begun one that has not ended."""
-        if self._is_wanted and os.getpid() == self._process:
-            self._guarded(lambda: self._close(outcome, reason))
+        if self._is_writer and self._is_wanted and os.getpid() == self._process:
+            self._guarded(partial(self._close, outcome, reason))
+            self._has_ended = True
 
     @property
     def _is_wanted(self) -> bool:
-        return self._folder is not None or self._metrics is not None
+        return not self._has_ended and (self._path is not None or self._metrics is not None)
 
-    def _open(self, path: Path, configuration: Mapping[str, Any], *, overwrite: bool) -> None:
-        if not _is_continued(path, configuration[SCRIPT]["launch"]):
-            self._folder = RunFolder(path, configuration, overwrite=overwrite)
-            return
-        log, now_s = path / EVENTS, 0.0
-        with open_regular(log) as file:
-            whole_bytes = sum(len(line) for line in lines_of(file) if line.endswith(b"\n"))
-        before = TimedUpdates()
-        for record in read_records(log, whole_bytes):
-            now_s = record.now_s
-            if (update := before.add(record)) is not None:
-                self.gain.add(update)
-            if isinstance(record, UpdateMade):
-                self._records.follow(record)
-        self._zero_s -= now_s
-        self._folder = RunFolder(path, configuration, keep=Prefix.of(log, whole_bytes))
-        self._first = RunResumed(now_s, self._records.version, configuration["workers"], "", "")
+    def _begin(self) -> None:
+        """Begin to write, also after all ranks were started again."""
+        ranks: int = self._configuration["workers"]
+        first: Record = RunStarted(0.0, ranks, "")
+        if self._path is not None:
+            if _is_continued(self._path, self._configuration[SCRIPT]["launch"]):
+                log = self._continue(self._path, with_end=True)
+                self._zero_s -= log.now_s
+                first = RunResumed(log.now_s, self._records.version, ranks, "", "")
+            else:
+                self._folder = RunFolder(self._path, self._configuration, overwrite=self._settings.overwrite)
+        self._serve_metrics()
+        self._pass_on(first)
 
-    def _write(self) -> None:
-        for record in self._new_records():
+    def _continue_for_another(self) -> None:
+        """Go on with the log of a rank that is lost, from what it has not written."""
+        assert self._path is not None
+        log = self._continue(self._path, with_end=False)
+        self._zero_s = self._unwritten.leave_out(log.updates, log.decisions) - log.now_s
+        for update in self._unwritten.updates:
+            self.gain.add(update)
+        self._living = log.living
+        try:
+            self._serve_metrics()
+        except (PacelineError, OSError) as error:
+            print(f"paceline: the metrics are not served any more: {error}", file=sys.stderr, flush=True)
+        if self._metrics is not None:
+            self._metrics.on_record(RunStarted(log.now_s, self._configuration["workers"], ""))
+
+    def _continue(self, path: Path, *, with_end: bool) -> LogSoFar:
+        log = LogSoFar(path, with_end=with_end)
+        self.gain, self._records = log.gain, log.records
+        self._folder = RunFolder(path, self._configuration, keep=log.prefix)
+        return log
+
+    def _serve_metrics(self) -> None:
+        if self._settings.metrics is not None:
+            metrics = Prometheus.parse(self._settings.metrics)
+            metrics.on_start(RunInfo(self._configuration, self._totals, NetworkCounters()))
+            self._metrics = metrics
+
+    def _write(self, *, is_last: bool = False) -> None:
+        for record in self._unwritten.take(self._records, self._zero_s, is_last=is_last):
             self._pass_on(record)
+
+    def _write_ranks(self, now_s: float, living: set[int]) -> None:
+        """Write which ranks go on, at once: another one may have to go on from there."""
+        self._write(is_last=True)
+        at_s = now_s - self._zero_s
+        for rank in sorted(self._living - living):
+            self._pass_on(WorkerLost(at_s, rank, LOST, event_s=at_s))
+        for rank in sorted(living - self._living):
+            self._pass_on(WorkerJoined(at_s, rank, event_s=at_s))
+        self._living = living
+        self._pass_on(DecisionMade(at_s, REGROUPED, f"ranks {_listed(sorted(living))} go on, with equal shares"))
+        if self._folder is not None:
+            self._folder.settle()
 
     def _pass_on(self, record: Record) -> None:
         self._totals.count(record)
@@ -141,24 +201,13 @@ class RunRecord:
             if callback is not None:
                 callback.on_record(record)
 
-    def _new_records(self) -> Iterator[Record]:
-        """Yield the records of the updates since the last call, each with the decisions that were made at its end."""
-        updates, self._updates = self._updates, []
-        for update in updates:
-            began_s, ended_s = update.began_s - self._zero_s, update.ended_s - self._zero_s
-            yield from self._records.of(update._replace(began_s=began_s, ended_s=ended_s))
-            while self._decisions and self._decisions[0][0] <= update.ended_s:
-                _, kind, reason, numbers = self._decisions.pop(0)
-                yield DecisionMade(ended_s, kind, reason, numbers=numbers)
-
     def _close(self, outcome: Outcome, reason: str) -> None:
-        self._write()
+        self._write(is_last=True)
         now_s = self._ended_s - self._zero_s
         self._pass_on(RunEnded(now_s, outcome, reason, self._records.busy_s, self._records.live_s))
         for callback in (self._folder, self._metrics):
             if callback is not None:
                 callback.close()
-        self._folder = self._metrics = None
 
     def _guarded(self, function: Callable[[], None]) -> None:
         """Do something with the folder; if that fails, say so, and do without it."""
@@ -166,7 +215,7 @@ class RunRecord:
             function()
         except (PacelineError, OSError) as error:
             self._folder = self._path = None
-            self._updates = []
+            self._unwritten = Unwritten(self._ended_s)
             print(f"paceline: the run is not recorded: {error}", file=sys.stderr, flush=True)
 
 
@@ -187,9 +236,7 @@ def _configuration(settings: BalanceSettings, found: Mapping[str, Any], ranks: i
 def _is_continued(path: Path, launch: str) -> bool:
     """Return whether the launcher has started the ranks again since the run in this folder began."""
     is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if not is_restarted or not (path / EVENTS).exists():
-        return False
-    return bool(SavedRun(path).configuration.get(SCRIPT, {}).get("launch") == launch)
+    return is_restarted and (path / EVENTS).exists() and is_log_of(path, launch)
 
 
 def _by_rank(samples: Sequence[int]) -> dict[str, float]:

@@ -70,7 +70,7 @@ def test_a_rank_without_such_a_device_has_the_largest_size():
 def test_the_limits_of_all_ranks_are_theirs_and_one_compiler_is_enough():
     limits = RankLimits(SIZES, None)
     assert limits.of_ranks([[24.0, 0.0], [18.0, 0.0]]) == ShareLimits((24, 18), is_compiled=False)
-    assert limits.of_ranks([[24.0, 0.0], [nan, nan], [20.0, 1.0]]) == ShareLimits((24, 16, 20), is_compiled=True)
+    assert limits.of_ranks([[24.0, 0.0], [nan, nan], [20.0, 1.0]]) == ShareLimits((24, 24, 20), is_compiled=True)
 
 
 @pytest.mark.slow

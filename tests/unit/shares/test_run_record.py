@@ -7,12 +7,21 @@ import pytest
 
 import paceline as pl
 from paceline.core.events import Outcome
-from paceline.core.records import DecisionMade, RunEnded, RunResumed, RunStarted, UpdateMade
+from paceline.core.records import (
+    DecisionMade,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    UpdateMade,
+    WorkerJoined,
+    WorkerLost,
+)
 from paceline.errors import UsageError
 from paceline.jobs import load_job
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.timed_updates import TimedUpdate, timed_updates
 from paceline.shares.gain import Gain
+from paceline.shares.log_so_far import LogSoFar, end_log
 from share_runs import record_in, train
 
 
@@ -162,3 +171,85 @@ def test_the_run_of_a_script_is_not_resumed(tmp_path):
         pl.train(
             load_job("digits"), protocol=pl.bsp(), cluster=pl.Cluster(2), stop="updates=2", resume=tmp_path / "run"
         )
+
+
+def killed(record):
+    """Leave a record as a process does that is killed: what it has not passed on is lost."""
+    record._folder.settle()
+    record._folder._lock.release()
+
+
+@pytest.mark.parametrize("after", [0, 3, 4, 27], ids=str)
+def test_another_rank_goes_on_with_the_log_of_one_that_is_lost_and_it_replays(tmp_path, after):
+    first, heir = record_in(tmp_path / "run"), record_in(tmp_path / "run", is_writer=False)
+    for record in (first, heir):
+        train(record, 30)
+        record.regroup(record._ended_s + 1, (0, 1, 2), inherits=False)  # an update was given up
+        train(record, after)
+    killed(first)
+    assert LogSoFar(tmp_path / "run", with_end=True).updates < max(1, after)
+    heir.regroup(heir._ended_s + 1, (1, 2), inherits=True)
+    train(heir, 12, lost=(0,))
+    heir.regroup(heir._ended_s + 1, (0, 1, 2), inherits=False)
+    train(heir, 30)
+    heir.end(Outcome.STOPPED, "")
+    history = SavedRun(tmp_path / "run").history
+    assert [update.version for update in history.of(UpdateMade)] == list(range(1, 73 + after))
+    assert [len(update.ranks) for update in timed_updates(history)] == [3] * (30 + after) + [2] * 12 + [3] * 30
+    [lost], [joined] = history.of(WorkerLost), history.of(WorkerJoined)
+    assert lost.worker == joined.worker == 0
+    assert lost.now_s < joined.now_s
+    assert str(Gain.of(history)) == str(heir.gain)
+    assert heir.gain.updates == 72 + after
+    assert pl.replay(tmp_path / "run").is_same
+    assert pl.replay(tmp_path / "run").updates == 72 + after
+
+
+def test_a_replay_finds_that_ranks_did_not_begin_anew(tmp_path):
+    train(record := record_in(tmp_path / "run"), 30)
+    record.regroup(record._ended_s + 1, (0, 1, 2), inherits=False)
+    train(record, 30)
+    record.end(Outcome.STOPPED, "")
+    log = tmp_path / "run" / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"kind":"ranks"' not in line))
+    assert pl.replay(tmp_path / "run").difference
+
+
+def test_an_end_that_a_lost_rank_has_written_is_not_that_of_the_run(tmp_path):
+    first, heir = record_in(tmp_path / "run"), record_in(tmp_path / "run", is_writer=False)
+    for record in (first, heir):
+        train(record, 30)
+    first.end(Outcome.FAILED, "ValueError")
+    heir.regroup(heir._ended_s + 1, (1, 2), inherits=True)
+    train(heir, 5, lost=(0,))
+    heir.end(Outcome.STOPPED, "")
+    [end] = SavedRun(tmp_path / "run").history.of(RunEnded)
+    assert end.outcome is Outcome.STOPPED
+    assert heir.gain.updates == 35
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [(143, Outcome.INTERRUPTED, "SIGTERM"), (130, Outcome.INTERRUPTED, "SIGINT"), (1, Outcome.FAILED, "exit status 1")],
+)
+def test_the_launcher_ends_a_log_that_no_rank_has_ended(tmp_path, status, outcome, reason):
+    train(record := record_in(tmp_path / "run", launch="a"), 30)
+    killed(record)
+    with (tmp_path / "run" / "events.jsonl").open("a") as file:
+        file.write('{"event":"cut')
+    end_log(tmp_path / "run", "b", status)
+    assert not LogSoFar(tmp_path / "run", with_end=True).has_ended
+    end_log(tmp_path / "run", "a", status)
+    end_log(tmp_path / "run", "a", 0)
+    [end] = SavedRun(tmp_path / "run").history.of(RunEnded)
+    assert (end.outcome, end.reason) == (outcome, reason)
+    assert end.busy_s > 0
+    assert pl.replay(tmp_path / "run").is_same
+
+
+def test_a_folder_that_the_launcher_cannot_end_is_named(tmp_path, capsys):
+    train(record_in(tmp_path / "run", launch="a"), 30)  # still locked
+    end_log(tmp_path / "run", "a", 143)
+    end_log(tmp_path / "none", "a", 143)
+    assert capsys.readouterr().err.count("the log of the run has no end: another run is writing") == 1

@@ -26,7 +26,7 @@ from paceline.shares.survival.roll_call import RollCall, as_tuples
 from paceline.utils.wording import counted
 
 AHEAD = 2  # units by which a rank that comes back goes ahead of the others, so that they know where it waits
-AGREED, PROGRESS = "paceline/agreed", "paceline/progress"  # in the launcher's store
+AGREED, PROGRESS, RECORDER = "paceline/agreed", "paceline/progress", "paceline/recorder"  # in the launcher's store
 LEAST_UPDATES = 3  # before it is known how a script trains
 
 
@@ -93,6 +93,21 @@ class SurvivingTraining:
     def living(self) -> tuple[int, ...]:
         """Ranks that live."""
         return self.group.living if self.group is not None else tuple(range(self._place[1]))
+
+    def begins_record(self) -> bool:
+        """Return whether this rank, which begins, writes the record of the run."""
+        if self.is_alone or self._place[0] != 0:
+            return False
+        self._calls.store.set(RECORDER, "0")
+        return True
+
+    def inherits_record(self) -> bool:
+        """Return whether this rank goes on with the record of a rank that is lost: the first that lives does."""
+        store = self._calls.store
+        if self._place[0] != self.living[0] or int(store.get(RECORDER)) in self.living:
+            return False
+        store.set(RECORDER, str(self._place[0]))
+        return True
 
     # --- what the patches tell ----------------------------------------------------------------------------
 
@@ -254,9 +269,11 @@ class SurvivingTraining:
 
     def finish(self) -> None:
         """Wait for the end of the other ranks, and go on without survival."""
-        group, self.group = self.group, None
-        if group is not None:
-            group.finish()
+        try:
+            if self.group is not None:
+                self.group.finish()
+        finally:
+            self.group = None
 
     # --- what the group asks ------------------------------------------------------------------------------
 
