@@ -25,6 +25,15 @@ def longest(shares: Sequence[int], seconds: Sequence[float]) -> float:
     return max(share * each for share, each in zip(shares, seconds, strict=True))
 
 
+def are_few(divisions: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether no rank has more than six sizes in divisions of an update.
+
+    >>> are_few([(8, 8), (9, 7)])
+    True
+    """
+    return all(len({*sizes}) <= MOST_SIZES for sizes in zip(*divisions, strict=True))
+
+
 def of_few_sizes(
     new: tuple[int, ...], used: Sequence[tuple[int, ...]], seconds: Sequence[float], most: Sequence[int]
 ) -> tuple[int, ...]:
@@ -42,7 +51,7 @@ def of_few_sizes(
         >>> of_few_sizes((14, 2), [(8, 8), (9, 7), (10, 6), (11, 5), (12, 4), (13, 3)], [0.1, 0.2], [12, 12])
         (11, 5)
     """
-    if all(len({*sizes}) <= MOST_SIZES for sizes in zip(new, *used, strict=True)):
+    if are_few([new, *used]):
         return new
     fitting = [each for each in used if all(share <= limit for share, limit in zip(each, most, strict=True))]
     return min(fitting, key=lambda each: longest(each, seconds))

@@ -22,10 +22,10 @@ from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.timed_updates import TimedUpdate
 from paceline.shares.batches import CutSampler, Dealt, cut, cut_for, divided, piece
-from paceline.shares.costs import CostOf, cost_function, deal_by_cost, how_known, pads
+from paceline.shares.costs import CostOf, cost_function, deal_by_cost, equal_by_cost, how_known, pads
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.shares.rank_batches import Batch, epoch_of, is_dealt_by_rank
-from paceline.shares.rank_limits import RankLimits, memory_of
+from paceline.shares.rank_limits import RankLimits, WorkLimit, memory_of
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.run_record import RunRecord
 from paceline.shares.settings import BalanceSettings
@@ -135,6 +135,8 @@ class Balancer:
         self._exchanged: list[TimedBatches] = []
         self._at_once = 1  # updates of an exchange
         self._known_sizes: set[int] = set()
+        self._most_work: list[float] | None = None  # limits, where samples are dealt by cost; None until they are known
+        self._used_counts: list[tuple[int, ...]] = []  # samples of the ranks, while a compiler takes few sizes
 
     def sampler_of(self, loader: Loader, sampler: Any) -> Any:
         """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
@@ -213,10 +215,11 @@ class Balancer:
         self._known_sizes |= sizes
         self._dealt = []
         limits = self._limits.update_ended(max(self._known_sizes), is_first=is_first)
+        most_work = self._work_limit.update_ended(max(dealt.work[self.rank] for dealt in batches.dealt))
         if len(self._measured) == self._at_once + self._late and not self._exchanged:
             self._exchanged, self._measured = self._measured[: self._at_once], self._measured[self._at_once :]
             own_s = [0.0 if each.is_first else self.stopwatch.seconds(each.spans) for each in self._exchanged]
-            self._times.begin([*own_s, *(each.divisor for each in self._exchanged), *limits])
+            self._times.begin([*own_s, *(each.divisor for each in self._exchanged), *limits, most_work])
 
     def _decide(self, policy: ShareBalancer, rows: list[list[float]], now_s: float) -> None:
         """Decide by the times of the ranks that were exchanged last."""
@@ -231,7 +234,8 @@ class Balancer:
                 self._survival.took(of_ranks)
         for each, of_ranks in zip(exchanged[:-1], seconds, strict=False):
             policy.add(each.work, of_ranks)
-        self._limit(policy, self._limits.of_ranks([row[2 * count :] for row in rows]), now_s)
+        self._limit(policy, self._limits.of_ranks([row[2 * count : -1] for row in rows]), now_s)
+        self._most_work = [row[-1] for row in rows]
         decision = policy.decide(exchanged[-1].work, seconds[-1])
         if decision is not None and self.record is not None:
             self.record.decided(now_s, decision)
@@ -255,7 +259,10 @@ class Balancer:
         """Note that a backward pass has run out of memory; return whether a smaller share may have enough."""
         dealt = self._dealt[-1]
         samples = dealt.samples[self.rank]
-        if self._policy is None or dealt.size != self._batch_size or not self._limits.fall(samples):
+        if self._policy is None or dealt.size != self._batch_size:
+            return False
+        work, equal_work = dealt.work[self.rank], max(dealt.equal_work)
+        if not (self._work_limit.fall(work, equal_work) if self._is_by_cost else self._limits.fall(samples)):
             return False
         print(text_of_fall(self.rank, samples, dealt.size), file=sys.stderr, flush=True)
         return True
@@ -296,6 +303,7 @@ class Balancer:
         self.sums_failed()
         if self._policy is not None:
             self._policy = ShareBalancer(self.ranks, self._pieces)
+            self._most_work, self._used_counts = None, [(self._batch_size,) * self.ranks]
         if self.record is not None and self._survival is not None:
             inherits = self._survival.inherits_record()
             self.record.regroup(time.perf_counter(), self._survival.living, inherits=inherits)
@@ -317,7 +325,11 @@ class Balancer:
         if self._policy is None or set(counts) != {size}:
             return batches[self.rank], divided(counts, counts[0] if len(set(counts)) == 1 else 0)
         if (cost_of := self._cost_of(loader)) is not None:
-            return deal_by_cost(batches, self.rank, cost_of, self._policy.seconds, is_padded=pads(loader.collate_fn))
+            if self._most_work is None:
+                return batches[self.rank], equal_by_cost(batches, cost_of, is_padded=pads(loader.collate_fn))
+            used = self._used_counts if self._policy.limits.is_compiled else None
+            given = batches, self.rank, cost_of, self._policy.seconds, self._most_work, used
+            return deal_by_cost(*given, is_padded=pads(loader.collate_fn))
         shares = self._scaled(counts[0])
         return cut(batches, shares, self.rank), divided(shares, counts[0])
 
@@ -346,7 +358,10 @@ class Balancer:
             raise UsageError(f"the batches of the ranks have {shown} samples: give every rank the same batch size")
         kind = self._weighing.begin(loss, size)
         self._pieces = pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
-        self._limits = RankLimits(pieces, self._memory)
+        self._used_counts = [(size,) * self.ranks]
+        self._is_by_cost = loader is not None and self._cost_of(loader) is not None
+        self._limits = RankLimits(pieces, None if self._is_by_cost else self._memory)
+        self._work_limit = WorkLimit(pieces.pieces, self._memory if self._is_by_cost else None)
         self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
             costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import default_collate, default_convert
 
 from paceline.errors import UsageError
-from paceline.policies.dealing import deal_padded, deal_samples
+from paceline.policies.dealing import deal_padded, deal_samples, of_few_counts
 from paceline.shares.batches import Dealt
 from paceline.shares.rank_batches import Batch
 
@@ -86,7 +86,14 @@ def how_known(cost_of: CostOf | None, collate: Any) -> str:
 
 
 def deal_by_cost(
-    batches: Sequence[Batch], rank: int, cost_of: CostOf, seconds: Sequence[float], *, is_padded: bool
+    batches: Sequence[Batch],
+    rank: int,
+    cost_of: CostOf,
+    seconds: Sequence[float],
+    limits: Sequence[float],
+    used: list[tuple[int, ...]] | None,
+    *,
+    is_padded: bool,
 ) -> tuple[Batch, Dealt]:
     """Return a rank's batch of an update, and how the update is divided, so that all ranks end together.
 
@@ -95,17 +102,30 @@ def deal_by_cost(
         rank: number of the rank.
         cost_of: cost of a sample by its index, > 0.
         seconds: seconds of each rank per unit of cost.
+        limits: cost of a batch for which each rank has memory; that of equal shares is taken to fit.
+        used: earlier numbers of samples of the ranks, where a compiler takes few sizes; else None.
         is_padded: whether each sample of a batch costs as much as the longest one.
     """
     samples = [sample for batch in batches for sample in batch]
     costs = [float(cost_of(sample)) for sample in samples]
     size = len(batches[0])
-    equal = [_work(costs[begin : begin + size], is_padded) for begin in range(0, len(costs), size)]
-    groups = (deal_padded if is_padded else deal_samples)(costs, seconds, MAX_WORK * max(equal))
-    work = [_work([costs[each] for each in group], is_padded) for group in groups]
+    equal = [_work(costs[begin : begin + size], is_padded=is_padded) for begin in range(0, len(costs), size)]
+    most = [min(MAX_WORK * max(equal), max(limit, max(equal))) for limit in limits]
+    deal = deal_padded if is_padded else deal_samples
+    if used is None:
+        groups = deal(costs, seconds, most)
+    else:
+        groups = of_few_counts(deal, costs, seconds, most, used, partial(_work, is_padded=is_padded))
+    work = [_work([costs[each] for each in group], is_padded=is_padded) for group in groups]
     dealt = Dealt(tuple(map(len, groups)), size, tuple(work), tuple(equal))
     return [samples[each] for each in groups[rank]], dealt
 
 
-def _work(costs: Sequence[float], is_padded: bool) -> float:
+def equal_by_cost(batches: Sequence[Batch], cost_of: CostOf, *, is_padded: bool) -> Dealt:
+    """Return the division of an update whose batches stay, with their costs; the arguments are as above."""
+    work = tuple(_work([float(cost_of(sample)) for sample in batch], is_padded=is_padded) for batch in batches)
+    return Dealt(tuple(map(len, batches)), len(batches[0]), work, work)
+
+
+def _work(costs: Sequence[float], *, is_padded: bool) -> float:
     return max(costs) * len(costs) if is_padded else sum(costs)

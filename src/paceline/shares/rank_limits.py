@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from math import isnan
+from math import inf, isnan
 
 import torch
 
 from paceline.policies.share_limits import ShareLimits
-from paceline.policies.shares import Pieces
+from paceline.policies.shares import USED_MEMORY, Pieces
 
 Memory = Callable[[], tuple[int, int]]  # that returns the peak, and what the rank may use, in bytes
 
@@ -70,6 +70,42 @@ class RankLimits:
         """Return the limits of all ranks from theirs; a lost rank has none, and gets no samples."""
         most = (self._sizes.most if isnan(row[0]) else int(row[0]) for row in rows)
         return ShareLimits(tuple(most), any(row[1] == 1 for row in rows))
+
+
+class WorkLimit:
+    """Limit of this rank's work, where samples are dealt by cost: the work of equal shares is taken to fit.
+
+    As with samples, memory grows at most in proportion to the work, and the limit rises by a piece at a time.
+
+    Args:
+        pieces: m, pieces of a batch.
+        memory: how the memory is read; None without a limit.
+    """
+
+    def __init__(self, pieces: int, memory: Memory | None) -> None:
+        self._piece = 1 / pieces
+        self._memory = memory
+        self._most = inf if memory is None else 0.0
+        self._ceiling = inf  # below what has run out of memory
+        self._largest = 0.0
+        self._reads = 0
+
+    def fall(self, work: float, equal_work: float) -> bool:
+        """Note that a batch has run out of memory; return whether less work than that is to be expected."""
+        if work <= equal_work:
+            return False
+        self._ceiling = min(self._ceiling, work / (1 + self._piece))
+        return True
+
+    def update_ended(self, work: float) -> float:
+        """Return the limit after an update of so much work, for the other ranks."""
+        self._reads = 2 if work > self._largest else max(0, self._reads - 1)
+        self._largest = max(self._largest, work)
+        if self._memory is not None and self._reads:
+            peak_bytes, memory_bytes = self._memory()
+            fitting = USED_MEMORY * memory_bytes / max(1, peak_bytes)
+            self._most = self._largest * min(fitting, 1 + self._piece)
+        return min(self._most, self._ceiling)
 
 
 def is_compiling() -> bool:

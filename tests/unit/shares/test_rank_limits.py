@@ -1,13 +1,13 @@
 """Limits of a rank: a scripted device, and what is known of the others."""
 
-from math import nan
+from math import inf, nan
 
 import pytest
 import torch
 
 from paceline.policies.share_limits import MOST_SIZES, ShareLimits
 from paceline.policies.shares import Pieces
-from paceline.shares.rank_limits import RankLimits, is_compiling, memory_of
+from paceline.shares.rank_limits import RankLimits, WorkLimit, is_compiling, memory_of
 
 SIZES = Pieces(16, pieces=8)  # 24 samples at most
 
@@ -71,6 +71,26 @@ def test_the_limits_of_all_ranks_are_theirs_and_one_compiler_is_enough():
     limits = RankLimits(SIZES, None)
     assert limits.of_ranks([[24.0, 0.0], [18.0, 0.0]]) == ShareLimits((24, 18), is_compiled=False)
     assert limits.of_ranks([[24.0, 0.0], [nan, nan], [20.0, 1.0]]) == ShareLimits((24, 24, 20), is_compiled=True)
+
+
+def test_the_work_of_a_rank_rises_by_a_piece_until_its_device_is_full():
+    device, found = Device(10, 3.5), []
+    limit, work = WorkLimit(8, device), 16.0
+    for _ in range(12):
+        device.largest = work
+        found.append(limit.update_ended(work))
+        work = max(work, found[-1])
+    assert found[:2] == [18.0, pytest.approx(20.25)]
+    assert found[-1] == pytest.approx(work) == pytest.approx((90 - 10) / 3.5, rel=0.01)
+    assert device.reads < 24
+
+
+def test_work_without_such_a_device_has_no_limit_until_it_runs_out_of_memory():
+    limit = WorkLimit(8, None)
+    assert limit.update_ended(100.0) == inf
+    assert not limit.fall(100.0, equal_work=100.0)
+    assert limit.fall(180.0, equal_work=100.0)
+    assert limit.update_ended(100.0) == 160.0
 
 
 @pytest.mark.slow
