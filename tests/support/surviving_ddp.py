@@ -96,7 +96,8 @@ def main():
                 (folder / f"{rank}.{iteration}.there").touch()
                 while not all((folder / f"{each}.{iteration}.there").exists() for each in range(ranks)):
                     time.sleep(0.01)
-            time.sleep(0.02 if returns_at and not life else 0)
+            is_missing = len(list(folder.glob("*.lost"))) > len(list(folder.glob("*.back")))
+            time.sleep((0.2 if is_missing else 0.02) if returns_at and not life else 0)  # so that a rank can come back
             note = {"iteration": iteration, "epoch": epoch, "life": life}
             print(json.dumps(note | {"samples": indices.tolist()}), file=notes, flush=True)
             before, batch_size = flat(model), len(x)
@@ -108,6 +109,8 @@ def main():
             optimizer.step()
             schedule.step()
             fault("stepped")
+            if life and not torch.equal(before, flat(model)):
+                (folder / f"{rank}.{life}.back").touch()
             note |= {"stepped": not torch.equal(before, flat(model)), "rate": schedule.get_last_lr()[0]}
             print(json.dumps(note | {"digest": flat(model).sum().item().hex()}), file=notes, flush=True)
             if iteration % EVALUATED_EACH == EVALUATED_EACH - 1:
