@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from paceline.core.records import DecisionMade, RunResumed
-from paceline.policies.share_exchanges import updates_at_once
+from paceline.policies.share_exchanges import ShareExchanges
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.run_folder import SavedRun
@@ -26,39 +26,35 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
     """Replay the decisions on shares in the log of a script."""
     configuration, about = saved.configuration, saved.configuration[SCRIPT]
     sizes = Pieces(configuration["batch_size"], about["pieces"], about["max_share"])
-    policy, reader = ShareBalancer(configuration["workers"], sizes), TimedUpdates()
-    limits = _limits(saved)
-    due: deque[tuple[int, list[float]]] = deque()  # shares, and the update at whose end they are decided
-    at_once = 1
-    exchanged: list[TimedUpdate] = []  # of such an exchange
+    reader, limits = TimedUpdates(), _limits(saved)
+    policy, exchanges = _begun(configuration, sizes)
+    ours: list[float] | None = None  # shares that are decided at the end of the latest update
     updates = decisions = 0
     for record in saved.history:
         if isinstance(record, RunResumed) or (isinstance(record, DecisionMade) and record.kind == REGROUPED):
-            policy = ShareBalancer(configuration["workers"], sizes)
-            due.clear()
-            at_once, exchanged = 1, []
+            policy, exchanges = _begun(configuration, sizes)
+            ours = None
         elif isinstance(record, DecisionMade) and record.kind == SHARES:
             decisions += 1
             logged = [*(record.numbers or {}).values()]
-            ours = due.popleft() if due and due[0][0] == updates else None
-            if ours is None or ours[1] != logged:
-                return ReplayedShares(updates, decisions, _difference(updates, logged, ours and ours[1]))
+            if ours != logged:
+                return ReplayedShares(updates, decisions, _difference(updates, logged, ours))
+            ours = None
         elif (update := reader.add(record)) is not None:
-            if due and due[0][0] <= updates:
-                return ReplayedShares(updates, decisions, _difference(updates, None, due[0][1]))
+            if ours is not None:
+                return ReplayedShares(updates, decisions, _difference(updates, None, ours))
             updates += 1
             decisions += 1
-            exchanged.append(update)
-            work, seconds = _of_all(update, configuration["workers"])
-            if len(exchanged) < at_once:
-                policy.add(work, seconds)
-                continue
-            policy.limits = limits.get(updates + about["lag"], policy.limits)
-            decision = policy.decide(work, seconds)
-            if decision is not None:
-                due.append((updates + about["lag"], [float(share) for share in decision.shares]))
-            at_once, exchanged = updates_at_once([each.seconds for each in exchanged]), []
+            policy.limits = limits.get(updates, policy.limits)
+            decision = exchanges.end_update(*_of_all(update, configuration["workers"]))
+            ours = [float(share) for share in decision.shares] if decision is not None else None
     return ReplayedShares(updates, decisions, "")
+
+
+def _begun(configuration: Mapping[str, Any], sizes: Pieces) -> tuple[ShareBalancer, ShareExchanges]:
+    """Return a policy that knows no times, and the exchanges by which ranks follow it."""
+    policy = ShareBalancer(configuration["workers"], sizes)
+    return policy, ShareExchanges(policy, late=configuration[SCRIPT]["lag"] - 1)
 
 
 def _of_all(update: TimedUpdate, ranks: int) -> tuple[list[float], list[float]]:

@@ -10,13 +10,15 @@ import numpy as np
 from paceline.ddp_recording import layout
 from paceline.ddp_recording.recording import DDPRecording, Seconds
 from paceline.policies.controllers.balance import Balance
-from paceline.policies.shares import WINDOW, ShareBalancer
+from paceline.policies.share_exchanges import ShareExchanges
+from paceline.policies.shares import ShareBalancer
 from paceline.utils import files
 from paceline.utils.wording import in_one_line, printable
 
 DEFAULT = "balanced(m=8, leases=1)"
 BATCH_SIZE = 64  # where the recording has none
 NOTABLE = 1.03
+LEARNING = 20  # steps in which the policy learns the speeds, and whether slow ranks stay slow
 LONGEST_COMMAND = 300
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 MODULE = ("-m", "--module")
@@ -58,9 +60,8 @@ def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DE
     """Return the time with the shares that the policy would have decided in the recorded run.
 
     The own work of a rank is taken to be in proportion to its samples, and the rest of a step to stay, with what every
-    rank spends outside forward and backward, as on the step of the optimizer. The policy knows the times of a step one
-    step later, as in a real run. The first steps, in which it learns the speeds, are left out of a long enough
-    recording.
+    rank spends outside forward and backward, as on the step of the optimizer. The first steps, in which the policy
+    learns, are left out of a long enough recording.
 
     Args:
         recording: recording of two ranks or more.
@@ -71,7 +72,7 @@ def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DE
     work_s = recording.work_s - recording.part_s("data").min(axis=0)
     shared_s, equal_s = simulated_steps(work_s, ShareBalancer(recording.ranks, balance.sizes(size)), size)
     rest_s = recording.step_s.mean(axis=0) - equal_s
-    first = WINDOW if recording.steps >= 2 * WINDOW else 0
+    first = LEARNING if recording.steps >= 2 * LEARNING else 0
     update_s, before_s = (float((steps_s + rest_s)[first:].mean()) for steps_s in (shared_s, equal_s))
     return SharesPrediction(protocol, update_s, before_s, run_command(recording))
 
@@ -79,20 +80,26 @@ def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DE
 def simulated_steps(work_s: Seconds, policy: ShareBalancer, size: int) -> tuple[Seconds, Seconds]:
     """Return the longest own work of each step, with the shares of a policy, and with equal ones.
 
+    The ranks follow the policy as in a real run: they decide by the times of an exchange when the next step ends, and
+    the first time of a rank with a new size does not count. A loader without processes is asked for a batch after the
+    decision; one that holds batches follows later.
+
     Args:
         work_s: own work of each rank for a whole batch, in seconds, as ranks x steps.
         policy: policy of the shares.
         size: samples of a batch.
     """
     longest_s = np.empty(work_s.shape[1])
-    before: tuple[tuple[int, ...], list[float]] | None = None
+    exchanges = ShareExchanges(policy)
+    known: list[set[int]] = [set() for _ in policy.shares]  # sizes that a rank has had
     for step, whole_s in enumerate(work_s.T):
         shares = policy.shares
         seconds = (whole_s * shares / size).tolist()
         longest_s[step] = max(seconds)
-        if before is not None:
-            policy.decide(*before)
-        before = shares, seconds
+        counting = [s if share in sizes else 0.0 for s, share, sizes in zip(seconds, shares, known, strict=True)]
+        exchanges.end_update(shares, counting)
+        for share, sizes in zip(shares, known, strict=True):
+            sizes.add(share)
     return longest_s, work_s.max(axis=0)
 
 

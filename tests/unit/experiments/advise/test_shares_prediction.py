@@ -4,6 +4,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
 import paceline as pl
 from ddp_recordings import describe, write_recording
@@ -12,6 +15,8 @@ from paceline.ddp_recording.recording import DDPRecording
 from paceline.experiments.advise.shares_prediction import predict_shares, run_command, simulated_steps
 from paceline.policies.controllers.balance import Balance
 from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.shares.balancer import Balancer
+from paceline.shares.settings import BalanceSettings
 
 pytestmark = pytest.mark.usefixtures("short_predictions")
 STEPS, RANKS, SUM_MS = 120, 4, 6.0
@@ -79,8 +84,87 @@ def test_one_change_that_is_not_worth_it_is_not_made():
 def test_a_decision_is_by_the_times_of_the_step_before_the_latest():
     work_s = np.array([[1.0] * 6, [3.0] * 6])
     shared_s, _ = simulated_steps(work_s, ShareBalancer(2, Pieces(16)), 16)
-    assert shared_s.tolist()[:3] == [3.0, 3.0, 3.0]  # two times, each known a step later
-    assert shared_s[3] == pytest.approx(1.5)
+    assert shared_s.tolist()[:4] == [3.0] * 4  # one that does not count, and two times, each known a step later
+    assert shared_s[4] == pytest.approx(1.5)
+
+
+class Ranks:
+    """Balancers of all ranks in this process, whose clocks are scripted; they exchange rows through a list."""
+
+    def __init__(self, monkeypatch, batch_size, pieces):
+        self.rows, self.batch_size = [None] * RANKS, batch_size
+        monkeypatch.setattr(dist, "get_world_size", lambda *_: RANKS)
+        monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+        self.balancers = []
+        for rank in range(RANKS):
+            monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+            monkeypatch.setattr("paceline.shares.balancer.RankTimes", lambda _, rank=rank: Exchange(self, rank))
+            self.balancers.append(Balancer(BalanceSettings(pieces=pieces), nn.Linear(1, 1)))
+
+    def update(self, work_s):
+        """Make an update, and return the seconds of each rank."""
+        seconds = []
+        for balancer, whole_s in zip(self.balancers, work_s, strict=True):
+            samples = balancer.share(self.batch_size)
+            seconds.append(whole_s * samples / self.batch_size)
+            balancer.stopwatch = ScriptedWatch(seconds[-1])
+            balancer.forward_began([(samples, 1)])
+            balancer.weight_of(nn.Linear(1, 1)(torch.ones(samples, 1)).pow(2).mean())
+        sent = [*self.rows]
+        for balancer in self.balancers:
+            balancer._times.arrived = sent
+            balancer.sums_ended()
+        return seconds
+
+
+class Exchange:
+    """Exchange of rows between balancers that take their turns."""
+
+    def __init__(self, ranks, rank):
+        self.ranks, self.rank, self.is_pending = ranks, rank, False
+
+    def begin(self, row):
+        self.ranks.rows[self.rank], self.is_pending = row, True
+
+    def end(self):
+        was_pending, self.is_pending = self.is_pending, False
+        return self.arrived if was_pending else None
+
+    def gather(self, row):
+        return [row] * RANKS
+
+
+class ScriptedWatch:
+    """Stopwatch that has measured a given time."""
+
+    def __init__(self, seconds):
+        self.taken = seconds
+
+    def start(self):
+        pass
+
+    def take(self):
+        return self.taken
+
+    def seconds(self, spans):
+        return spans
+
+
+def moving(fast_s):
+    work_s = np.full((RANKS, STEPS), fast_s)
+    for step in range(STEPS):
+        work_s[step // 15 % RANKS, step] *= 3
+    return work_s
+
+
+@pytest.mark.parametrize(("fast_s", "sigma"), [(0.1, 0.0), (0.1, 0.05), (0.1, 0.3), (0.004, 0.05)])
+def test_the_prediction_is_what_the_balancers_of_the_ranks_do(monkeypatch, fast_s, sigma):
+    work_s = moving(fast_s) * np.random.default_rng(1).lognormal(0, sigma, (RANKS, STEPS))
+    ranks = Ranks(monkeypatch, 16, pieces=16)
+    real_s = [max(ranks.update(each)) for each in work_s.T]
+    predicted_s, _ = simulated_steps(work_s, ShareBalancer(RANKS, Pieces(16, 16)), 16)
+    assert len({*real_s}) > 2
+    assert predicted_s.tolist() == real_s
 
 
 @pytest.mark.parametrize(
