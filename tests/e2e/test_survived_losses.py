@@ -149,6 +149,11 @@ def test_forty_losses(tmp_path, seed):
 
 
 @pytest.mark.slow
+def test_the_others_go_on_with_a_compiled_model(tmp_path):
+    check(tmp_path, 3, ["1:9:sum"], COMPILED="1")
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_ended(tmp_path):
     check(tmp_path, 3, ["1:6:sum"], WITH="SIGSTOP")
 

@@ -4,6 +4,7 @@ Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with
 first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
 iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
 speed. With ``MEMORY`` rank 0 has memory for so many samples in a backward pass, and the other ranks are slow.
+With ``COMPILED`` the model in DDP is compiled.
 """
 
 import json
@@ -77,7 +78,8 @@ def main():
     sampler = DistributedSampler(data, seed=3)
     workers = int(os.environ.get("LOADER_PROCESSES", "0"))
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=workers)
-    model = DistributedDataParallel(net(), bucket_cap_mb=0.001)
+    is_compiled = "COMPILED" in os.environ
+    model = DistributedDataParallel(net(), bucket_cap_mb=25 if is_compiled else 0.001)  # of torch, or several buckets
     optimizer = optimizer_of(model)
     schedule = schedule_of(optimizer, ranks)
     next(iter(model.parameters())).register_post_accumulate_grad_hook(lambda _: fault("sum"))
@@ -88,6 +90,7 @@ def main():
             raise torch.OutOfMemoryError
 
     model.module[2].weight.register_hook(take_memory)
+    trained = torch.compile(model, backend="eager") if is_compiled else model
     notes = (folder / f"{rank}.jsonl").open("a")
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -104,7 +107,7 @@ def main():
             time.sleep(0.01 * len(x) if rank and "MEMORY" in os.environ else 0)
             optimizer.zero_grad()
             fault("forward")
-            nn.functional.mse_loss(model(x), y).backward()
+            nn.functional.mse_loss(trained(x), y).backward()
             fault("step")
             optimizer.step()
             schedule.step()

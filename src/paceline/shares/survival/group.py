@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+from torch._compile import _disable_dynamo
 
 from paceline.errors import RunError
 from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
@@ -40,6 +42,15 @@ class Training(Protocol):
         """Let the next backward pass begin as if there was none before."""
 
 
+def _untraced(group: type) -> type:
+    """Return a class of which torch.compile traces no method: DDP calls them within a compiled forward pass."""
+    for name, method in list(vars(group).items()):
+        if inspect.isfunction(method) and name != "__init__":
+            setattr(group, name, _disable_dynamo(method))
+    return group
+
+
+@_untraced
 class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not export its type
     """Process group of all ranks, some of which may be lost.
 
