@@ -182,7 +182,7 @@ def test_the_log_of_a_run_that_a_signal_ends_is_whole(tmp_path, number):
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(EPOCHS="1000"))
     await_records(tmp_path / "runs" / "surviving_ddp-1", UpdateMade, 20)
     process.send_signal(number)
-    assert process.wait(60)
+    assert process.wait(scaled(60))
     saved = SavedRun(tmp_path / "runs" / "surviving_ddp-1")
     *_, end = saved.history
     assert isinstance(end, RunEnded)
