@@ -15,6 +15,7 @@ from torch import nn
 import paceline as pl
 import surviving_ddp
 from launched_commands import await_records, run_on_ranks
+from machine_speed import scaled
 from paceline.core.events import Outcome
 from paceline.core.records import RunEnded, UpdateMade, WorkerJoined, WorkerLost
 from paceline.recording.run_folder import SavedRun
