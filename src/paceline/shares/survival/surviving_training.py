@@ -323,7 +323,8 @@ class SurvivingTraining:
         if self._place[0] == self.living[0]:
             self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
             there = ", ".join(map(str, self.living))
-            print(f"paceline: {counted(len(self.living), 'rank')} go on: {there}", file=sys.stderr, flush=True)
+            goes = "goes" if len(self.living) == 1 else "go"
+            print(f"paceline: {counted(len(self.living), 'rank')} {goes} on: {there}", file=sys.stderr, flush=True)
 
 
 def become_default(group: SurvivingGroup, store: Any) -> None:
