@@ -38,6 +38,7 @@ OF_ATTACH = "UserLoop|Exchange|RunConfig|ServerProcess"  # arguments of Attached
 nitpick_ignore_regex = [
     (r"py:.*", rf"({OTHERS})\b.*"),
     (r"py:.*", r".*\.Count"),
+    (r"py:class", r"msgspec\.Meta"),  # bounds of the values in a message
     (r"py:class", OF_ATTACH),
     (r"py:class", r"Model"),  # the type of the model that balance returns
 ]

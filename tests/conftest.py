@@ -56,7 +56,7 @@ TIMEOUT_S = 120  # of a test without a marker `timeout`, if the command line has
 os.environ.setdefault("PYTEST_TIMEOUT", str(scaled(TIMEOUT_S)))
 
 MOST_WITH_PROCESSES = 20
-LONGEST_S = 15.0  # of a test with real processes, by the clock of an idle machine
+LONGEST = 5  # time of a test with real processes, by the clock of an idle machine, as a multiple of `processor_limit_s`
 LONG = "long"  # property of a test that took longer than it may
 
 
@@ -151,6 +151,7 @@ def pytest_runtest_call(item):
     limit_s = float(item.config.getini("processor_limit_s"))
     if not markers & WITH_PROCESSES and taken_s > limit_s:
         report_long(item, f"it took {taken_s:.1f} s of processor time, more than {limit_s:g} s")
-    if "processes" in markers and "slow" not in markers and passed_s > scaled(LONGEST_S):
-        report_long(item, f"it took {passed_s:.1f} s, more than {scaled(LONGEST_S):g} s")
+    longest_s = scaled(LONGEST * limit_s)
+    if "processes" in markers and "slow" not in markers and passed_s > longest_s:
+        report_long(item, f"it took {passed_s:.1f} s, more than {longest_s:g} s")
     return result

@@ -1,4 +1,4 @@
-"""Losses of ranks of an unchanged DDP script under `paceline run`: the others go on, and no sample is lost."""
+"""An unchanged DDP script under `paceline run`, without and with losses of ranks: each sample is used once."""
 
 import json
 import signal
@@ -97,12 +97,22 @@ def check(folder, ranks, faults, **variables):
     return sum(not next(iter(notes.values()))["stepped"] for notes in ended.values())
 
 
+def check_changed(folder):
+    """Check that the shares have changed before the first loss, if there is one."""
+    computed, _ = notes_of(folder)
+    assert len({tuple(len(note["samples"]) for note in computed[iteration].values()) for iteration in range(8)}) > 1
+
+
 @pytest.mark.processes
+def test_each_sample_is_used_once_with_shares_that_change(tmp_path):
+    assert check(tmp_path, 2, [], CHANGING="1") == 0
+    check_changed(tmp_path)
+
+
+@pytest.mark.slow
 def test_the_others_go_on_and_each_sample_is_used_once(tmp_path):
     assert check(tmp_path, 2, ["1:8:forward"], CHANGING="1") == 1
-    computed, _ = notes_of(tmp_path)
-    sizes = {tuple(len(note["samples"]) for note in computed[iteration].values()) for iteration in range(8)}
-    assert len(sizes) > 1  # the shares have changed before the loss
+    check_changed(tmp_path)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ class ChangingShares:
         self._updates += 1
         if self._updates % 5 == 1:
             self.changes += 1
-            moved = self._sizes.size * (1, 3, -2, 4, 0)[self.changes % 5]
+            pieces = min((1, 3, -2, 4, 0)[self.changes % 5], self._sizes.batch_size // self._sizes.size - 1)
+            moved = self._sizes.size * pieces
             rest = [self._sizes.batch_size] * (self._ranks - 2)
             self.shares = (self._sizes.batch_size - moved, *rest, self._sizes.batch_size + moved)
 
