@@ -37,12 +37,15 @@ def test_a_slow_rank_sees_what_became_of_its_gradient(protocol, fate, staleness)
                 if is_slow and not seen:
                     assert passed.wait(LIMIT_S)
                 seen.append(run.last)
+                if is_slow and len(seen) == 2:
+                    told.set()
                 step(model, optimizer, [batch])
-                if run.update >= 3:
+                if run.update >= 3 and not is_slow:
                     passed.set()
+                    assert told.wait(LIMIT_S)  # else the other rank might find no minibatch left
         return seen[1] if is_slow else None
 
-    order, passed = [], threading.Event()
+    order, passed, told = [], threading.Event(), threading.Event()
     answers = AttachedThreads(2, make_parts(make_network(), numbered_data()), protocol).run(loop)
     [slow] = [each for each in answers if each is not None]
     assert slow.fate == fate
