@@ -27,7 +27,6 @@ class RunStats:
         updates: number of updates.
         used: number of accepted gradients, those of an unfinished update included.
         dropped: number of gradients that arrived and were not used.
-        notices: number of them that were not sent, only told.
         interrupted: number of interrupted tasks.
         samples_applied: number of samples in the used gradients.
         samples_dropped: number of samples in dropped gradients and interrupted tasks.
@@ -46,7 +45,6 @@ class RunStats:
     updates: int = 0
     used: int = 0
     dropped: int = 0
-    notices: int = 0
     interrupted: int = 0
     samples_applied: int = 0
     samples_dropped: int = 0
@@ -136,7 +134,6 @@ class StatsCounter:
             time_s=time_s,
             worker_s=worker_s,
             **totals.counts,
-            notices=totals.notices,
             samples_applied=totals.samples_used,
             samples_dropped=totals.samples_dropped,
             mean_k=totals.mean_k,

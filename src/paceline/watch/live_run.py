@@ -129,6 +129,12 @@ class LiveRun:
         """Return the mean number of samples by worker and time over the whole run."""
         return self._samples.heat_map(len(self._reader.live))
 
+    @property
+    def received(self) -> int:
+        """Number of gradients that have arrived; notices are none."""
+        totals = self._stats.totals
+        return totals.used + totals.dropped - totals.notices
+
     def staleness(self) -> dict[str, list[int]]:
         """Return the histogram of the staleness of all used gradients."""
         found = sorted(self._stats.totals.staleness.items())

@@ -115,8 +115,7 @@ class LiveView:
         size_bytes = vector_bytes(configuration)
         if size_bytes is not None and SCRIPT not in configuration:  # whose sums have no server
             tasks, _ = self.live.counts(self.recent)
-            stats = self.recent.stats
-            vectors = stats.used + stats.dropped - stats.notices, int(tasks.sum())
+            vectors = self.live.received, int(tasks.sum())
             cells |= {name: in_bytes(count * size_bytes) for name, count in zip(BYTES, vectors, strict=True)}
         return cells
 
