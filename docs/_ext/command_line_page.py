@@ -4,7 +4,7 @@ import re
 
 from typer.main import get_command
 
-from paceline.cli.main import app as commands
+from paceline.cli.program import app as commands
 
 PAGE = "reference/command-line"
 

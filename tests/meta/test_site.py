@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from typer.main import get_command
 
-from paceline.cli.main import app
+from paceline.cli.program import app
 from paceline.clusters.parser import load_cluster
 from paceline.core.records import Record
 from paths import ROOT

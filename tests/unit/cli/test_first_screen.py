@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.default_options import default_options
-from paceline.cli.main import app
+from paceline.cli.program import app
 
 
 def run(monkeypatch, *words):
@@ -30,6 +30,18 @@ def test_without_a_command_the_first_screen_names_commands_that_exist(monkeypatc
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert not run(monkeypatch, "--version")
     assert capsys.readouterr().out == f"paceline {version('paceline')}\n"
+
+
+def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(monkeypatch):
+    class Interrupted:
+        @staticmethod
+        def find_spec(name, *_):
+            if name == "paceline.cli.program":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "paceline.cli.program")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    assert run(monkeypatch, "--version") == 130
 
 
 def options(**given):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.cli import main
 from paceline.cli.flags import flags_of, in_flags
-from paceline.cli.main import app
+from paceline.cli.program import app
 from tiny_jobs import tiny_job
 
 SOURCE = Path(pl.__file__).parent
@@ -241,7 +241,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr(sys.modules["paceline.cli.main"], "command_of", lambda _: broken)
+    monkeypatch.setattr(sys.modules["paceline.cli.program"], "command_of", lambda _: broken)
     with pytest.raises(ZeroDivisionError):
         main()
 
