@@ -148,6 +148,15 @@ def test_a_rank_that_was_lost_comes_back(tmp_path, faults):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("faults", [["1:30:forward"], ["0:30:sum"]])
+def test_a_rank_that_was_lost_comes_back_from_the_checkpoint_of_the_script(tmp_path, faults):
+    check(tmp_path, 3, faults, CHECKPOINTS="1", RETURNS_AT="60", EPOCHS="10")
+    lost = int(faults[0].split(":")[0])
+    notes = [json.loads(line) for line in (tmp_path / f"{lost}.jsonl").read_text().splitlines()]
+    assert next(note["epoch"] for note in notes if note["life"]) == 3  # 8 iterations an epoch
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_forty_losses(tmp_path, seed):
     draw, faults = Random(seed), []

@@ -1,6 +1,7 @@
 """Ranks that run each training loop with equal shares, and with shares that change all the time.
 
-Started with torchrun's variables; rank 0 prints the distance of the parameters of each loop as JSON.
+Started with torchrun's variables; for each loop rank 0 prints as JSON the relative distances of the
+parameters and of the steps.
 """
 
 import json
@@ -8,6 +9,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import paceline.shares.balancer as balancer_module
 from balance_catalogue import LOOPS, REFERENCES
@@ -16,25 +18,44 @@ from paceline.shares.patches import Patches
 from paceline.shares.settings import BalanceSettings
 
 
-def parameters_of(model):
-    values = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
+def flat(tensors):
+    values = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in tensors]
     return torch.cat([each.detach().flatten() for each in values])
 
 
-def changed(name, patches):
-    patches.install()
+def trained(train):
+    """Return the parameters after a training, and the learning rate and the norm of the gradient of each step."""
+    steps = []
+
+    def note(optimizer, *_):
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        gradient = flat([each.grad for each in parameters if each.grad is not None])
+        steps.append([optimizer.param_groups[0]["lr"], float(gradient.norm())])
+
+    hook = register_optimizer_step_pre_hook(note)
     try:
-        return parameters_of(LOOPS[name]())
+        return flat(train().parameters()), torch.tensor(steps)
     finally:
-        patches.remove()
+        hook.remove()
+
+
+def distance_of(found, reference):
+    same_shape = found.shape == reference.shape
+    distance = (found - reference).norm() / reference.norm() if same_shape else torch.tensor(float("inf"))
+    dist.all_reduce(distance, dist.ReduceOp.MAX)
+    return float(distance)
 
 
 def result_of(name):
-    equal = parameters_of(REFERENCES.get(name, LOOPS[name])())
+    reference = trained(REFERENCES.get(name, LOOPS[name]))
     patches = Patches(BalanceSettings(weigh=getattr(LOOPS[name], "weigh", "auto")))
-    distance = (changed(name, patches) - equal).norm() / equal.norm()
-    dist.all_reduce(distance, dist.ReduceOp.MAX)
-    return {"loop": name, "distance": float(distance), "changes": patches.balancer._policy.changes}
+    patches.install()
+    try:
+        found = trained(LOOPS[name])
+    finally:
+        patches.remove()
+    parameters, steps = (distance_of(*each) for each in zip(found, reference, strict=True))
+    return {"loop": name, "parameters": parameters, "steps": steps, "changes": patches.balancer._policy.changes}
 
 
 def main():

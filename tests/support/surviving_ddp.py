@@ -4,7 +4,8 @@ Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with
 first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
 iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
 speed. With ``MEMORY`` rank 0 has memory for so many samples in a backward pass, and the other ranks are slow.
-With ``COMPILED`` the model in DDP is compiled.
+With ``COMPILED`` the model in DDP is compiled. With ``CHECKPOINTS`` rank 0 saves one after each epoch, and each rank
+begins from it.
 """
 
 import json
@@ -92,7 +93,13 @@ def main():
     model.module[2].weight.register_hook(take_memory)
     trained = torch.compile(model, backend="eager") if is_compiled else model
     notes = (folder / f"{rank}.jsonl").open("a")
-    for epoch in range(EPOCHS):
+    checkpoint, parts, first_epoch = folder / "checkpoint.pt", (model.module, optimizer, schedule), 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        first_epoch, iteration = saved["epoch"], saved["iteration"]
+        for part, state in zip(parts, saved["states"], strict=True):
+            part.load_state_dict(state)
+    for epoch in range(first_epoch, EPOCHS):
         sampler.set_epoch(epoch)
         for x, y, indices in loader:
             if iteration in returns_at:
@@ -124,6 +131,11 @@ def main():
                 if "GATHERS" in os.environ:
                     dist.all_gather_object([None] * ranks, rank)
             iteration += 1
+        if rank == 0 and "CHECKPOINTS" in os.environ:
+            states = [part.state_dict() for part in parts]
+            saved = {"epoch": epoch + 1, "iteration": iteration, "states": states}
+            torch.save(saved, folder / "unfinished.pt")
+            (folder / "unfinished.pt").replace(checkpoint)
     torch.save(flat(model), folder / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
 """Learning-rate schedulers of attached loops: equal to DDP under BSP, and the same on ranks of unequal speed."""
 
 import copy
-import time
+import threading
 
 import cloudpickle
 import pytest
@@ -31,8 +31,11 @@ def in_sequence(optimizer):
     return SequentialLR(optimizer, parts, milestones=[3])
 
 
-def train(make_scheduler, per_epoch, sleep_s=(0.0,) * RANKS):
-    """Return a loop that returns its steps and, at each of them, the workload and the rate."""
+def train(make_scheduler, per_epoch, ahead=0):
+    """Return a loop that returns its steps and, at each of them, the workload and the rate.
+
+    The first ranks make so many steps before the last one makes any.
+    """
 
     def loop(run, model, optimizer):
         scheduler = make_scheduler(optimizer)
@@ -41,17 +44,23 @@ def train(make_scheduler, per_epoch, sleep_s=(0.0,) * RANKS):
         steps, rates = [], []
         for _ in run.epochs(EPOCHS):
             for batch in run.loader:
-                time.sleep(sleep_s[number])
+                if number == RANKS - 1:
+                    others_are_ahead.wait()
                 rates.append((run.workload, run.lr))
                 step(model, optimizer, [batch])
                 steps.append([batch])
+                made.append(number)
+                if len(made) >= ahead:
+                    others_are_ahead.set()
                 if not per_epoch:
                     scheduler.step()
             if per_epoch:
                 scheduler.step()
         return steps, rates, scheduler.last_epoch
 
-    ranks = []
+    ranks, made, others_are_ahead = [], [], threading.Event()
+    if not ahead:
+        others_are_ahead.set()
     return loop
 
 
@@ -83,7 +92,7 @@ def test_bsp_has_the_rates_of_ddp(make_scheduler, per_epoch):
 @pytest.mark.parametrize("protocol", ["asp", "k_batch_async(k=2)"])
 def test_ranks_of_unequal_speed_have_the_same_rate_at_the_same_workload(protocol):
     ranks = AttachedThreads(RANKS, make_parts(make_network(), numbered_data()), protocol)
-    answers = ranks.run(train(one_cycle, per_epoch=False, sleep_s=(0.002, 0.002, 0.01)))
+    answers = ranks.run(train(one_cycle, per_epoch=False, ahead=20))
     counts = [len(steps) for steps, _, _ in answers]
     assert sum(counts) >= EPOCHS * STEPS_AN_EPOCH * RANKS
     assert min(counts) < max(counts)

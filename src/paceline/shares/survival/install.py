@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from typing import Any
 
@@ -21,6 +21,7 @@ SAVING = (
     ("torch.distributed.checkpoint", "save"),
     ("torch.distributed.checkpoint", "async_save"),
 )
+MOVING = ("rename", "replace")  # of os, with which a script puts a whole file in the place of an older one
 OWNERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
 
@@ -49,19 +50,45 @@ def _telling(original: Callable[..., Any], survival: SurvivingTraining | None) -
 
 
 def write_nothing(survival: SurvivingTraining) -> None:
-    """Let functions that save write nothing while this rank is alone: its parameters are not those of the run."""
+    """Let functions that save write nothing while this rank is alone: its parameters are not those of the run.
+
+    Nor is a file that was not written moved to the place of one that was.
+    """
+    unwritten: set[str] = set()
     for module, path in SAVING:
-        call_after_import(module, partial(_leave_out, survival, module, path))
+        call_after_import(module, partial(_leave_out, survival, unwritten, module, path))
+    for name in MOVING:
+        setattr(os, name, _leaving_out_moves(getattr(os, name), unwritten))
 
 
-def _leave_out(survival: SurvivingTraining, module: str, path: str) -> None:
+def _leave_out(survival: SurvivingTraining, unwritten: set[str], module: str, path: str) -> None:
     original = getattr(sys.modules[module], path)
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return None if survival.is_alone else original(*args, **kwargs)
+        paths = _paths([*args[1:], *kwargs.values()])
+        if survival.is_alone:
+            unwritten.update(paths)
+            return None
+        unwritten.difference_update(paths)
+        return original(*args, **kwargs)
 
     setattr(sys.modules[module], path, call)
+
+
+def _leaving_out_moves(original: Callable[..., None], unwritten: set[str]) -> Callable[..., None]:
+    @wraps(original)
+    def call(src: Any, dst: Any, **kwargs: Any) -> None:
+        if not unwritten & _paths([src]):
+            original(src, dst, **kwargs)
+
+    return call
+
+
+def _paths(values: Iterable[Any]) -> set[str]:
+    """Return the paths among values, also those of open files."""
+    named = [getattr(each, "name", each) if hasattr(each, "write") else each for each in values]
+    return {os.path.abspath(each) for each in named if isinstance(each, str | os.PathLike)}
 
 
 def survival_of_rank(environment: Mapping[str, str]) -> SurvivingTraining | None:
