@@ -12,6 +12,7 @@ from machine_speed import scaled
 from paceline.engines.distributed.transport.connection import MAX_WAITING
 from paceline.engines.distributed.transport.messages import Leave
 from paceline.engines.distributed.transport.task_messages import CancelTask, GradientStarted, RemoteTask
+from selections import parametrize_few
 from this_process import in_thread, what_is_open
 
 TASK = RemoteTask(1, 7, True, 0.5)
@@ -74,7 +75,7 @@ def paused(*sides):
         going_on.set()
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@parametrize_few("number", [0, 1], keep=1)
 def test_closing_one_side_ends_both_once_and_sending_raises_nothing(sides, number):
     listening = [Listening(side) for side in sides]
     for _ in range(2):

@@ -22,6 +22,7 @@ from paceline.engines.distributed.transport.task_messages import (
     ReleaseVersion,
     RemoteTask,
 )
+from selections import parametrize_few
 
 TASK = RemoteTask(1, 7, True, 0.5)
 SIZE = 9_000  # bytes of a bucket that is sent over the data socket
@@ -64,7 +65,7 @@ def complete(control_cut, data_cut):
     return count
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@parametrize_few("pair", PAIRS, keep=1)
 @settings(max_examples=60)
 @given(
     control_cut=st.integers(0, CONTROL_STOPS[-1]),

@@ -1,4 +1,4 @@
-"""Training loops under unequal shares: parameters, and the rate and gradient of each step, are those of equal shares."""
+"""Training loops under unequal shares: parameters and the steps to them are those of equal shares."""
 
 import pytest
 

@@ -11,6 +11,7 @@ from chromium import NEEDS_CHROMIUM
 from paceline.core.records import DecisionMade, UpdateMade
 from paceline.recording.run_folder import EVENTS
 from paceline.report.write import write_report
+from selections import parametrize_few
 from written_runs import begun, ended, train_run, two_updates, update, write_run
 
 HOSTILE = f"</script><script>window.broken = true</script>{'long' * 80}"
@@ -319,7 +320,7 @@ def test_everything_can_be_reached_with_the_tab_key_and_has_a_name(open_page, fo
     assert any(name.endswith("|theme") for name in reached)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("records", "settings"),
     [
         (two_updates(reason=HOSTILE), {"job": HOSTILE, "protocol": HOSTILE}),
@@ -330,6 +331,7 @@ def test_everything_can_be_reached_with_the_tab_key_and_has_a_name(open_page, fo
         pytest.param(two_updates(loss=-1.0, compute_s=float("nan")), {}, marks=pytest.mark.slow),
     ],
     ids=["hostile names", "no update", "nan losses", "still going", "infinite losses", "negative losses"],
+    keep=1,
 )
 def test_odd_runs_are_shown_without_any_error(open_page, tmp_path, records, settings):
     write_run(tmp_path / "run", records, **settings)

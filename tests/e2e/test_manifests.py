@@ -24,6 +24,7 @@ from paceline.recording.run_folder import SavedRun
 from paceline.watch.address import PORT
 from paths import ROOT
 from ranks import free_port
+from selections import parametrize_few
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 EXAMPLES = ROOT / "examples"
@@ -143,7 +144,7 @@ def test_a_wrong_command_is_not_started_again():
     assert (action(RANK_0, 2), action(WORKERS, 2)) == ("FailJob", "FailIndex")
 
 
-@pytest.mark.parametrize("version", ["1.31", "1.33", "1.37"])
+@parametrize_few("version", ["1.31", "1.33", "1.37"], keep=1)
 def test_the_manifest_is_what_kubernetes_takes(version):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for manifest in OBJECTS.values():

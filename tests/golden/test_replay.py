@@ -37,7 +37,7 @@ def real(protocol="k_sync(k=3)", stop="updates=40", **options):
         ["bsp", "k_batch_sync(k=3)", "ssp(lead=1)", "bsp@updates=5 >> asp@seconds=7 >> bsp", "dbw"],
         ["updates=30", "seconds=7.5", "epochs=3", "accuracy=0.4,updates=30"],
     ),
-    keep=2,
+    keep=1,
 )
 def test_simulated(protocol, stop, tmp_path):
     run = simulated(protocol, stop, out=tmp_path / "run")
@@ -86,7 +86,7 @@ ALOOF = "bsp + elastic(window=1, consecutive=1)@updates=20 >> asp"
         "patient",
         pytest.param(ALOOF, marks=pytest.mark.slow),
     ],
-    keep=2,
+    keep=1,
 )
 def test_real(protocol, tmp_path):
     real(protocol, stop="updates=25", out=tmp_path / "run")
@@ -121,7 +121,7 @@ def test_resumed_run(tmp_path):
     assert (found.difference, found.updates) == ("", 40)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@parametrize_few("seed", range(2), keep=1)
 def test_server_with_a_service_time(seed, tmp_path):
     busy = pl.Cluster(4, timing=pl.Exponential(1.0), server=pl.ServerTime(update_s=0.3, gradient_s=0.05))
     plan = "k_async(k=2)@seconds=6 >> asp"
@@ -162,7 +162,7 @@ OTHER_STOPS = [
 @parametrize_few(
     ("protocol", "stops"),
     each_value_once(["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"], OTHER_STOPS),
-    keep=2,
+    keep=1,
     ids=lambda each: each if isinstance(each, str) else " then ".join(each),
 )
 def test_run_resumed_with_other_stops(protocol, stops, tmp_path):

@@ -51,7 +51,7 @@ def uneven_epochs(**changes):
 
 
 @parametrize_few(
-    ("protocol", "case"), each_value_once(PROTOCOLS, [(4, "epochs=3"), (1, "updates=15"), (2, "updates=15")]), keep=2
+    ("protocol", "case"), each_value_once(PROTOCOLS, [(4, "epochs=3"), (1, "updates=15"), (2, "updates=15")]), keep=1
 )
 def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     n, stop = case

@@ -11,6 +11,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.cli import main
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
 TRAIN = {"--protocol": "bsp", "--cluster": "4*exp(mean=1)", "--stop": "updates=3"}
@@ -153,7 +154,7 @@ def test_a_folder_without_a_run_has_no_trace(paceline):
     assert (status, "there is no folder nowhere" in said) == (2, True)
 
 
-@pytest.mark.parametrize("option", [["--out", "other"], ["--overwrite"]])
+@parametrize_few("option", [["--out", "other"], ["--overwrite"]], keep=1)
 def test_a_resumed_run_keeps_its_folder(paceline, tmp_path, option):
     assert train(paceline, out="run")[0] == 0
     log = (tmp_path / "run" / "events.jsonl").read_bytes()

@@ -100,7 +100,7 @@ def compared(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("change", "words"),
     [
         ({"stop": "updates=7"}, "stop Stop(updates=6), now Stop(updates=7)"),
@@ -112,6 +112,7 @@ def compared(tmp_path_factory):
         ({"job": tiny_job(batch_size=4)}, "job batch_size 8, now 4"),
         ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9), now torch.optim.sgd.SGD(lr=0.2"),
     ],
+    keep=1,
 )
 def test_a_folder_of_another_comparison_is_refused(compared, change, words):
     with pytest.raises(pl.UsageError, match="contains another comparison") as refusal:

@@ -74,7 +74,7 @@ JOBS = {
 
 
 @parametrize_few(
-    ("name", "protocol"), each_value_once(list(JOBS), ["backup(k=1)", "pull(k=1)", "ringmaster(r=2)"]), keep=2
+    ("name", "protocol"), each_value_once(list(JOBS), ["backup(k=1)", "pull(k=1)", "ringmaster(r=2)"]), keep=1
 )
 def test_late_workers_send_notices_which_the_replay_drops(name, protocol, tmp_path):
     job, torchrun = JOBS[name]

@@ -71,13 +71,14 @@ def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
 BY_A_SERVER, BY_A_WORKER = {"compress_difference", "decompress"}, {"compress", "add_difference"}
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "used"),
     [
         ("bsp", BY_A_SERVER),
         ("bsp + local_steps(H=2)", BY_A_SERVER | BY_A_WORKER),
         ("all_reduce", {"compress", "decompress"}),
     ],
+    keep=1,
 )
 def test_processes_that_step_use_compiled_loops_which_change_no_bit(protocol, used, monkeypatch):
     pytest.importorskip("numba")

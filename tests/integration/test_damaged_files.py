@@ -153,7 +153,7 @@ def refused(paceline, file, absurd, command):
     kept.rename(path)
 
 
-@parametrize_few("file", READERS, keep=3)
+@parametrize_few("file", READERS, keep=1)
 def test_absurd_files_are_refused_in_one_line(file, paceline):
     for absurd, command in zip(ABSURD, cycle(READERS[file])):
         refused(paceline, file, absurd, command)

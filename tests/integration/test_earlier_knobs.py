@@ -44,7 +44,7 @@ def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
         ("local_sgd(H=2)", ("fragments", "lag"), "local_sgd(H=2, lag=1)"),
     ],
     ids=str,
-    keep=2,
+    keep=1,
 )
 def test_a_knob_that_an_earlier_version_lacks_compares_as_its_default(protocol, knobs, other, tmp_path, monkeypatch):
     train_earlier(tmp_path / "run", monkeypatch, knobs, protocol=protocol)

@@ -116,7 +116,7 @@ def test_kill_9_of_the_parent_loses_only_the_updates_since_the_checkpoint(tmp_pa
     assert times_applied(result.model) == [EPOCHS] * SAMPLES
 
 
-@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=2)
+@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=1)
 def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.Exponential(1.0))}
     first = pl.train(counting_job(SAMPLES), stop="epochs=1", out=tmp_path / "run", **options)
@@ -125,7 +125,7 @@ def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     assert times_applied(more.model) == [3] * SAMPLES
 
 
-@parametrize_few("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}], keep=2)
+@parametrize_few("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}], keep=1)
 def test_resumed_under_another_protocol_or_on_another_cluster(change, tmp_path):
     asked = {"protocol": "k_batch_async(k=3)", "cluster": "4*exp(mean=1)"}
     pl.train(counting_job(SAMPLES), stop="updates=9", out=tmp_path / "run", **asked)

@@ -63,7 +63,7 @@ class SurvivorsGoOn(pl.Callback):
 
 
 @parametrize_few(
-    ("protocol", "draw"), [(pl.bsp(), 5), (pl.k_sync(k=2), 1), (pl.asp(), 5), (pl.ssp(lead=2), 5)], ids=str, keep=2
+    ("protocol", "draw"), [(pl.bsp(), 5), (pl.k_sync(k=2), 1), (pl.asp(), 5), (pl.ssp(lead=2), 5)], ids=str, keep=1
 )
 def test_training_continues_without_a_killed_worker(protocol, draw):
     seen = SurvivorsGoOn()
@@ -134,7 +134,7 @@ def test_respawn_restarts_a_killed_process_and_the_run_leaves_no_process_or_file
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "paceline", "psm_"))]
 
 
-@pytest.mark.parametrize("respawn", [True, False])
+@parametrize_few("respawn", [True, False], keep=1)
 def test_a_worker_is_replaced_if_respawn_is_on(respawn):
     is_enough = EndWhen(lambda seen: seen.used_since[1] > 4 and seen.updates > 20 and seen.joined == [1] * respawn)
     replacing = pl.bsp() + Replacing(worker=1, version=3)
@@ -165,7 +165,7 @@ def failing_loss(output, target):
     raise ValueError("no such class\nin the labels")
 
 
-@pytest.mark.parametrize("respawn", [True, False])
+@parametrize_few("respawn", [True, False], keep=1)
 def test_a_job_that_fails_in_every_worker_is_a_one_line_error_with_a_run_folder(respawn, tmp_path, caplog):
     job = tiny_job(loss=failing_loss, sampling="epoch")
     line = (

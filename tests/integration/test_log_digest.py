@@ -120,7 +120,7 @@ def gone(run, do, **options):
     return error.value.kept
 
 
-@parametrize_few("how", ["deleted", "moved", "replaced"], keep=2)
+@parametrize_few("how", ["deleted", "moved", "replaced"], keep=1)
 def test_a_deleted_folder_is_detected_and_the_state_is_saved_beside_it(how, whole, tmp_path):
     run = tmp_path / "run"
 

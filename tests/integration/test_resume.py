@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 import paceline as pl
 from paceline.errors import UsageError
 from paceline.recording.run_folder import EVENTS
+from selections import parametrize_few
 from tiny_controllers import RandomWalk
 from tiny_jobs import batch_norm_net, dataset, parameters_of, tiny_job
 
@@ -151,7 +152,7 @@ def unbroken(request, tmp_path_factory):
     return request.param, train(request.param, tmp_path_factory.mktemp("unbroken") / "run")
 
 
-@pytest.mark.parametrize("share", [0.85])
+@parametrize_few("share", [0.85], keep=1)
 def test_a_resume_after_a_crash_is_bit_identical(unbroken, share, tmp_path):
     setting, whole = unbroken
     records = len(whole.history.records)

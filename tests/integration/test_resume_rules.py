@@ -27,7 +27,7 @@ def train(path, protocol="bsp", cluster=CLUSTER, seed=0, resume=False, stop="upd
     )
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("changes", "difference"),
     [
         ({"seed": 1}, "seed 0, now 1"),
@@ -41,6 +41,7 @@ def train(path, protocol="bsp", cluster=CLUSTER, seed=0, resume=False, stop="upd
         ({"job": {"sampling": "epoch"}}, "sampling replacement, now epoch"),
         ({"job": {"name": "other"}}, "name tiny, now other"),
     ],
+    keep=1,
 )
 def test_the_run_of_another_job_is_refused(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
@@ -58,13 +59,14 @@ def test_changed_samples_are_detected(tmp_path):
         train(tmp_path / "run", resume=True, job={"data": other})
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("changes", "difference"),
     [
         ({"protocol": "asp"}, "protocol bsp, now asp"),
         ({"cluster": "4*exp(mean=1)"}, "cluster Cluster"),
         ({"worker_timeout_s": 5.0}, "worker_timeout_s not set, now 5.0"),
     ],
+    keep=1,
 )
 def test_a_changed_setting_requires_allow_change(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")
@@ -83,7 +85,7 @@ def test_partitioned_data_require_the_same_worker_count(tmp_path):
         train(tmp_path / "run", job=job, cluster="4*exp(mean=1)", resume=True, allow_change=True)
 
 
-@pytest.mark.parametrize("file", [RUN, EVENTS])
+@parametrize_few("file", [RUN, EVENTS], keep=1)
 def test_a_run_folder_with_missing_files_is_refused(file, tmp_path):
     train(tmp_path / "run")
     (tmp_path / "run" / file).unlink()
@@ -132,7 +134,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path):
     assert whole.history.totals.updates == 6
 
 
-@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
+@parametrize_few("options", [{"resume": True}, {"overwrite": True}], keep=1)
 def test_a_running_run_is_not_overwritten_or_resumed(options, tmp_path):
     class Meddle(pl.Callback):
         def on_update(self, update):
@@ -207,7 +209,7 @@ def test_a_change_killed_before_its_first_checkpoint_is_applied_again(change, tm
     assert {update.k for update in result.history.of(pl.UpdateMade)[4:]} == {1 if "protocol" in change else 2}
 
 
-@pytest.mark.parametrize("target", [0.35, 0.9])
+@parametrize_few("target", [0.35, 0.9], keep=1)
 def test_a_run_at_its_target_accuracy_ends_again_or_continues_to_a_higher_one(target, tmp_path):
     options = {"protocol": "asp", "job": {"eval_data": dataset()}, "evaluate_every": "updates=3"}
     first = train(tmp_path / "run", stop="accuracy=0.35,updates=60", **options)
@@ -265,13 +267,14 @@ def test_excluded_workers_are_readmitted_and_new_controllers_called_under_anothe
     assert 0 in {record.worker for record in result.history.of(pl.GradientArrived)[5:]}
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("changes", "difference"),
     [
         ({"loss": nn.functional.nll_loss}, "loss torch.nn.functional.cross_entropy, now torch.nn.functional.nll_loss"),
         ({"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=5)}, "scheduler not set, now"),
         ({"eval_data": dataset()}, "eval_data not set"),
     ],
+    keep=1,
 )
 def test_every_part_of_a_job_is_compared(changes, difference, tmp_path):
     train(tmp_path / "run", stop="updates=3")

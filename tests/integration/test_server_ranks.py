@@ -41,7 +41,7 @@ def assert_is_simulation(ends, job, n, **settings):
 @parametrize_few(
     ("protocol", "n"),
     [("bsp", 3), ("asp", 1), ("bsp", 1), ("k_sync(k=3)", 3), ("bsp + local_steps(H=3, outer=nesterov)", 3)],
-    keep=2,
+    keep=1,
 )
 def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
     job = tiny_job(model=batch_norm_net)
@@ -147,7 +147,7 @@ def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_o
 @parametrize_few(
     ("worker", "draw", "protocol"),
     each_value_once([0, 2], [1, 2, 7], ["bsp", "asp", "k_async(k=2)"]),  # which interrupt no draw
-    keep=2,
+    keep=1,
 )
 def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, draw, protocol):
     with ranks(

@@ -55,7 +55,7 @@ def test_protocols_run_on_shards_and_every_rank_has_the_model(protocol):
     assert {end.stopped_by for end in ends} == {"updates"}
 
 
-@pytest.mark.parametrize(("part", "method"), [(0, "on_task_done"), (1, "on_part_received")])
+@parametrize_few(("part", "method"), [(0, "on_task_done"), (1, "on_part_received")], keep=1)
 def test_a_worker_that_is_killed_between_two_parts_of_a_gradient_is_lost_with_it(part, method, monkeypatch):
     """The worker sends one part of its fourth gradient, and is killed when that part has come."""
     samples, epochs = 8 * BATCH, 3

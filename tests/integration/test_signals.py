@@ -120,7 +120,7 @@ class Terminating(nn.Module):
         return self.net(inputs)
 
 
-@pytest.mark.parametrize("cluster", ["2*exp(mean=1)", "local:2"])
+@parametrize_few("cluster", ["2*exp(mean=1)", "local:2"], keep=1)
 def test_sigterm_before_the_first_update_ends_a_saved_run(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(Terminating, "is_sent", False)
     before = signal.getsignal(signal.SIGTERM)

@@ -152,7 +152,7 @@ def test_an_elastic_rank_without_a_server_leaves_alone(tmp_path):
     assert [worker for worker, _ in lost(end)] == [1]
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "all_reduce"])
+@parametrize_few("protocol", ["bsp", "all_reduce"], keep=1)
 def test_a_notice_at_rank_0_ends_the_run_as_interrupted(protocol, tmp_path):
     place = tmp_path / "preempt"
     with ranks(3, tiny_job(), protocol=protocol, stop=FOREVER) as job:

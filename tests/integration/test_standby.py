@@ -153,7 +153,7 @@ def test_a_synchronous_standby_lacks_no_update():
         assert [resumed.version for resumed in end.of(RunResumed)] == [version]
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_async(k=2)"])
+@parametrize_few("protocol", ["bsp", "k_async(k=2)"], keep=1)
 def test_every_sample_is_used_once_an_epoch_though_rank_0_is_killed(protocol):
     samples, epochs = 12 * BATCH, 4
     train = counting_job(samples)
@@ -252,7 +252,7 @@ def test_the_run_goes_on_without_a_standby(caplog):
     assert "the standby is lost, and the run goes on without one" in caplog.text
 
 
-@pytest.mark.parametrize(("standby_at", "workers_at"), [(5, 10), (5, 5)])
+@parametrize_few(("standby_at", "workers_at"), [(5, 10), (5, 5)], keep=1)
 def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, workers_at, monkeypatch):
     # The workers are killed before they have answered that they will not join the standby.
     monkeypatch.setattr(StandbyStream, "forget", lambda stream, process: None)

@@ -99,7 +99,7 @@ def said_about(job, protocol, updates, n=2):
     return [str(warning.message) for warning in caught if warning.category is PacelineWarning]
 
 
-@parametrize_few("protocol", ["asp", "all_reduce", "bsp", "dc_s3gd"], keep=2)
+@parametrize_few("protocol", ["asp", "all_reduce", "bsp", "dc_s3gd"], keep=1)
 def test_parameters_without_a_gradient_are_named_once(protocol):
     [said] = said_about(tiny_job(model=partial(Partly, 1)), protocol, 40)
     assert NEVER.format(2, 6, "times_zero, unused.0") in said

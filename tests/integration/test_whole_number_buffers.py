@@ -63,14 +63,14 @@ def check(tensors, steps):
 SYNCHRONOUS = ["bsp", "bsp + local_steps(H=2)", "all_reduce", "local_sgd(H=2)", "s3gd", "dc_s3gd"]
 
 
-@parametrize_few("protocol", SYNCHRONOUS, keep=2)
+@parametrize_few("protocol", SYNCHRONOUS, keep=1)
 def test_simulated_workers_count_as_worker_0_does(protocol):
     updates = 6
     model = pl.train(job(), protocol=protocol, cluster=pl.Cluster(4), stop=f"updates={updates}", progress=False).model
     check(model.state_dict(), updates * (2 if "local_steps" in protocol else 1))
 
 
-@parametrize_few("protocol", ["all_reduce", "local_sgd(H=2)", "dc_s3gd", "bsp"], keep=2)
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=2)", "dc_s3gd", "bsp"], keep=1)
 def test_ranks_count_as_worker_0_does(protocol):
     ranks = rank_threads.Job(3, job(), protocol=protocol, stop="updates=5")
     ranks.start_workers()
@@ -90,7 +90,7 @@ def test_a_stale_position_stays_in_the_queue(protocol, cluster):
 @parametrize_few(
     ("protocol", "kind"),
     [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops), ("dc_s3gd", AllReduceLoops)],
-    keep=2,
+    keep=1,
 )
 def test_attached_loops_count_as_rank_0_does(protocol, kind):
     def make():

@@ -161,7 +161,7 @@ def test_messages_that_are_not_valid_end_their_connection_and_nothing_else(caplo
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("worker", [99, -1, 2**40])
+@parametrize_few("worker", [99, -1, 2**40], keep=1)
 def test_a_worker_that_does_not_exist_is_rejected(worker, hello, caplog):
     def attack(connect):
         connection = connect()
@@ -211,7 +211,7 @@ UNASKED = {
 }
 
 
-@parametrize_few("kind", UNASKED, keep=2)
+@parametrize_few("kind", UNASKED, keep=1)
 def test_a_worker_that_answers_what_it_was_not_asked_is_lost(kind, hello):
     """It takes the number of worker 0, whose own process loses its connection."""
 

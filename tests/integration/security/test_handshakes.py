@@ -32,6 +32,7 @@ from paceline.engines.distributed.transport.task_messages import CancelTask
 from paceline.engines.distributed.transport.tls import Identity, TLSSecurity, derive_identity
 from paceline.recording.metrics.network_counters import RejectionCause
 from ranks import TOKEN
+from selections import parametrize_few
 from this_process import wait_until
 
 REJECTED = "rejected a connection from 127.0.0.1: "
@@ -117,10 +118,11 @@ def test_certificates_of_one_authority_connect():
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("issuer", "age_days"),
     [(Authority("another organisation"), 1), (Authority(), 1), (AUTHORITY, 30), (AUTHORITY, -1)],
     ids=["another name", "another key", "expired", "of tomorrow"],
+    keep=1,
 )
 def test_other_certificates_are_refused_by_the_client_and_by_the_server(issuer, age_days, tmp_path, caplog):
     invalid = Identity(*issuer.issue("host", age_days), AUTHORITY.certificate)

@@ -3,7 +3,6 @@
 from math import inf, nan
 from unittest.mock import patch
 
-import pytest
 import torch
 from torch import nn
 
@@ -38,7 +37,7 @@ def poisoned(value):
         [("bsp", {}), ("asp", {}), ("k_async(k=2)", {}), ("asp", {"shards": 2}), ("bsp", {"wire": "bf16"})],
         [nan, inf, -inf],
     ),
-    keep=3,
+    keep=1,
 )
 def test_the_run_ends_names_the_worker_and_is_saved_before(run, value, tmp_path, caplog):
     protocol, torchrun = run
@@ -83,7 +82,7 @@ class Masked(nn.Module):
         return self.net(x) + self.mask.clamp(min=-1.0)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@parametrize_few("protocol", ["bsp", "asp"], keep=1)
 def test_a_mask_that_was_never_finite_ends_no_run_and_is_saved(protocol, tmp_path):
     settings = {"protocol": protocol, "cluster": pl.Cluster(2), "stop": "updates=4", "checkpoint_every": "updates=1"}
     run = pl.train(tiny_job(model=Masked), out=tmp_path / "run", **settings)

@@ -41,7 +41,7 @@ def found(secrets, content):
     return [kind for kind, values in secrets.items() if any(value in content for value in values)]
 
 
-@pytest.mark.parametrize("encrypt", [True, False], ids=["TLS", "plain"])
+@parametrize_few("encrypt", [True, False], ids=["TLS", "plain"], keep=1)
 def test_a_relay_reads_nothing_of_the_job(encrypt):
     with ranks(3, tiny_job(name=NAME), {"encrypt": encrypt}, **SETTINGS) as job, relaying(job.address) as relay:
         job.relays = {1: relay.address[1], 2: relay.address[1]}
@@ -120,7 +120,7 @@ class Trap:
         self._sock.close()
 
 
-@pytest.mark.parametrize("encrypt", [True, False], ids=["TLS", "plain"])
+@parametrize_few("encrypt", [True, False], ids=["TLS", "plain"], keep=1)
 def test_a_worker_that_is_led_away_shows_nothing_and_finds_rank_0_later(encrypt, caplog):
     with ranks(2, tiny_job(name=NAME), {"encrypt": encrypt}, **SETTINGS) as job, torchruns_store(job) as store:
         trap = Trap(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(64))

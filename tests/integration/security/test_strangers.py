@@ -51,7 +51,7 @@ def joining_s(server, protection):
         return time.monotonic() - began_s
 
 
-@parametrize_few("kind", GARBAGE, keep=3)
+@parametrize_few("kind", GARBAGE, keep=1)
 def test_a_process_of_the_job_is_in_beside_200_strangers(protection, strangers, kind):
     with serving(protection) as server:
         joining_s(server, protection)  # loads what the first connection needs

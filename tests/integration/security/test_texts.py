@@ -67,7 +67,7 @@ def test_the_error_of_a_worker_is_short_and_printable(text, tmp_path, caplog):
 SERVED, SUMMED = {"protocol": "asp"}, {"protocol": "all_reduce", "torchrun": {"min_workers": 1}}
 
 
-@pytest.mark.parametrize("settings", [SERVED, SUMMED], ids=["server", "no server"])
+@parametrize_few("settings", [SERVED, SUMMED], ids=["server", "no server"], keep=1)
 def test_the_whole_error_of_a_worker_is_in_a_file_that_the_log_names(settings, tmp_path, caplog):
     def change(fields):
         fields[:] = ["Failed", f"ValueError: {ESCAPE}{'x' * 200_000}", False]

@@ -90,7 +90,7 @@ def assert_is_left_out(kind, change, reason, folder, **settings):
     assert write_report([folder], folder.parent / "report.html").exists()
 
 
-@parametrize_few("name", OF_GRADIENTS, keep=3)
+@parametrize_few("name", OF_GRADIENTS, keep=1)
 def test_a_worker_with_a_value_out_of_range_is_lost(name, tmp_path):
     change, reason = OF_GRADIENTS[name]
     assert_is_left_out(RemoteTaskDone, change, reason, tmp_path / "run", protocol="asp")
@@ -126,7 +126,7 @@ OF_EVALUATIONS = {
 }
 
 
-@parametrize_few("name", OF_EVALUATIONS, keep=2)
+@parametrize_few("name", OF_EVALUATIONS, keep=1)
 def test_a_wrong_evaluation_ends_the_run_with_the_reason(name, tmp_path):
     place, value, reason = OF_EVALUATIONS[name]
     job = tiny_job(eval_data=dataset(16))

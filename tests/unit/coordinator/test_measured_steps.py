@@ -21,6 +21,7 @@ from paceline.core.events import (
 )
 from paceline.core.records import StepMeasured, UpdateMade
 from paceline.policies.controllers.base import Controller, Note, SetQuorum
+from selections import parametrize_few
 from tiny_jobs import dataset, parameters_of, sgd, tiny_job
 
 STEP = Step(squared_norm=4.0, progress=0.4, squared_step=0.04, learning_rate=0.1, next_learning_rate=0.05)
@@ -138,7 +139,7 @@ def test_a_note_is_recorded_and_changes_nothing():
     assert sum(isinstance(command, Compute) for command in commands) == 2
 
 
-@pytest.mark.parametrize("cluster", [pl.Cluster(3, pl.Exponential(1.0)), pl.LocalCluster(2)], ids=["virtual", "local"])
+@parametrize_few("cluster", [pl.Cluster(3, pl.Exponential(1.0)), pl.LocalCluster(2)], ids=["virtual", "local"], keep=1)
 def test_engines_report_the_step_of_the_server(cluster, tmp_path):
     job = tiny_job(optimizer=sgd(0.1), eval_data=dataset())
     phase = pl.k_async(k=1).controlled_by(pl.DBW())

@@ -26,6 +26,7 @@ from paceline.policies.controllers.base import (
     SetQuorum,
 )
 from paceline.protocols.protocol import Phase, Plan, Protocol
+from selections import parametrize_few
 
 MOST_WORKERS = 6
 workers = st.integers(1, MOST_WORKERS)
@@ -268,7 +269,7 @@ class Dealt:
                     self.held = []
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
+@parametrize_few("partitioned", [False, True], keep=1)
 @given(data=st.data(), n=workers, steps=happenings)
 def test_every_minibatch_of_an_epoch_is_used_exactly_once(partitioned, data, n, steps):
     per_epoch = data.draw(st.integers(1, 8))

@@ -24,6 +24,7 @@ from paceline.policies.compensation.delay import DCS3GD
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import batch_norm_net, small_net, tiny_job
 
 ROUNDING = 1e-11  # of float64, through a few updates: a sum is that of its shards, and vector units round otherwise
@@ -278,7 +279,7 @@ def of_parameters(parameters):
     return torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("factory", [of_model, of_named_parameters])
+@parametrize_few("factory", [of_model, of_named_parameters], keep=1)
 def test_shards_have_the_optimizer_of_the_whole_model(factory):
     gradient = {"samples": 8, "step_scale": 1.0, "staleness": 0}
     update = {"gradients": [gradient] * 2, "lr_scale": 1.0, "measure": False, "adds_at_once": False}

@@ -13,6 +13,7 @@ import paceline as pl
 from paceline.core.records import VersionEvaluated
 from paceline.core.stop import StopMonitor
 from paceline.recording.run_folder import EVENTS
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 from tiny_tokens import sequences, token_job
 
@@ -156,7 +157,7 @@ def test_a_metric_is_checked_once_an_epoch_by_default():
     assert [each.version for each in result.history.of(VersionEvaluated)] == [3, 6, 9]
 
 
-@pytest.mark.parametrize("stop", ["perplexity<=6.3,updates=60", "by_batch>=0.1", "nll<=0,updates=9"])
+@parametrize_few("stop", ["perplexity<=6.3,updates=60", "by_batch>=0.1", "nll<=0,updates=9"], keep=1)
 def test_a_run_ended_by_a_metric_is_replayed(stop, tmp_path):
     result = trained(stop=stop, out=tmp_path / "run")
     assert result.stopped_by == ("updates" if "updates=9" in stop else "metric")

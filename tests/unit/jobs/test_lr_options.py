@@ -6,6 +6,7 @@ import paceline as pl
 from paceline.checkpoint.fingerprint import described
 from paceline.errors import UsageError
 from paceline.jobs import load_job, scheduled
+from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 
@@ -16,7 +17,7 @@ def rates(job, protocol, updates, cluster="4*exp(mean=1)"):
     return list(zip([0, *columns["workload"]], columns["learning_rate"], strict=False))
 
 
-@pytest.mark.parametrize(("protocol", "k"), [("bsp", 4), ("k_sync(k=2)", 2), ("asp", 1)])
+@parametrize_few(("protocol", "k"), [("bsp", 4), ("k_sync(k=2)", 2), ("asp", 1)], keep=1)
 def test_the_rate_follows_workload_and_quorum_under_every_protocol(protocol, k):
     job = scheduled(tiny_job(), lr_rule="proportional", lr_is="per_worker", decay_at=[8, 16], decay_by=0.5)
     own = job.optimizer(job.build_model(0).parameters()).param_groups[0]["lr"]

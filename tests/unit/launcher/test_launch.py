@@ -12,6 +12,7 @@ import pytest
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.launcher import rank_process
 from paceline.launcher.launch import launch
+from selections import parametrize_few
 
 FIRST = '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ]'
 
@@ -82,7 +83,7 @@ def test_the_status_of_a_script_that_fails_is_that_of_the_launcher():
         assert len(file.readlines()) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@parametrize_few("number", [signal.SIGINT, signal.SIGTERM], keep=1)
 def test_a_signal_is_passed_on_and_the_launcher_ends_with_the_status_of_rank_0(number):
     name = number.name.removeprefix("SIG")
     script = f"""
@@ -98,7 +99,7 @@ def test_a_signal_is_passed_on_and_the_launcher_ends_with_the_status_of_rank_0(n
     assert run(script) == 4
 
 
-@pytest.mark.parametrize(("name", "told"), [("INT", ["told"]), ("TERM", [])])
+@parametrize_few(("name", "told"), [("INT", ["told"]), ("TERM", [])], keep=1)
 def test_ctrl_c_alone_reaches_what_a_rank_has_started(name, told, capfd):
     child = f"trap 'echo told; exit' INT TERM; kill -{name} $PPID; for each in 1 2 3 4 5 6 7 8 9; do sleep 0.05; done"
     assert run(f'trap : INT TERM; /bin/sh -c "{child}"; exit 4', ranks=1) == 4
@@ -139,7 +140,7 @@ DAEMON = "setsid setsid sh -c 'trap \"{trap}\" TERM; echo $$ >daemon; while :; d
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets the launcher become the parent of a daemon")
-@pytest.mark.parametrize(("end", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $PPID; exec sleep 1000", 143)])
+@parametrize_few(("end", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $PPID; exec sleep 1000", 143)], keep=1)
 def test_a_daemon_of_a_rank_ends_with_the_run(end, status, caplog):
     script = f"{DAEMON.format(trap='exit')} while [ ! -s daemon ]; do sleep 0.01; done; {end}"
     assert run(script, ranks=1, max_restarts=0) == status

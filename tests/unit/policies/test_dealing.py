@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.policies.dealing import deal_padded, deal_samples, of_few_counts
 from paceline.policies.share_limits import MOST_SIZES
+from selections import parametrize_few
 
 COSTS = st.lists(st.integers(1, 20), min_size=3, max_size=7)
 SECONDS = st.lists(st.sampled_from([1.0, 1.5, 2.0, 4.0]), min_size=2, max_size=3)
@@ -36,7 +37,7 @@ def least_end_s(costs, seconds, work):
     return min(found)
 
 
-@pytest.mark.parametrize(("deal", "work"), [(deal_samples, summed), (deal_padded, padded)])
+@parametrize_few(("deal", "work"), [(deal_samples, summed), (deal_padded, padded)], keep=1)
 @given(costs=COSTS, seconds=SECONDS)
 def test_each_sample_is_dealt_once_and_the_end_is_near_the_least_one(deal, work, costs, seconds):
     groups = deal(costs, seconds)
@@ -67,7 +68,7 @@ def test_the_limit_of_a_rank_is_its_own(deal, work):
     assert loads[0] <= 9 < max(loads) <= 30
 
 
-@pytest.mark.parametrize(("deal", "work"), [(deal_samples, summed), (deal_padded, padded)])
+@parametrize_few(("deal", "work"), [(deal_samples, summed), (deal_padded, padded)], keep=1)
 @given(rows=st.lists(st.lists(st.integers(1, 40), min_size=12, max_size=12), min_size=20, max_size=20), slow=SECONDS)
 def test_the_batches_of_a_rank_have_few_sizes_over_time(deal, work, rows, slow):
     seconds, used = [1.0, *slow], [(12 // (len(slow) + 1),) * (len(slow) + 1)]

@@ -20,7 +20,7 @@ def run(protocol="k_sync(k=2)", stop="updates=40", cluster=CLUSTER, **options):
     return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=3, **options)
 
 
-@parametrize_few("protocol", PROTOCOLS, keep=2)
+@parametrize_few("protocol", PROTOCOLS, keep=1)
 def test_run_stats_are_sums_over_the_records(protocol):
     result = run(protocol)
     figures = count(result.history)

@@ -248,7 +248,7 @@ def test_the_quorum_decision_in_force_is_kept_with_each_update(tmp_path):
     assert run.marks == [(3.0, 2, "protocol", "asp: switched")]
 
 
-@pytest.mark.parametrize("stop", [pl.Stop(updates=7), pl.Stop(accuracy=0.2), pl.Stop(loss=5)])
+@parametrize_few("stop", [pl.Stop(updates=7), pl.Stop(accuracy=0.2), pl.Stop(loss=5)], keep=1)
 def test_the_time_equals_that_of_the_result(tmp_path, stop):
     result = pl.train(small_job(), protocol="asp", cluster=exponential(), stop=stop, out=tmp_path / "run")
     run = read_run(SavedRun(tmp_path / "run"), "")

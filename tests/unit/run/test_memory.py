@@ -61,7 +61,7 @@ def held_vectors(protocol, n, elements):
 @parametrize_few(
     "protocol",
     ["asp", "bsp + local_steps(H=2)", "local_sgd(H=4)", "local_sgd(H=4, lag=4)", "dc_s3gd(lag=3)", "all_reduce"],
-    keep=2,
+    keep=1,
 )
 def test_a_simulated_run_holds_at_most_these_vectors(protocol):
     n, elements = 4, 60_000

@@ -16,7 +16,7 @@ from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer_rules import AdamRule, SGDRule
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.torch_utils import build_model
-from selections import each_value_once
+from selections import each_value_once, parametrize_few
 from tiny_jobs import tiny_job
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
@@ -158,7 +158,7 @@ def arithmetic(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("arithmetic")
-@pytest.mark.parametrize(("case", "optimizer"), each_value_once(list(CASES), list(BY_BLOCKS)))
+@parametrize_few(("case", "optimizer"), each_value_once(list(CASES), list(BY_BLOCKS)), keep=1)
 def test_steps_on_blocks_have_the_bits_of_the_optimizer(optimizer, case, monkeypatch):
     updates, is_clipped = CASES[case], ([*CASES].index(case) // 2 + [*BY_BLOCKS].index(optimizer)) % 2
     settings = {"optimizer": BY_BLOCKS[optimizer], "clip_norm": 2.0 if is_clipped else None}
@@ -215,7 +215,7 @@ def test_a_scheduler_sees_a_step_before_its_own(monkeypatch):
     assert server.learning_rate == 0.1 / 8
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, partial(ADAMW, lr=0.01)])
+@parametrize_few("optimizer", [MOMENTUM, partial(ADAMW, lr=0.01)], keep=1)
 def test_a_loaded_state_is_continued_on_blocks(optimizer, monkeypatch):
     ours, saved, theirs = (server_of(optimizer) for _ in range(3))
     for number in range(2):

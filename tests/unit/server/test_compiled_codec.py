@@ -77,7 +77,7 @@ def exchanged(codec, kind, length, offset, rounds=3):
 
 
 @LEVELS
-@parametrize_few("kind", VALUES, keep=2)
+@parametrize_few("kind", VALUES, keep=1)
 @given(length=st.integers(0, 3 * BLOCK + 1), offset=st.integers(0, 3))
 def test_messages_decoded_values_and_errors_have_the_bits_of_torch(levels, kind, length, offset):
     code = IntegerCode(levels)
@@ -87,7 +87,7 @@ def test_messages_decoded_values_and_errors_have_the_bits_of_torch(levels, kind,
 
 
 @LEVELS
-@parametrize_few("length", LONG, keep=2)
+@parametrize_few("length", LONG, keep=1)
 def test_vectors_of_about_a_chunk_or_more_have_the_bits_of_torch(levels, length):
     code = IntegerCode(levels)
     ours, theirs = CompiledIntegerCodec(code, loops), IntegerCodec(code)
@@ -106,7 +106,7 @@ def test_threads_change_no_bit(levels):
     assert all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize("text", ["int8", "int4"])
+@parametrize_few("text", ["int8", "int4"], keep=1)
 def test_a_process_with_loops_and_one_without_exchange_the_same_messages(text):
     layout = FlatLayout(nn.Linear(600, 601))
     vectors, left = layout.allocate(), []

@@ -39,7 +39,7 @@ def trained(n=2, updates=20, protocol=None, **changes):
     )
 
 
-@parametrize_few("optimizer", OPTIMIZERS.values(), keep=3, ids=OPTIMIZERS)
+@parametrize_few("optimizer", OPTIMIZERS.values(), keep=1, ids=OPTIMIZERS)
 def test_any_optimizer_equals_its_step_in_one_process(optimizer):
     result = trained(optimizer=optimizer)
     plain = plain_loop(tiny_job(optimizer=optimizer), seed=3, n=2, updates=20)
@@ -103,7 +103,7 @@ def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_resets_it
         ("constant", "per_worker", 4.0),
         ("proportional", "per_worker", 3.0),
     ],
-    keep=2,
+    keep=1,
 )
 def test_the_learning_rate_follows_the_quorum(rule, lr_is, factor):
     result = trained(n=4, protocol=pl.k_sync(k=3), optimizer=sgd(lr=0.01), lr_rule=rule, lr_is=lr_is)
@@ -142,7 +142,7 @@ def halve_at(*milestones):
     return partial(MultiStepLR, milestones=list(milestones), gamma=0.5)
 
 
-@pytest.mark.parametrize(("protocol", "k"), [(pl.bsp(), 4), (pl.k_sync(k=2), 2), (pl.asp(), 1)], ids=str)
+@parametrize_few(("protocol", "k"), [(pl.bsp(), 4), (pl.k_sync(k=2), 2), (pl.asp(), 1)], ids=str, keep=1)
 def test_schedules_advance_by_workload(protocol, k):
     result = trained(n=4, updates=40 // k, protocol=protocol, optimizer=sgd(lr=0.01), scheduler=halve_at(20))
     rates = [record.learning_rate for record in result.history.of(UpdateMade)]
@@ -165,7 +165,7 @@ def warm(step):
     return (step + 1) / 4
 
 
-@pytest.mark.parametrize("cluster", [pl.Cluster(2), pl.LocalCluster(2)], ids=["virtual", "local"])
+@parametrize_few("cluster", [pl.Cluster(2), pl.LocalCluster(2)], ids=["virtual", "local"], keep=1)
 def test_frozen_tied_unused_and_mixed_parameters_and_buffers_work(cluster):
     job = tiny_job(model=Odd, optimizer=sgd())
     result = pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=5), seed=3)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from paceline.server.optimizer import LONGEST_REASON, set_options
+from selections import parametrize_few
 
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
@@ -40,8 +41,8 @@ def options_of(optimizer):
 OFTEN = ("SGD", "Adam")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+@parametrize_few(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS], keep=1
 )
 def test_the_server_can_step_with_each_option_that_it_takes(name):
     options = [option for option in stepped_optimizer(name).param_groups[0] if option not in {"params", "lr"}]

@@ -22,6 +22,7 @@ from paceline.recording.run_folder import SavedRun
 from paceline.recording.timed_updates import TimedUpdate, timed_updates
 from paceline.shares.gain import Gain
 from paceline.shares.log_so_far import LogSoFar, end_log
+from selections import parametrize_few
 from share_runs import record_in, train
 
 
@@ -179,7 +180,7 @@ def killed(record):
     record._folder._lock.release()
 
 
-@pytest.mark.parametrize("after", [0, 3, 4, 27], ids=str)
+@parametrize_few("after", [0, 3, 4, 27], ids=str, keep=1)
 def test_another_rank_goes_on_with_the_log_of_one_that_is_lost_and_it_replays(tmp_path, after):
     first, heir = record_in(tmp_path / "run"), record_in(tmp_path / "run", is_writer=False)
     for record in (first, heir):

@@ -91,7 +91,7 @@ def test_fresh_gradients_on_a_round_bowl_follow_their_recursion_below_the_bound(
     assert sync_floor(constants, eta, k) == pytest.approx((2 - eta * c) * floor)
 
 
-@pytest.mark.parametrize("k", [1, 4])
+@parametrize_few("k", [1, 4], keep=1)
 def test_fresh_gradients_on_a_bowl_stay_below_lemma_2(k):
     eta = max_learning_rate(bowl(), k)
     path, _ = stale_sgd(gradient_of_bowl, W_0, eta, k, k, 60, SIGMA2)
@@ -156,7 +156,7 @@ def test_theorem_3_is_its_recursion_unrolled(k, gamma, p_0, updates):
 # -- Theorem 4
 
 
-@pytest.mark.parametrize(("k", "n", "eta"), [(1, 4, 0.1), (2, 4, 0.3)])
+@parametrize_few(("k", "n", "eta"), [(1, 4, 0.1), (2, 4, 0.3)], keep=1)
 def test_stale_gradients_on_a_bowl_stay_below_theorem_4(k, n, eta):
     updates = 80
     path, used = stale_sgd(gradient_of_bowl, W_0, eta, k, n, updates, SIGMA2)

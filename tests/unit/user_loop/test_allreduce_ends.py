@@ -23,7 +23,7 @@ from selections import parametrize_few
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)"])
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=3)"], keep=1)
 def test_all_ranks_may_leave_together_with_equal_models(protocol, network, data, tmp_path):
     def loop(run, model, optimizer):
         for epoch in run.epochs(10):

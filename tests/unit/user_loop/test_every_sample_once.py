@@ -104,7 +104,7 @@ SAMPLERS = {
 @parametrize_few(
     ("name", "way", "as_batches"),
     each_value_once(list(SAMPLERS), [("bsp", AttachedThreads), ("all_reduce", AllReduceLoops)], [False, True]),
-    keep=3,
+    keep=1,
 )
 def test_an_epoch_has_the_samples_of_its_sampler(name, way, as_batches):
     protocol, kind = way

@@ -59,7 +59,7 @@ CHANGES = {
 }
 
 
-@parametrize_few(("make_optimizer", "change"), CHANGES.values(), ids=CHANGES, keep=4)
+@parametrize_few(("make_optimizer", "change"), CHANGES.values(), ids=CHANGES, keep=1)
 def test_the_server_steps_with_the_options_of_the_loop(make_optimizer, change):
     taken = []
 

@@ -2,7 +2,6 @@
 
 import threading
 
-import pytest
 import torch
 from torch.amp import GradScaler
 
@@ -136,7 +135,7 @@ def test_a_block_of_the_loop_is_interrupted_between_two_layers(network, data):
     assert ranks.server.result.history.totals.samples_used == EPOCHS * SAMPLES
 
 
-@pytest.mark.parametrize("overflows", [{1}, {0, 1, 2}])
+@parametrize_few("overflows", [{1}, {0, 1, 2}], keep=1)
 def test_a_step_that_a_scaler_skips_is_left_out_of_the_work(overflows, network, data):
     def scaled(run, model, optimizer):
         scaler, number = GradScaler("cpu", init_scale=8.0, growth_interval=1000), 0

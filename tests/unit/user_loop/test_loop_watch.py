@@ -11,7 +11,7 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, make_network, make_parts, numbered_data, sgd, step
 from paceline.user_loop.loop_watch import LoopWatch
-from selections import parametrize_each_once
+from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
 
@@ -150,7 +150,7 @@ def test_other_trained_parameters_are_refused_by_name(change, message):
         watch.look()
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "bsp + local_steps(H=2)"])
+@parametrize_few("protocol", ["bsp", "bsp + local_steps(H=2)"], keep=1)
 def test_they_are_refused_at_the_next_step(protocol):
     answer, _ = attached(unfreeze, protocol)
     assert isinstance(answer, pl.UsageError)

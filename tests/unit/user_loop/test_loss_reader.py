@@ -1,12 +1,12 @@
 """Losses of attached loops: what is read, and loops whose loss cannot be seen."""
 
-import pytest
 import torch
 
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data
 from paceline.user_loop.loss_reader import LossReader
+from selections import parametrize_few
 
 
 def hidden(run, loss, parameters):
@@ -32,7 +32,7 @@ def train(backward):
     return loop
 
 
-@pytest.mark.parametrize(("protocol", "stop"), [("dbw", None), ("adasync", None), ("bsp", "loss=0.01,epochs=2")])
+@parametrize_few(("protocol", "stop"), [("dbw", None), ("adasync", None), ("bsp", "loss=0.01,epochs=2")], keep=1)
 def test_a_run_that_needs_the_loss_is_refused_without_one(protocol, stop):
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), protocol, stop=stop)
     for error in ranks.run(train(hidden)):

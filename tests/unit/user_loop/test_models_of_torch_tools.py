@@ -75,7 +75,7 @@ def sgd(model):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-@parametrize_few(("mode", "make"), each_value_once(MODES, list(MODELS.values())), keep=3)
+@parametrize_few(("mode", "make"), each_value_once(MODES, list(MODELS.values())), keep=1)
 def test_the_model_and_its_average_are_those_of_the_plain_loop(mode, make):
     protocol, kind = mode
     averages = {}

@@ -16,6 +16,7 @@ from paceline.server.optimizer_rules import AdamRule
 from paceline.server.parameter_server import ParameterServer
 from paceline.user_loop.optimizer_state import RemoteState, named_state, state_reader
 from paceline.worker.torch_utils import build_model
+from selections import parametrize_few
 from tiny_jobs import tiny_job, update_of
 
 EXACT = 1e-12
@@ -61,7 +62,7 @@ def trained(epochs=1, before=lambda optimizer: None):
     return loop
 
 
-@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+@parametrize_few("make_optimizer", [sgd, adamw], keep=1)
 def test_the_state_dict_of_rank_0_is_that_of_the_same_training_in_one_process(make_optimizer, network, data):
     answers = AttachedThreads(2, make_parts(network, data, make_optimizer), "bsp").run(trained())
     (steps, [early, last]), (of_rank_1, [_, last_of_rank_1]) = answers

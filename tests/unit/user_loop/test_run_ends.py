@@ -7,6 +7,7 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_parts, step, train
+from selections import parametrize_few
 
 KINDS = pytest.mark.parametrize(("kind", "protocol"), [(AttachedThreads, "bsp"), (AllReduceLoops, "all_reduce")])
 
@@ -43,12 +44,13 @@ def test_a_stop_at_rank_0_is_a_normal_end_of_every_loop(network, data):
     assert ranks.run(loop) == [("stopped", "run.stop() at rank 0")] * 2
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("error", "expected", "text"),
     [
         (ValueError("of the user"), pl.RunError, "the server: rank 0 has left the run: ValueError: of the user"),
         (KeyboardInterrupt(), SystemExit, "130"),
     ],
+    keep=1,
 )
 def test_an_error_in_the_loop_of_rank_0_is_one_on_the_others(error, expected, text, network, data, tmp_path, caplog):
     def loop(run, model, optimizer):

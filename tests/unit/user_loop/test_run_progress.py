@@ -2,12 +2,11 @@
 
 import threading
 
-import pytest
-
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_network, make_parts, numbered_data, step
 from rank_threads import LIMIT_S
+from selections import parametrize_few
 
 
 def shown(run):
@@ -27,7 +26,7 @@ def test_progress_of_bsp():
     assert AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop) == [first, first]
 
 
-@pytest.mark.parametrize(("protocol", "fate", "staleness"), [("asp", "used", 3), ("k_sync(k=1)", "interrupted", 0)])
+@parametrize_few(("protocol", "fate", "staleness"), [("asp", "used", 3), ("k_sync(k=1)", "interrupted", 0)], keep=1)
 def test_a_slow_rank_sees_what_became_of_its_gradient(protocol, fate, staleness):
     def loop(run, model, optimizer):
         is_slow = not order and not order.append(run)

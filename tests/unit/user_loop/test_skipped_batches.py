@@ -1,6 +1,5 @@
 """Batches that a loop skips: without a gradient, by `run.skip()`, or by mistake."""
 
-import pytest
 import torch
 
 import paceline as pl
@@ -56,7 +55,7 @@ def skipping(way, bad=BAD):
     return lambda run, *parts: (runs.append(run), loop(run, *parts))[1]
 
 
-@parametrize_few("way", WAYS, keep=2)
+@parametrize_few("way", WAYS, keep=1)
 def test_a_skipped_batch_is_not_used(way, tmp_path):
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp", out=tmp_path / "run")
     assert sum(ranks.run(skipping(way))) == MINIBATCHES
@@ -75,7 +74,7 @@ def test_without_a_server_the_other_ranks_go_on(way, protocol):
     check_equal_models(ranks)
 
 
-@parametrize_few("way", WAYS, keep=2)
+@parametrize_few("way", WAYS, keep=1)
 def test_a_local_step_is_left_out_of_its_work(way):
     parts = make_parts(make_network(), numbered_data())
     ranks = AttachedThreads(2, parts, "bsp + local_steps(H=3, outer='sgd(lr=1)')")
@@ -131,9 +130,10 @@ def forgets_the_step(run, model, optimizer):
             loss_of(model, x, y).backward()
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("loop", "advice"),
     [(looks_ahead, "num_workers= in place of a prefetcher"), (forgets_the_step, "if a step takes more batches")],
+    keep=1,
 )
 def test_a_batch_without_a_step_is_an_error_by_mistake(loop, advice):
     for error in AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop):

@@ -8,11 +8,12 @@ from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step_with_closure, train
 from paceline.user_loop.step_closure import call_closure
+from selections import parametrize_few
 
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize(("ranks_of", "protocol"), [(AttachedThreads, "bsp"), (AllReduceLoops, "all_reduce")])
+@parametrize_few(("ranks_of", "protocol"), [(AttachedThreads, "bsp"), (AllReduceLoops, "all_reduce")], keep=1)
 def test_the_gradient_of_a_closure_is_handed_in(ranks_of, protocol):
     network = make_network()
     ranks = ranks_of(2, make_parts(network, numbered_data()), protocol)

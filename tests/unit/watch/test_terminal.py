@@ -32,7 +32,7 @@ def slow_worker(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("width", [60, 80, 132])
+@parametrize_few("width", [60, 80, 132], keep=1)
 def test_no_line_is_wider_than_the_terminal(slow_worker, width):
     assert max(map(len, printed(slow_worker, width))) <= width
 

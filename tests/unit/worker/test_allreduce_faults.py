@@ -36,7 +36,7 @@ def test_a_resumed_run_is_bit_identical_and_replays(protocol, sampling, tmp_path
     assert pl.replay(tmp_path / "parts").is_same
 
 
-@parametrize_few(("protocol", "kind"), each_value_once(ALGORITHMS, ["die", "hang", "not_finite"]), keep=2)
+@parametrize_few(("protocol", "kind"), each_value_once(ALGORITHMS, ["die", "hang", "not_finite"]), keep=1)
 def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
     fault = pl.Fault(2, 5, kind)
     run = pl.train(
@@ -55,7 +55,7 @@ def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
     assert np.mean(losses[-10:]) < np.mean(losses[:5])
 
 
-@parametrize_few(("protocol", "worker"), each_value_once(ALGORITHMS, [1, 3]), keep=2)
+@parametrize_few(("protocol", "worker"), each_value_once(ALGORITHMS, [1, 3]), keep=1)
 def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(worker, 3, "die", back_after_s=7.5)])
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=15")

@@ -73,7 +73,7 @@ CASES = {
 }
 
 
-@parametrize_few(("protocol", "changes"), CASES.values(), keep=2, ids=CASES)
+@parametrize_few(("protocol", "changes"), CASES.values(), keep=1, ids=CASES)
 def test_every_simulated_engine_is_bit_identical(protocol, changes):
     ours = trained(noisy_job(loader_workers=2, **changes), protocol)
     assert torch.equal(ours, trained(noisy_job(**changes), protocol))

@@ -177,7 +177,7 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
         ["shared", "partitioned"],
         ["H=3", "H=7", "seconds=6", "H=40, seconds=30"],
     ),
-    keep=2,
+    keep=1,
 )
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH

@@ -16,6 +16,7 @@ from paceline.worker.parameter_guard import ParameterGuard, check_version, check
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from ranks import ranks, run
+from selections import parametrize_few
 from tiny_jobs import batch_norm_net, dataset, small_net, tiny_job
 
 DEBUG = {"debug": True}
@@ -307,7 +308,7 @@ class MeddlingLoader(MeddlingData):
         return super().minibatch(indices)
 
 
-@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd", "dc_s3gd(lag=2)"])
+@parametrize_few("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd", "dc_s3gd(lag=2)"], keep=1)
 def test_without_a_server_the_rank_that_changes_its_parameters_is_named(protocol):
     job = tiny_job(loss=None, step=ClampingStep("1"))
     with rank_threads.ranks(2, job, DEBUG, protocol=protocol, stop="updates=9") as started:

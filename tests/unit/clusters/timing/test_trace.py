@@ -34,7 +34,7 @@ def log_of(result):
         for at, (_, each, _) in enumerate(TABLE)
         if not as_plan(each).sets_shares
     ],
-    keep=2,
+    keep=1,
 )
 def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, tmp_path):
     run = trained(protocol, CLUSTER, updates=20)

@@ -15,7 +15,7 @@ def iteration_s(protocol, cluster, updates=200, payload_bytes=1000.0):
     return pl.simulate(protocol, cluster, updates=updates, payload_bytes=payload_bytes).seconds_per_update
 
 
-@parametrize_few("sum_s", [0.2, 1.5, 0.8], keep=2)
+@parametrize_few("sum_s", [0.2, 1.5, 0.8], keep=1)
 def test_iteration_time_matches_the_equations_of_the_paper(sum_s):
     network = pl.Network(up_bytes_per_s=2 * 3 / 4 * 1000 / sum_s)
     cluster = pl.Cluster(4, pl.Deterministic(1.0), network=network)
@@ -41,7 +41,7 @@ def plain_end_times(compute_s, sum_s, allreduce):
     return ends
 
 
-@parametrize_few("protocol", ALGORITHMS, keep=2)
+@parametrize_few("protocol", ALGORITHMS, keep=1)
 def test_iterations_of_heterogeneous_workers_end_at_the_computed_times(protocol):
     n, updates, sum_s = 5, 20, 0.7
     cluster = pl.Cluster(n, pl.Exponential(1.0), speed=[1, 2, 1, 1, 0.3], network=pl.Network(latency_s=sum_s / 8))

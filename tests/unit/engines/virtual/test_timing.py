@@ -35,7 +35,7 @@ THEORY = [
 ]
 
 
-@parametrize_few(("protocol", "expected_s"), THEORY, keep=2, ids=repr)
+@parametrize_few(("protocol", "expected_s"), THEORY, keep=1, ids=repr)
 def test_seconds_per_update_with_exponential_times(protocol, expected_s):
     found_s = seconds_per_update(protocol, pl.Cluster(P, UNIT_EXPONENTIAL), updates=10_000)
     assert found_s == pytest.approx(expected_s, rel=0.02)
@@ -101,7 +101,7 @@ def test_the_network_costs_a_pull_and_a_push_per_round_trip():
     assert found_s == pytest.approx((0.5 + 1) + 1 + (0.5 + 2))
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("protocol", "expected_s"),
     [
         (pl.bsp(), 1 + 4 * 0.1 + 0.05),  # four arrive at once and are received one after the other
@@ -109,6 +109,7 @@ def test_the_network_costs_a_pull_and_a_push_per_round_trip():
         (pl.asp(), (1 + 0.1 + 0.05) / 4),  # the server is busy for 0.6 s of the 1.15 s of a round trip
     ],
     ids=repr,
+    keep=1,
 )
 def test_the_server_receives_gradients_one_by_one_and_makes_updates(protocol, expected_s):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.05, gradient_s=0.1))

@@ -212,7 +212,7 @@ def test_the_command_prints_json(folder):
             "the loss went from .* which is no progress",
         ),
     ],
-    keep=3,
+    keep=1,
 )
 def test_a_run_without_the_needed_measurements_is_refused(recorded, message, tmp_path):
     record(tmp_path / "run", **{"updates": 30, **recorded})
@@ -232,7 +232,7 @@ def test_a_run_without_the_needed_measurements_is_refused(recorded, message, tmp
         ({"cluster": "4*exp(mean=1) + 4*pareto(shape=1,scale=1)"}, "has an infinite mean"),
         ({"protocols": ["k_sync(k=9)"]}, "k = 9"),
     ],
-    keep=4,
+    keep=1,
 )
 def test_unpredictable_protocols_are_refused(folder, options, message):
     with pytest.raises(pl.UsageError, match=message):

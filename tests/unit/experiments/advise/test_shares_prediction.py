@@ -17,6 +17,7 @@ from paceline.policies.controllers.balance import Balance
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.shares.balancer import Balancer
 from paceline.shares.settings import BalanceSettings
+from selections import parametrize_few
 
 pytestmark = pytest.mark.usefixtures("short_predictions")
 STEPS, RANKS, SUM_MS = 120, 4, 6.0
@@ -157,7 +158,7 @@ def moving(fast_s):
     return work_s
 
 
-@pytest.mark.parametrize(("fast_s", "sigma"), [(0.1, 0.0), (0.1, 0.05), (0.1, 0.3), (0.004, 0.05)])
+@parametrize_few(("fast_s", "sigma"), [(0.1, 0.0), (0.1, 0.05), (0.1, 0.3), (0.004, 0.05)], keep=1)
 def test_the_prediction_is_what_the_balancers_of_the_ranks_do(monkeypatch, fast_s, sigma):
     work_s = moving(fast_s) * np.random.default_rng(1).lognormal(0, sigma, (RANKS, STEPS))
     ranks = Ranks(monkeypatch, 16, pieces=16)

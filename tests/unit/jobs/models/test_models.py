@@ -119,7 +119,7 @@ def convolution(kernel, channels, out_channels):
     return kernel**2 * channels * out_channels + 2 * out_channels
 
 
-@pytest.mark.parametrize("classes", [10, 100])
+@parametrize_few("classes", [10, 100], keep=1)
 def test_resnet50_has_the_parameters_of_three_four_six_and_three_bottlenecks(classes):
     count, channels = convolution(3, 3, 64), 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -136,7 +136,7 @@ def test_resnet50_has_the_parameters_of_three_four_six_and_three_bottlenecks(cla
 @parametrize_few(
     ("make_model", "size", "channels"),
     [(resnet20, 8, 64), (resnet18, 4, 512), (resnet32, 8, 64), (resnet50, 4, 2048)],
-    keep=2,
+    keep=1,
 )
 def test_cifar_resnets_halve_the_image_twice_and_the_others_three_times(make_model, size, channels):
     with torch.device("meta"):

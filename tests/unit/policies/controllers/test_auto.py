@@ -146,7 +146,7 @@ def test_stale_protocols_are_no_choice_either_while_fresh_ones_are_scored():
     assert all(action.protocol.max_staleness == 0 for _, action in run.actions if isinstance(action, ChangeProtocol))
 
 
-@pytest.mark.parametrize("rounds", [60, 61, 62, 63])
+@parametrize_few("rounds", [60, 61, 62, 63], keep=1)
 def test_a_run_goes_on_from_its_state(rounds):
     auto = Auto(candidates=(pl.k_sync(k=2), pl.asp()))
     first, second = AutoRun(auto, phi=0.01), AutoRun(auto, phi=0.01)

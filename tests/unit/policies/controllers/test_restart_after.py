@@ -26,7 +26,7 @@ def test_a_draw_that_takes_longer_is_begun_anew_at_the_newest_version():
 
 
 @parametrize_few(
-    "protocol", ["k_sync(k=2)", "asp", "bsp + local_steps(H=2)", "bsp", "pull(k=2)", "ssp(lead=1)"], keep=2
+    "protocol", ["k_sync(k=2)", "asp", "bsp + local_steps(H=2)", "bsp", "pull(k=2)", "ssp(lead=1)"], keep=1
 )
 def test_no_draw_of_any_protocol_takes_longer_and_every_sample_is_used_once_an_epoch(protocol):
     job = tallying_job(20 * BATCH)

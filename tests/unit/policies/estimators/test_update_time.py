@@ -306,7 +306,7 @@ def check_constant_quorum(k):
     assert durations.estimate().times[k - 1] == pytest.approx(EXPECTED_S[k - 1], rel=0.03)
 
 
-@pytest.mark.parametrize("k", [1, 8, 16])
+@parametrize_few("k", [1, 8, 16], keep=1)
 def test_the_time_of_a_constant_quorum_is_estimated_within_three_percent(k):
     check_constant_quorum(k)
 

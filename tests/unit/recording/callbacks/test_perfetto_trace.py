@@ -42,7 +42,7 @@ def truth_of(records):
     return truth
 
 
-@parametrize_few("protocol", ["k_sync(k=2)", "asp", "bsp", "backup(k=2)", "ringmaster(r=2, stops=true)"], keep=2)
+@parametrize_few("protocol", ["k_sync(k=2)", "asp", "bsp", "backup(k=2)", "ringmaster(r=2, stops=true)"], keep=1)
 def test_every_task_is_in_the_trace_once_with_its_times(tmp_path, protocol):
     history, trace = run(tmp_path, protocol)
     shown = {

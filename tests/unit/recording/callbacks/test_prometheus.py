@@ -17,6 +17,7 @@ from paceline.recording.history import Totals
 from paceline.recording.metrics.network_counters import NetworkCounters, RejectionCause
 from paceline.recording.metrics.registry import METRICS
 from paths import ROOT
+from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -160,7 +161,7 @@ def test_an_invalid_label_is_refused(name, reason):
         pl.Prometheus(0, labels={name: "x"})
 
 
-@pytest.mark.parametrize(("accept", "kind"), [("*/*", "text/plain"), (OPEN_METRICS, "application/openmetrics-text")])
+@parametrize_few(("accept", "kind"), [("*/*", "text/plain"), (OPEN_METRICS, "application/openmetrics-text")], keep=1)
 def test_the_format_is_one_that_the_client_accepts(accept, kind):
     prometheus = pl.Prometheus(0)
     scrape = Scrape(prometheus, accept=accept)
@@ -170,9 +171,10 @@ def test_the_format_is_one_that_the_client_accepts(accept, kind):
     assert len(list(expected.text_string_to_metric_families(scrape.text))) == len(METRICS)
 
 
-@pytest.mark.parametrize(
+@parametrize_few(
     ("stale_after_s", "status", "text"),
     [(300.0, 200, "ok\n"), (1e-9, 503, "no update for 0 s, more than stale_after_s=1e-09\n")],
+    keep=1,
 )
 def test_health_depends_on_the_age_of_the_latest_update(stale_after_s, status, text):
     prometheus = pl.Prometheus(0, stale_after_s=stale_after_s)

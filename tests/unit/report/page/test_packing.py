@@ -28,7 +28,7 @@ def test_integers_survive_packing():
         assert column.tolist() == columns[name].tolist()
 
 
-@parametrize_few("protocol", ["asp", "k_batch_sync(k=3)", "bsp"], keep=2)
+@parametrize_few("protocol", ["asp", "k_batch_sync(k=3)", "bsp"], keep=1)
 def test_the_page_has_every_task_and_every_update(tmp_path, protocol):
     run = read_run(train_run(tmp_path / "run", protocol), "")
     work = packed_work(run)

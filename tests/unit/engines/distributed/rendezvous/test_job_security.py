@@ -127,7 +127,7 @@ def test_one_token_with_two_run_ids_makes_two_jobs():
         connect(address, JobSecurity(cluster(1, TOKEN, TORCHELASTIC_RUN_ID="b")))
 
 
-@pytest.mark.parametrize(("encrypt", "description"), [(True, "TLS 1.3"), (False, "without encryption")])
+@parametrize_few(("encrypt", "description"), [(True, "TLS 1.3"), (False, "without encryption")], keep=1)
 def test_a_given_token_needs_no_file(encrypt, description):
     securities = [JobSecurity(cluster(rank, TOKEN, {"encrypt": encrypt})) for rank in range(2)]
     assert [each().description for each in securities] == [description] * 2
@@ -147,7 +147,7 @@ WARNINGS = [
 ]
 
 
-@pytest.mark.parametrize(("rank", "token", "options", "warnings"), WARNINGS)
+@parametrize_few(("rank", "token", "options", "warnings"), WARNINGS, keep=1)
 def test_rank_0_warns_once(rank, token, options, warnings, caplog):
     security = JobSecurity(cluster(rank, token, options))
     security()
