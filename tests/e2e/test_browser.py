@@ -320,6 +320,7 @@ def test_everything_can_be_reached_with_the_tab_key_and_has_a_name(open_page, fo
     assert any(name.endswith("|theme") for name in reached)
 
 
+@pytest.mark.slow
 @parametrize_few(
     ("records", "settings"),
     [

@@ -30,6 +30,7 @@ def heard(monkeypatch):
     return messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "n", "run"),
     [

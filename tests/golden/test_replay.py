@@ -129,6 +129,7 @@ def test_server_with_a_service_time(seed, tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
+@pytest.mark.slow
 def test_interrupted_run(tmp_path):
     class Interrupt(pl.Callback):
         def on_update(self, update):

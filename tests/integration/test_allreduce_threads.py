@@ -123,6 +123,7 @@ def test_the_ranks_that_are_left_go_on(protocol, caplog):
     assert torch.equal(flat(ends[0].parameters), flat(ends[2].parameters))
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_later_takes_part():
     def has_come_back(seen):
         return seen.joined == [2] and seen.used_since[2] >= 10

@@ -187,6 +187,7 @@ def test_a_run_without_live_workers_counts_as_failed(tmp_path):
     assert len(display.ended) == 2  # both are run again, from the beginning
 
 
+@pytest.mark.slow
 def test_a_run_that_missed_its_target_does_not_count_as_failed(tmp_path):
     display = RecordingDisplay()
     comparison = compare(tmp_path, stop="loss=0.0001,updates=6", display=display)

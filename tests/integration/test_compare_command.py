@@ -57,6 +57,7 @@ def test_the_command_prints_the_table_and_writes_to_the_out_folder(program):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_command_prints_where_it_wrote(program):
     _, out, _ = program("compared_job:job")
     assert "All runs and this table are in runs/compare-tiny-1." in out

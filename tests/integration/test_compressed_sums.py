@@ -1,5 +1,6 @@
 """Ranks without a server that send compressed messages, as threads: against a plain loop with the same rounding."""
 
+import pytest
 import torch
 
 import paceline as pl
@@ -39,6 +40,7 @@ def plain_loop_with_error_feedback(job):
     return parameters
 
 
+@pytest.mark.slow
 def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one():
     job = single_job(optimizer=sgd(RATE))
     settings = {"protocol": "all_reduce", "stop": f"updates={UPDATES}"}
@@ -80,6 +82,7 @@ def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
     assert 1e-6 < largest_relative_difference(flat(ends[0].parameters), exact) < limit
 
 
+@pytest.mark.slow
 def test_ranks_that_are_left_go_on_with_the_same_parameters():
     torchrun = {"wire": "int8", "faults": [pl.Fault(2, 9)], "min_workers": 1}
     with ranks(N, single_job(), torchrun, protocol="local_sgd(H=2, fragments=2)", stop="updates=30") as job:

@@ -125,6 +125,7 @@ class Killing(pl.Callback):
                 self.job.processes[self._rank].kill()
 
 
+@pytest.mark.slow
 def test_a_host_beyond_the_first_ones_joins_as_one_worker_and_leaves():
     """Two hosts begin; the fifth one, with ranks 8 and 9, comes later, and loses a process."""
 

@@ -21,6 +21,7 @@ EXACT = 1e-12
 NODE = {"workers": "node"}
 
 
+@pytest.mark.slow
 @parametrize_few(("world_size", "nodes", "shards", "debug"), [(6, 2, 1, True), (4, 2, 3, False)], keep=1)
 def test_local_steps_of_hosts_are_those_of_single_processes(world_size, nodes, shards, debug):
     job = tiny_job(batch_size=7, microbatches=2, clip_norm=0.5)

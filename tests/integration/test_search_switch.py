@@ -96,6 +96,7 @@ def test_without_an_accepted_fraction_the_first_protocol_is_kept(tmp_path):
     assert len(found.alone.times_s) == 1
 
 
+@pytest.mark.slow
 def test_the_margin_of_the_paper_is_the_deviation_of_the_first_protocol(tmp_path):
     found = search(tmp_path, margin="auto", settings=1, first_runs=3)
     assert len(found.alone.accuracies) == 3
@@ -146,6 +147,7 @@ def test_an_interrupted_search_resumes_without_repeating_a_run(tmp_path, whole, 
     assert again.as_table() == whole.as_table()
 
 
+@pytest.mark.slow
 def test_repeating_a_finished_search_runs_nothing(whole):
     before = log_states(whole.folder)
     display = RecordingDisplay()
@@ -154,6 +156,7 @@ def test_repeating_a_finished_search_runs_nothing(whole):
     assert log_states(whole.folder) == before
 
 
+@pytest.mark.slow
 def test_without_a_folder_an_interrupted_call_is_found_and_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"settings": 1, "runs": 1, **ALL_KEPT}

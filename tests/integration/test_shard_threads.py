@@ -20,6 +20,7 @@ from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 EXACT = 1e-12
 
 
+@pytest.mark.slow
 def test_local_steps_on_shards_are_those_of_the_simulation():
     job = tiny_job(model=batch_norm_net, clip_norm=0.5)
     settings = {"protocol": "bsp + local_steps(H=3, outer=nesterov)", "stop": "updates=8"}

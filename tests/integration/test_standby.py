@@ -147,6 +147,7 @@ def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(tmp_path, monkeyp
     assert times_applied(model) == [epochs] * samples
 
 
+@pytest.mark.slow
 def test_a_synchronous_standby_lacks_no_update():
     for version in (1, 7):
         [end, *_] = run_to_takeover(tiny_job(), 3, version, {"standby_sync": True}, protocol="asp", stop="updates=20")
@@ -179,6 +180,7 @@ def test_the_standby_has_the_state_of_every_part(settings, tmp_path):
     assert SavedRun(tmp_path / "run-standby").configuration["has_standby"] is False
 
 
+@pytest.mark.slow
 def test_evaluations_go_on():
     job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
     [end, *_] = run_to_takeover(job, 2, 8, protocol="bsp", stop="updates=16", evaluate_every="updates=4")
@@ -209,6 +211,7 @@ def test_a_folder_of_another_standby_is_kept(tmp_path):
     assert (tmp_path / "run-standby").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_a_standby_too(tmp_path):
     folder = tmp_path / "run"
     run(3, tiny_job(), protocol="bsp", stop="updates=10", out=folder)

@@ -98,6 +98,7 @@ def test_a_comparison_replaces_links(tmp_path, victim):
         assert not (tmp_path / "all" / name).is_symlink()
 
 
+@pytest.mark.slow
 def test_figures_replace_links(run, tmp_path, victim, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("paceline.report.figures.AXES", {})  # a few figures are enough

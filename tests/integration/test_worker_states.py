@@ -180,6 +180,7 @@ def test_a_rank_keeps_its_optimizer_where_its_steps_are_lost_with_the_sums(proto
     assert len(logged(caplog, "no saved state of update 16: it begins with that of rank 0")) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_of_an_asynchronous_run_saves_the_state_of_its_accepted_work(tmp_path):
     settings = {"protocol": "k_async(k=1) + local_steps(H=2)", "checkpoint_every": "updates=5"}
     run(3, whole_batches(2), **settings, stop="updates=31", out=tmp_path / "run")

@@ -119,6 +119,7 @@ def test_one_iteration_of_slack_is_between_full_waiting_and_no_waiting(n, rounds
     assert compute_s.mean(axis=0).max() - 1e-12 <= slack <= blocking + 1e-12
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", ["all_reduce", "dc_s3gd"], keep=1)
 @parametrize_few("cluster", ["exp(1)", "1, and 5 for every 50th gradient"], keep=1)
 def test_predicted_iteration_times_of_stragglers_match_a_simulation(protocol, cluster):

@@ -60,6 +60,7 @@ def test_removing_the_slow_worker_does_not_change_the_others(pattern):
         assert seconds_of(whole, worker, 50).tolist() == seconds_of(rest, worker, 50).tolist()
 
 
+@pytest.mark.slow
 @parametrize_few(
     ("pattern", "factors"),
     [
@@ -297,6 +298,7 @@ def test_a_trial_needs_a_pattern(capsys):
     assert "--pattern rotating --quick" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch, tmp_path):
     trial = Comparison("digits", 8, "half", (DDP, WITHOUT_SLOW, AUTO), 2)
     for module in (run, outcomes_module):
@@ -321,6 +323,7 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
     assert "old" not in shown
 
 
+@pytest.mark.slow
 @parametrize_few(("pattern", "faster"), [("half", 1.65), ("none", 1.0), ("ladder", 1.8)], keep=1)
 def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(pattern, faster):
     ours, ddp = (seconds_at("mnist", 8, PATTERNS[pattern], name, 240, seed=0) for name in (BALANCED, DDP))

@@ -119,6 +119,7 @@ def test_the_work_of_a_straggler_follows_its_slowness_profile(t_s, work_s, at_s,
     assert float(when(done(t_s, straggler) + work_s, straggler)) - t_s == pytest.approx(took_s, abs=1e-6)
 
 
+@pytest.mark.slow
 @parametrize_few("stragglers", [(), ONE, TWO], keep=2, ids=["none", "one", "two"])
 @parametrize_few("share", [0.25, 1.0, 0.0], keep=1)
 def test_the_predicted_time_of_a_plan_matches_the_simulator(stragglers, share):

@@ -61,6 +61,7 @@ def test_without_a_browser_the_place_is_named(pages, tmp_path, monkeypatch, caps
     assert "open the file above" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_missing_pages_and_packages_and_a_failed_build_are_one_line(pages, tmp_path, monkeypatch, capsys):
     (pages / "conf.py").write_text("raise RuntimeError('broken')\n")

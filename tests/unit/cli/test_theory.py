@@ -49,6 +49,7 @@ def test_a_protocol_without_k_is_listed_for_every_given_k(program):
     ]
 
 
+@pytest.mark.slow
 def test_the_widest_table_has_80_columns(program):
     protocols = "k_async(k=100), k_batch_async(k=128), asp"
     _, out, _ = program(protocols, *CONSTANTS, cluster="128*pareto(scale=1,shape=3)")
@@ -76,6 +77,7 @@ def test_the_best_protocol_at_each_time_is_printed(program):
     assert re.search(r"Smallest error bound: asp until \d+ s, then bsp\.", out)
 
 
+@pytest.mark.slow
 def test_curves_are_drawn(program, tmp_path):
     status, out, _ = program("bsp, asp", *CONSTANTS, "--seconds", "30", "--out", "curves.svg")
     assert status == 0

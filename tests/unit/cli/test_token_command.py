@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from paceline.clusters.job_token import MIN_BITS, estimate_bits
 from paths import environment
 
 
+@pytest.mark.slow
 def test_the_token_can_be_exported():
     script = 'export PACELINE_TOKEN=$(paceline token) && printf "%s" "$PACELINE_TOKEN"'
     variables = environment(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")

@@ -229,6 +229,7 @@ def test_all_shards_together_equal_one_server(
     assert {server.learning_rate for server in many.servers} == {one.servers[0].learning_rate}
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     optimizer=st.sampled_from(list(OPTIMIZERS)),

@@ -87,6 +87,7 @@ def test_the_rate_follows_the_workload_under_every_protocol(protocol, k):
     )
 
 
+@pytest.mark.slow
 def test_the_warm_up_of_a_run_ends_at_the_first_check_with_a_plateau():
     job = tiny_job(schedule=pl.LinearSchedule(check_every="epochs=1"), sampling="epoch", lr_is="per_worker")
     run = pl.train(job, protocol="k_async(k=3)", cluster="4*exp(mean=1)", stop="epochs=20")

@@ -29,6 +29,7 @@ def printed(*command, **options):
     return ended.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_scripts_and_modules_can_be_run_again_but_neither_statements_nor_child_processes(tmp_path):
     (tmp_path / "asking.py").write_text(ASK)

@@ -77,6 +77,7 @@ def test_a_gradient_held_at_the_end_is_not_in_the_mean_quorum():
     assert [(each.updates, each.used, each.applied, each.mean_k) for each in totals] == [(1, 3, 3, 3), (1, 4, 3, 3)]
 
 
+@pytest.mark.slow
 def test_the_idle_share_matches_hand_calculation():
     # Two workers of 1 s and 3 s under BSP: the first is idle 2 s of every 3.
     cluster = pl.Cluster(2, timing=[pl.Deterministic(1.0), pl.Deterministic(3.0)])

@@ -40,6 +40,7 @@ def test_run_stats_are_sums_over_the_records(protocol):
     assert (figures.stopped_by, figures.reason) == (result.stopped_by, result.reason)
 
 
+@pytest.mark.slow
 def test_run_stats_from_the_log_equal_those_from_memory(tmp_path):
     run(out=tmp_path / "run")
     assert count(SavedRun(tmp_path / "run").history) == count(run().history)
@@ -51,6 +52,7 @@ def test_the_loss_is_the_one_that_ended_the_run():
     assert f"mean loss {figures.loss:.6g} reached" in figures.reason
 
 
+@pytest.mark.slow
 def test_an_accuracy_counts_for_the_version_that_reached_it():
     everywhere = pl.Duration("updates", 10)
     stop = "accuracy=0.5,updates=500"

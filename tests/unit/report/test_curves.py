@@ -32,6 +32,7 @@ def test_the_loss_is_the_mean_over_the_window_of_the_stop(tmp_path, workers):
     assert smooth_loss(run) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_final_loss_is_the_one_that_reached_the_target(tmp_path):
     saved = train_run(tmp_path / "run", "bsp", stop="loss=1.0")
     run = read_run(saved, "")

@@ -78,6 +78,7 @@ def test_worker_activities_sum_to_the_live_time(saved):
     assert did["communicating"] == sum(each.pull_s + each.push_s for each in arrived)
 
 
+@pytest.mark.slow
 @parametrize_few(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))], keep=1)
 def test_only_exposed_communication_is_counted(tmp_path, protocol, shares):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(latency_s=1.5 / 6))

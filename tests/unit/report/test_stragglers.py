@@ -88,6 +88,7 @@ def test_empty_sections_are_omitted(tmp_path):
     assert "Samples applied and dropped" in page([whole], groups([whole]))
 
 
+@pytest.mark.slow
 def test_of_many_stragglers_the_slowest_are_named_and_the_others_counted(tmp_path):
     cluster = pl.Cluster(12, pl.Deterministic(1.0), speed=[1.0] * 7 + [1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
     found = sentences(tmp_path, "asp", cluster=cluster, updates=250)

@@ -131,6 +131,7 @@ def test_the_survival_function_is_the_inverse_of_the_quantile_function(law):
     assert survival(Own(), np.array([0.0]))[0] == 1
 
 
+@pytest.mark.slow
 # -- backup workers that finish stale work
 @parametrize_few(
     ("make", "k", "n"),

@@ -56,6 +56,7 @@ def test_an_error_in_the_loop_of_one_rank_ends_the_run(network, data):
         assert str(other) == "rank 0: worker 1 has left the run: ValueError: of the user"
 
 
+@pytest.mark.slow
 def test_elastic_ranks_continue_without_one_that_leaves_or_dies(network, data, tmp_path):
     def loop(run, model, optimizer):
         for epoch in run.epochs(4):
@@ -128,6 +129,7 @@ def test_a_step_between_the_end_and_finish_names_run_over(network, data):
         assert "check run.over before optimizer.step()" in str(error)
 
 
+@pytest.mark.slow
 @parametrize_few(("protocol", "steps"), [("all_reduce", 7), ("dc_s3gd", 8)], keep=1)  # the last gradient is not used
 def test_a_recorded_run_is_resumed(protocol, steps, network, data, tmp_path):
     def loop(run, model, optimizer):

@@ -78,6 +78,7 @@ def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data), 2, protocol, STOP))
 
 
+@pytest.mark.slow
 def test_the_state_of_a_dropped_work_is_discarded(network, data, events):
     protocol = "ringmaster(r=1) + local_steps(H=3, outer='sgd(lr=0.4)')"
     ranks = AttachedThreads(2, make_parts(network, data), protocol)

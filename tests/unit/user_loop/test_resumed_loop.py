@@ -52,6 +52,7 @@ def test_samples_and_learning_rates_go_on(per_epoch, network, data, tmp_path):
     assert pl.replay(run).is_same
 
 
+@pytest.mark.slow
 def test_a_run_with_local_steps_goes_on_with_its_outer_optimizer(network, data, tmp_path):
     def plain(model):
         return torch.optim.SGD(model.parameters(), lr=0.05)

@@ -146,6 +146,7 @@ def test_the_update_of_any_optimizer_is_its_change_to_the_average(optimizer):
     assert largest_relative_difference(parameters_of(ours.model), average) < 1e-12
 
 
+@pytest.mark.slow
 def test_buffers_after_all_reduce_equal_those_of_bsp():
     job = tiny_job(model=batch_norm_net)
     ours, theirs = (dict(trained(each, job).model.named_buffers()) for each in ("all_reduce", "bsp"))

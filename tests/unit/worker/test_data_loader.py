@@ -100,6 +100,7 @@ def test_bsp_sees_every_sample_exactly_once_an_epoch():
     assert times_applied(pl.bsp(), pl.Stop(epochs=2), sampling="epoch") == [2] * SAMPLES
 
 
+@pytest.mark.slow
 def test_discarded_minibatches_are_missing_from_the_epoch():
     cluster = pl.Cluster(3, timing=[pl.Deterministic(1.0), pl.Deterministic(1.1), pl.Deterministic(3.5)])
     requeued, discarded = (

@@ -25,6 +25,7 @@ def trained(protocol, job, n=3, updates=30, cluster=None, **options):
     return pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=3, **options)
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"], keep=1)
 @parametrize_few("model", [batch_norm_net, None], keep=1)
 def test_one_local_step_of_sgd_is_the_protocol_without_it(protocol, model):
@@ -88,6 +89,7 @@ def test_delayed_nesterov_is_its_transcription():
     assert largest_relative_difference(parameters_of(ours.model), torch.tensor(versions[-1])) < EXACT
 
 
+@pytest.mark.slow
 def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
     job = tiny_job(optimizer=ADAMW)
     cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(0, 3, kind="not_finite")])

@@ -116,6 +116,7 @@ EVALUATED = (
 )
 
 
+@pytest.mark.slow
 @parametrize_few("protocol", EVALUATED, keep=1)
 def test_evaluations_between_two_sums_change_nothing(protocol):
     job = tiny_job(optimizer=decaying, eval_data=dataset(20))

@@ -102,6 +102,7 @@ def tail_end(rows, left):
     return longest_s + (log(survival_by_hand(rows, longest_s) / left) * seconds / ends if ends and left else 0.0)
 
 
+@pytest.mark.slow
 def test_an_exponential_tail_is_estimated_from_an_early_end():
     times_s = stream(3, "test").exponential(1.0, 3000)
     rows = rows_of(np.minimum(times_s, 0.8), censored=set(np.flatnonzero(times_s > 0.8)))

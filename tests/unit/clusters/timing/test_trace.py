@@ -43,6 +43,7 @@ def test_a_trace_replayed_under_the_same_protocol_gives_the_same_run(protocol, t
     assert log_of(trained(protocol, pl.Cluster(4, trace), updates=20)) == log_of(run)
 
 
+@pytest.mark.slow
 def test_a_trace_of_shares_has_the_times_of_whole_minibatches(tmp_path):
     cluster = pl.Cluster(4, pl.LogNormal(1.0, 0.1), speed=[1, 1, 1, 0.5], network=pl.Network(latency_s=0.1))
     run = trained("balanced(m=4, leases=1)", cluster, updates=30)
@@ -82,6 +83,7 @@ def test_a_replay_of_real_workers_takes_as_long_as_they_did(protocol, tmp_path):
     assert simulated_s == pytest.approx(run.history.of(pl.UpdateMade)[-1].now_s, rel=1e-6)
 
 
+@pytest.mark.slow
 # -- what is extracted
 def test_a_trace_has_a_row_for_each_task():
     run = trained(pl.k_sync(k=3), CLUSTER)

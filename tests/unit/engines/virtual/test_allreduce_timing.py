@@ -87,6 +87,7 @@ def test_a_fragment_is_hidden_where_the_whole_model_is_not():
 ONE_SUM_AT_A_TIME = [each for each in ALGORITHMS if "dc_s3gd(lag" not in each]
 
 
+@pytest.mark.slow
 @parametrize_few(("protocol", "sum_s"), each_value_once(ONE_SUM_AT_A_TIME, [0.05, 0.7, 3.0]), keep=1)
 def test_a_trace_reproduces_a_run_with_overlapped_sums(protocol, sum_s, tmp_path):
     network = pl.Network(latency_s=sum_s / 6)

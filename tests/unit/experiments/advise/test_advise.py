@@ -90,6 +90,7 @@ def test_all_reduce_equals_bsp_if_sums_take_no_time(folder):
     assert (ours.updates, ours.seconds, ours.staleness) == (theirs.updates, theirs.seconds, 0)
 
 
+@pytest.mark.slow
 def test_a_trace_gives_only_times(folder, tmp_path):
     Trace.of(pl.train(job(), protocol="bsp", cluster=CLUSTER, stop="updates=30")).to_csv(tmp_path / "trace.csv")
     advice = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "asp"])
@@ -118,6 +119,7 @@ def noisy_rate(request, tmp_path_factory):
     return record(folder, protocol=request.param, updates=60, measure_steps=False, lr_rule="noise"), folder
 
 
+@pytest.mark.slow
 def test_protocols_are_ranked_by_progress_per_second_if_the_rate_followed_the_noise(noisy_rate):
     run, folder = noisy_rate
     phi, price, progress, weighted = None, 1.0, 0.0, 0.0

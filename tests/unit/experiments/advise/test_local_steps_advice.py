@@ -134,6 +134,7 @@ def test_without_a_wish_the_best_protocol_gets_local_steps(folder):
     assert advice.local_steps[0].best.protocol == f"{advice.best.protocol} + local_steps(H=32)"
 
 
+@pytest.mark.slow
 def test_a_protocol_with_local_steps_is_ranked_without_them(folder):
     advice = pl.advise(folder, protocols=["bsp", "bsp + local_steps(H=6)", "k_sync(k=3) + local_steps(H=1000)"])
     assert {each.protocol for each in advice.ranking} == {"bsp", "k_sync(k=3)"}
@@ -169,6 +170,7 @@ def test_the_text_and_the_values_have_the_times(advice):
     }
 
 
+@pytest.mark.slow
 def test_a_fast_network_is_one_sentence(tmp_path):
     record(tmp_path / "run", network=pl.Network(latency_s=0.01))
     advice = pl.advise(tmp_path / "run", protocols=["asp"])
@@ -180,6 +182,7 @@ def test_a_fast_network_is_one_sentence(tmp_path):
     assert re.search(r"Local steps would not pay: transfers take [12]\.\d% of a round trip of asp, and at most", text)
 
 
+@pytest.mark.slow
 def test_without_transfers_only_waits_are_saved(tmp_path):
     record(tmp_path / "run", network=pl.Network())
     bsp, asp = pl.advise(

@@ -266,6 +266,7 @@ def program(monkeypatch, capsys, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_the_next_command(program):
     status, out, err = program("--highest", "30")
     assert status == 0, err

@@ -121,6 +121,7 @@ def test_eta_max_is_the_rate_of_the_trainable_parameters():
     assert min(record.step_scale for record in result.history.of(GradientArrived)) < 0.1
 
 
+@pytest.mark.slow
 def test_compensation_does_not_change_the_average_of_buffers():
     plain = trained("k_async(k=3)", model=batch_norm_net, optimizer=sgd(lr=0.0))
     scaled = trained("k_async(k=3) + staleness_weight", model=batch_norm_net, optimizer=sgd(lr=0.0))

@@ -162,6 +162,7 @@ def test_a_run_goes_on_from_its_state(rounds):
     assert second.state.state_dict() == first.state.state_dict()
 
 
+@pytest.mark.slow
 def test_replays_before_a_decision_do_not_change_it(monkeypatch):
     runs = [AutoRun(Auto(), prepares=calls) for calls in (0, 1, 2)]
     for run in runs:

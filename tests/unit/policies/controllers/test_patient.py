@@ -31,6 +31,7 @@ def updates_of(cluster, phi, base="k_sync", seconds=120.0):
     return found
 
 
+@pytest.mark.slow
 def test_it_waits_for_all_while_all_are_alike():
     sizes = [k for _, k, _ in updates_of(pl.Cluster(N, STEADY), phi=10.0)]
     assert sum(sizes) > 0.98 * N * len(sizes)

@@ -250,6 +250,7 @@ def test_elastic_excludes_stragglers_and_readmits_them_after_fast_probes():
     assert 50 < back_s[2] < 60
 
 
+@pytest.mark.slow
 def test_batch_and_learning_rate_follow_the_remaining_workers():
     job = tiny_job(lr_rule="proportional", lr_is="per_worker")
     cluster = slow_while([(1, 10, 200)], n=4)

@@ -66,6 +66,7 @@ def test_a_new_run_replaces_the_scalars_of_an_earlier_one(tmp_path):
     assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_hides_scalars_after_its_checkpoint(tmp_path):
     memory = Memory()
     history = run(memory)
@@ -95,6 +96,7 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_logged_once_and_left_out(tmp_path, caplog):
     folder = tmp_path / "file/tensorboard"
     (tmp_path / "file").write_text("")
@@ -107,6 +109,7 @@ def test_a_folder_that_cannot_be_written_is_logged_once_and_left_out(tmp_path, c
     assert_agree(scalars_after(folder, run(callback)), run())  # the next run tries again
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_without_a_folder_that_cannot_be_written(tmp_path, caplog):
     run(stop="updates=13", out=tmp_path / "run")
     (tmp_path / "file").write_text("")

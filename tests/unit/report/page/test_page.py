@@ -158,6 +158,7 @@ def test_each_source_imports_only_what_comes_before_it():
                 assert re.search(rf"^export (async )?(function|class|const|let) {what}\b", exported, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
     faults = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(1, 8, back_after_s=2.0), pl.Fault(0, 15)]
     saved = train_run(tmp_path / "run", cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=faults), protocol="bsp")

@@ -45,6 +45,7 @@ def test_events_come_in_their_order_and_a_selector_sees_whether_there_are_any(ac
             assert is_readable(events) == bool(expected)
 
 
+@pytest.mark.slow
 def test_more_events_than_a_pipe_holds_do_not_block(events):
     for number in range(200_000):
         events.put(number)
