@@ -87,7 +87,8 @@ class RunRecord:
         """Add the next update; its beginning is the end of the one before."""
         update = update._replace(began_s=self._ended_s)
         self._ended_s = update.ended_s
-        self.gain.add(update)
+        if self._is_writer:
+            self.gain.add(update)
         if not self._is_wanted:
             return
         self._unwritten.add(update)

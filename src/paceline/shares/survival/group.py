@@ -43,9 +43,9 @@ class Training(Protocol):
 
 
 def _untraced(group: type) -> type:
-    """Return a class of which torch.compile traces no method: DDP calls them within a compiled forward pass."""
+    """Return a process group that torch.compile does not trace: DDP calls it within a compiled forward pass."""
     for name, method in list(vars(group).items()):
-        if inspect.isfunction(method) and name != "__init__":
+        if inspect.isfunction(method) and name != "__init__" and hasattr(dist.ProcessGroup, name):
             setattr(group, name, _disable_dynamo(method))
     return group
 
