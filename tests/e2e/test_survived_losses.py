@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from math import inf
 from random import Random
@@ -14,7 +15,7 @@ from torch import nn
 
 import paceline as pl
 import surviving_ddp
-from launched_commands import await_records, run_on_ranks
+from launched_commands import await_records, kill, outputs, run_on_ranks, start_on_hosts
 from machine_speed import scaled
 from paceline.core.events import Outcome
 from paceline.core.records import RunEnded, UpdateMade, WorkerJoined, WorkerLost
@@ -23,9 +24,12 @@ from paths import environment
 from surviving_ddp import BATCH, EPOCHS, SAMPLES, Numbered, flat, net, optimizer_of, schedule_of
 
 
-def run(folder, ranks, *faults, **variables):
-    """Run the script, and return what it has printed."""
-    return run_on_ranks(ranks, surviving_ddp.__file__, folder, *faults, cwd=folder, **variables)
+def run(folder, ranks, *faults, hosts=1, **variables):
+    """Run the script on hosts of this machine, and return what it has printed."""
+    if hosts == 1:
+        return run_on_ranks(ranks, surviving_ddp.__file__, folder, *faults, cwd=folder, **variables)
+    script = surviving_ddp.__file__, folder, *faults
+    return "".join(outputs(start_on_hosts(hosts, ranks // hosts, *script, cwd=folder, **variables)))
 
 
 def notes_of(folder):
@@ -43,6 +47,14 @@ def notes_of(folder):
             if iteration > returned_at.get(life, inf) or (iteration == returned_at.get(life) and "samples" not in note):
                 (computed if "samples" in note else ended)[iteration][int(file.stem)] = note
     return computed, ended
+
+
+def await_iteration(file, count):
+    """Wait until a rank has noted so many iterations."""
+    deadline_s = time.monotonic() + scaled(60)
+    while not file.exists() or len(file.read_text().splitlines()) < 2 * count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def replayed(computed, ended, ranks, epochs):
@@ -73,11 +85,16 @@ def check_log(folder, lost):
     return history
 
 
-def check(folder, ranks, faults, **variables):
+def check(folder, ranks, faults, hosts=1, **variables):
     """Check bits, samples and parameters after the losses, and return how many iterations were in vain."""
-    printed = run(folder, ranks, *faults, **variables)
-    lost, epochs = {int(each.split(":")[0]) for each in faults}, int(variables.get("EPOCHS", EPOCHS))
+    printed = run(folder, ranks, *faults, hosts=hosts, **variables)
+    lost = {int(each.split(":")[0]) for each in faults} if "RETURNS_AT" not in variables else set()
     assert printed.count(" was killed by SIGKILL; it is started again in ") == len(faults), printed
+    return check_notes(folder, ranks, lost, int(variables.get("EPOCHS", EPOCHS)))
+
+
+def check_notes(folder, ranks, lost, epochs):
+    """Check what the ranks have noted, of which some were lost and have not come back."""
     computed, ended = notes_of(folder)
     for iteration, notes in ended.items():
         assert len({(note["digest"], note["stepped"], note["rate"]) for note in notes.values()}) == 1, iteration
@@ -90,7 +107,7 @@ def check(folder, ranks, faults, **variables):
         assert used == Counter(range(SAMPLES)), epoch
     whole = replayed(computed, ended, ranks, epochs)
     last = max(ended)
-    assert set(ended[last]) >= set(range(ranks)) - (set() if "RETURNS_AT" in variables else lost)
+    assert set(ended[last]) >= set(range(ranks)) - lost
     for rank in ended[last]:
         found = torch.load(folder / f"{rank}.pt")
         assert (found - whole).norm() <= 1e-12 * whole.norm()
@@ -166,6 +183,22 @@ def test_forty_losses(tmp_path, seed):
             places = ["forward", "sum", "step", "stepped", *(["evaluation"] if iteration % 5 == 4 else [])]
             faults.append(f"{rank}:{iteration}:{draw.choice(places)}")
     check(tmp_path, 3, faults, RETURNS_AT="30,64", EPOCHS="10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [["3:6:sum"], ["0:6:stepped"]])
+def test_a_rank_of_several_hosts_is_lost_and_comes_back(tmp_path, faults):
+    check(tmp_path, 4, faults, hosts=2, RETURNS_AT="40", EPOCHS="10")
+
+
+@pytest.mark.slow
+def test_a_host_is_lost_and_the_ranks_of_the_others_go_on(tmp_path):
+    kept, lost = start_on_hosts(2, 2, surviving_ddp.__file__, tmp_path, cwd=tmp_path, EPOCHS="300")
+    await_iteration(tmp_path / "3.jsonl", 20)
+    kill(lost)
+    [printed] = outputs([kept])
+    assert "host 1 was silent for 10 s: its ranks count as lost" in printed
+    assert check_notes(tmp_path, 4, {2, 3}, 300) >= 1
 
 
 @pytest.mark.slow

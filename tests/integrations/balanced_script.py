@@ -1,7 +1,11 @@
-"""Training of one rank with a framework, as its users write it: rank 0 prints its parameters and its steps as JSON."""
+"""Training of one rank with a framework, as its users write it: rank 0 prints its parameters and its steps as JSON.
+
+With ``LOST=rank:passes`` that rank is killed in so many forward passes of its first life.
+"""
 
 import json
 import os
+import signal
 import sys
 
 import torch
@@ -14,6 +18,7 @@ import paceline.shares.balancer as balancer_module
 from balance_changing import force_changes
 
 COUNT, BATCH, EPOCHS = 200, 8, 2
+FIRST_LIFE = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 sizes = set()  # of the batches that this rank has computed
 
 
@@ -29,9 +34,13 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.passes = 0
 
     def forward(self, x, labels):
         sizes.add(len(x))
+        self.passes += 1
+        if os.environ.get("LOST") == f"{os.environ['RANK']}:{self.passes}" and FIRST_LIFE:
+            os.kill(os.getpid(), signal.SIGKILL)
         output = self.layers(x)
         return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from math import isfinite
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ SCRIPTS = [
 ]
 
 
-def answer(folder, script, *launcher):
+def answer(folder, script, *launcher, **variables):
     done = subprocess.run(
         [sys.executable, "-m", *launcher, "--nproc-per-node", "2", str(SCRIPT), script, str(folder / "out")],
         cwd=folder,
-        env=environment(),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         check=False,
@@ -41,3 +42,11 @@ def test_parameters_and_steps_are_those_of_torchrun(script, tmp_path):
     assert shared.pop("parameters") == pytest.approx(equal.pop("parameters"), rel=1e-12, abs=1e-12)
     assert shared.pop("sizes") > equal.pop("sizes") + 1
     assert shared == equal
+
+
+@pytest.mark.parametrize("script", ["transformers", "accelerate", "lightning"])
+def test_a_run_ends_well_though_a_rank_is_lost(script, tmp_path):
+    whole = answer(tmp_path, script, "paceline", "run")
+    after_loss = answer(tmp_path, script, "paceline", "run", LOST="1:15")
+    assert after_loss["steps"] == whole["steps"]
+    assert all(map(isfinite, after_loss["parameters"]))

@@ -11,6 +11,7 @@ import psutil
 from machine_speed import scaled
 from paceline.recording.run_folder import SavedRun
 from paths import environment
+from ranks import free_port
 
 LIMIT_S = scaled(120)
 
@@ -36,6 +37,23 @@ def run_on_ranks(ranks, script, *arguments, cwd, options=(), **variables):
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def start_on_hosts(hosts, ranks, script, *arguments, cwd, **variables):
+    """Return the launchers of several hosts of this machine, with so many ranks each."""
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks), "--nnodes", str(hosts)]
+    where = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    return [
+        subprocess.Popen(
+            [*command, *where, "--node-rank", str(host), script, *map(str, arguments)],
+            cwd=cwd,
+            env=environment(**variables),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for host in range(hosts)
+    ]
 
 
 def kill(process):

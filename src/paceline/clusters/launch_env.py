@@ -21,6 +21,7 @@ SURVIVES = "paceline/survives"  # in that store: they are, but those that are le
 SILENCE = "paceline/silence"  # in that store: seconds for which a rank may be silent
 UNFIT = "paceline/unfit"  # in that store: why they do not
 EVENTS, EVENT = "paceline/events", "paceline/event"  # in that store: number of losses and returns, and each of them
+HOST = "paceline/host"  # in that store: number of heartbeats of each other host than that of rank 0
 BEGUN = "paceline/begun"  # in that store: digests of the runs that have begun, a line each
 BEGUN_BEFORE = "PACELINE_BEGUN"  # the same of the attempts before this one
 SPAWN_SIDECARS = "PACELINE_SPAWN_SIDECARS"  # "1" where the command of a process cannot be run again, as in Ray

@@ -40,7 +40,11 @@ class LaunchSettings:
     @property
     def ranks(self) -> range:
         """Numbers of the ranks of this host."""
-        return range(self.node_rank * self.nproc_per_node, (self.node_rank + 1) * self.nproc_per_node)
+        return self.ranks_of(self.node_rank)
+
+    def ranks_of(self, node: int) -> range:
+        """Return the numbers of the ranks of a host."""
+        return range(node * self.nproc_per_node, (node + 1) * self.nproc_per_node)
 
     def environment(self, rank: int, port: int, restarts: int) -> dict[str, str]:
         """Return the launch variables of a rank.

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
+from paceline.clusters.host_heartbeats import HEARTBEAT_S, SILENCE_S, HostHeartbeats
 from paceline.clusters.launch_env import BEGUN_BEFORE, BOUND, ENDED, STANDBY, SURVIVES
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.launch_supervisor import OF_SCRIPTS, KillRank, LaunchAction, LaunchSupervisor, PassSignal
@@ -22,8 +23,11 @@ from paceline.launcher.caught_signals import CaughtSignals
 from paceline.launcher.launch_store import LaunchStore
 from paceline.launcher.output import Pipe, RankOutput
 from paceline.launcher.rank_process import Daemons, Ending, RankProcess, reaping_orphans
-from paceline.utils.rank_logger import LABELLED
+from paceline.launcher.run_facts import RunFacts
+from paceline.launcher.store_client import StoreClient
+from paceline.utils.rank_logger import LABELLED, RankLogger
 
+LOG = RankLogger(__name__)
 CONNECT_TIMEOUT_S = 3.0
 POLL_S = 0.05  # while what a rank has started is waited for
 DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1"}  # as under torchrun
@@ -47,7 +51,7 @@ def launch(
     with ExitStack() as stack:
         stack.enter_context(reaping_orphans())
         signals = stack.enter_context(CaughtSignals())
-        store = stack.enter_context(LaunchStore(settings)) if settings.node_rank == 0 else None
+        store = stack.enter_context(LaunchStore(settings) if settings.node_rank == 0 else StoreClient(settings))
         output = RankOutput(settings, log_dir, partial(signals.add, signal.SIGHUP))
         stack.callback(output.close)
         supervisor = LaunchSupervisor(settings.ranks, settings.max_restarts, first_pause_s)
@@ -63,7 +67,7 @@ class Launch:
         settings: ranks, and where they meet.
         command: command of every rank.
         supervisor: supervisor of the ranks.
-        store: store of the run; None on other hosts than that of rank 0.
+        store: store of the run, on the host of rank 0, or a client.
         output: output of the ranks.
         signals: signals to this process.
     """
@@ -73,14 +77,16 @@ class Launch:
         settings: LaunchSettings,
         command: Sequence[str],
         supervisor: LaunchSupervisor,
-        store: LaunchStore | None,
+        store: LaunchStore | StoreClient,
         output: RankOutput,
         signals: CaughtSignals,
     ) -> None:
         self._settings = settings
         self._command = command
         self._supervisor = supervisor
-        self._store = store
+        self._store = store if isinstance(store, LaunchStore) else None
+        self._client = store.client
+        self._heartbeats = HostHeartbeats()
         self._output = output
         self._signals = signals
         self._selector = selectors.DefaultSelector()
@@ -121,6 +127,8 @@ class Launch:
         """Wait for a signal, the end of a process, output, a client of the store, or something that is due."""
         is_polled = any(process.ending is Ending.ASKED for process in self._processes.values())
         timeout_s = POLL_S if is_polled else max(0.0, self._supervisor.wake_s - time.monotonic())
+        if self._other_hosts:
+            timeout_s = min(timeout_s, HEARTBEAT_S)
         for key, _ in self._selector.select(timeout_s if timeout_s < inf else None):
             if self._store is not None and key.fileobj is self._store.listener:
                 self._selector.unregister(key.fileobj)
@@ -154,17 +162,34 @@ class Launch:
                 self._pass_on()
                 self._carry_out(self._supervisor.on_exit(rank, status, now, self._told(rank)), now)
         stopped = [rank for rank, process in self._processes.items() if process.is_stopped]
-        silence_s = self._store.silence_s() if stopped and self._store is not None else inf
+        silence_s = self._facts().silence_s() if stopped else inf
         self._carry_out(self._supervisor.on_stopped(stopped, now, silence_s), now)
         self._carry_out(self._supervisor.on_time(now), now)
+        self._listen_to_hosts(now)
+
+    @property
+    def _other_hosts(self) -> range:
+        """Hosts whose heartbeats this launcher listens to."""
+        return range(1, self._settings.nnodes if self._store is not None else 1)
+
+    def _listen_to_hosts(self, now: float) -> None:
+        """Tell the loss of the ranks of hosts that are silent, if the others can go on without them."""
+        if not self._other_hosts:
+            return
+        facts = self._facts()
+        for host in self._heartbeats.silent(facts.heartbeats(self._other_hosts), now):
+            if facts.survivors() and [rank for rank in self._settings.ranks_of(host) if facts.tell_loss(rank)]:
+                LOG.warning("host %d was silent for %g s: its ranks count as lost", host, SILENCE_S)
+
+    def _facts(self) -> RunFacts:
+        return RunFacts(self._client(), self._settings.world_size)
 
     def _told(self, lost: int) -> list[str]:
         """Tell the ranks of a loss, and return what they have told about the run."""
-        if self._store is None:
-            return []
-        self._store.tell_loss(lost)
-        told = [fact for fact in (STANDBY, ENDED, BOUND) if self._store.holds(fact)]
-        return [*told, SURVIVES] if self._store.survivors() else told
+        facts = self._facts()
+        facts.tell_loss(lost)
+        told = [fact for fact in (STANDBY, ENDED, BOUND) if facts.holds(fact)]
+        return [*told, SURVIVES] if facts.survivors() else told
 
     def _carry_out(self, actions: Iterable[LaunchAction], now: float) -> None:
         for action in actions:
@@ -184,7 +209,7 @@ class Launch:
         """Start the process of a rank; with rank 0 all are started again, and meet in an empty store."""
         before = [*self._earlier, *([self._processes[rank]] if self._starts[rank] else [])]
         self._earlier = [process for process in before if process.is_left]
-        if rank == 0 and self._starts[rank] and self._store is not None and not self._store.survivors():
+        if rank == 0 and self._starts[rank] and self._store is not None and not self._facts().survivors():
             self._renew(self._store)
         port = self._settings.port if self._store is None else self._store.port
         defaults = DEFAULTS if len(self._settings.ranks) == 1 else {**DEFAULTS, **DEFAULTS_OF_SEVERAL}

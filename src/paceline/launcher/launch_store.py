@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
-from math import inf
 from typing import Any, Self
 
-from paceline.clusters.launch_env import BEGUN, SILENCE, SURVIVES, UNFIT
+from paceline.clusters.launch_env import BEGUN
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.errors import UsageError
-from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
+from paceline.launcher.run_facts import RunFacts
 
 
 class LaunchStore:
@@ -48,35 +47,9 @@ class LaunchStore:
         port: int = self.listener.getsockname()[1]
         return port
 
-    def holds(self, fact: str) -> bool:
-        """Return whether a fact about the run holds, as rank 0 has told."""
-        return bool(self._get(fact))
-
-    def tell_loss(self, rank: int) -> None:
-        """Tell the ranks that one that lives has ended."""
-        if self._store is not None and rank in self._roll().living:
-            tell(self._store.result(), Event(LOST, rank), self._settings.world_size)
-
-    def survivors(self) -> tuple[int, ...]:
-        """Return the ranks that live and can go on without the others; none if they cannot."""
-        if self._store is None or not self.holds(SURVIVES) or self.holds(UNFIT):
-            return ()
-        return self._roll().living
-
-    def silence_s(self) -> float:
-        """Return the seconds for which a rank may be silent; inf if the others cannot go on without it."""
-        told = self._get(SILENCE) if self.survivors() else b""
-        return float(told) if told else inf
-
-    def _roll(self) -> Roll:
-        return Roll.called(self._settings.world_size, told(self._store.result()) if self._store is not None else [])
-
-    def _get(self, key: str) -> bytes:
-        if self._store is None:
-            return b""
-        store = self._store.result()
-        value: bytes = store.get(key) if store.check([key]) else b""
-        return value
+    def client(self) -> Any:
+        """Return the store; None before it begins."""
+        return self._store.result() if self._store is not None else None
 
     def begin(self) -> None:
         """Begin to serve, when a client connects to `listener`."""
@@ -84,7 +57,8 @@ class LaunchStore:
 
     def renew(self) -> None:
         """Begin anew with an empty store: what the ranks of one attempt have written is wrong in the next one."""
-        self.begun = "\n".join(filter(None, [self.begun, self._get(BEGUN).decode()]))
+        facts = RunFacts(self.client(), self._settings.world_size)
+        self.begun = "\n".join(filter(None, [self.begun, facts.text(BEGUN)]))
         self._end()
         self.listener = self._listen()
 

@@ -8,6 +8,7 @@ from paceline.clusters.launch_settings import LaunchSettings
 from paceline.engines.distributed import is_restart, tell_launcher
 from paceline.errors import UsageError
 from paceline.launcher.launch_store import LaunchStore
+from paceline.launcher.run_facts import RunFacts
 from paceline.protocols.protocol import as_plan
 
 PLAN = as_plan(pl.bsp())
@@ -30,21 +31,25 @@ def rank_0(store, monkeypatch):
     return pl.Torchrun()
 
 
+def facts(store):
+    return RunFacts(store.client(), SETTINGS.world_size)
+
+
 def test_rank_0_tells_its_launcher_what_holds(store, rank_0):
     assert (rank_0.ranks.restarts, rank_0.ranks.max_restarts, rank_0.ranks.keeps_ranks) == (0, -1, True)
-    assert not store.holds(ENDED)
+    assert not facts(store).holds(ENDED)
     tell_launcher(rank_0, ENDED)
-    assert store.holds(ENDED)
-    assert not store.holds(STANDBY)
+    assert facts(store).holds(ENDED)
+    assert not facts(store).holds(STANDBY)
     tell_launcher(rank_0, ENDED, holds=False)  # another run of the same script
-    assert not store.holds(ENDED)
+    assert not facts(store).holds(ENDED)
 
 
 def test_a_new_attempt_has_an_empty_store(store, rank_0):
     tell_launcher(rank_0, STANDBY)
     store.renew()
     store.begin()
-    assert not store.holds(STANDBY)
+    assert not facts(store).holds(STANDBY)
 
 
 @pytest.mark.parametrize("mine", ["/runs/mine", "/runs/caf\udce9", "/runs/two\nlines"])
@@ -63,7 +68,7 @@ def test_a_rank_that_is_started_again_resumes_only_a_run_that_this_launcher_has_
 def test_torchrun_is_told_nothing(store, rank_0, monkeypatch):
     monkeypatch.delenv("PACELINE_KEEPS_RANKS")
     tell_launcher(pl.Torchrun(), ENDED)
-    assert not store.holds(ENDED)
+    assert not facts(store).holds(ENDED)
 
 
 def test_a_worker_is_to_come_back_under_this_launcher_and_may_have_a_standby(rank_0, monkeypatch):

@@ -19,6 +19,7 @@ export class Chart {
     this.host = host;
     this.margin = { left: 58, right: 14, top: 8, bottom: 38 };
     this.cursor = null;
+    this.isDrawn = false;
     this.canvas = document.createElement("canvas");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "application");
@@ -54,7 +55,13 @@ export class Chart {
     drawn.push(this);
   }
 
+  /** Draw before the first frame, if it has not come: the scales of the drawing place the cursor. */
+  begin() {
+    if (!this.isDrawn) this.draw();
+  }
+
   hover(event) {
+    this.begin();
     this.point(event.offsetX, event.offsetY);
     this.show();
   }
@@ -65,6 +72,7 @@ export class Chart {
   }
 
   key(event) {
+    this.begin();
     if (event.ctrlKey || event.metaKey || event.altKey || !this.step(event)) return;
     event.preventDefault();
     this.show();
@@ -103,6 +111,7 @@ export class Chart {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.font = FONT;
     this.paint(pen, ratio);
+    this.isDrawn = true;
   }
 }
 

@@ -96,9 +96,10 @@ def survival_of_rank(environment: Mapping[str, str]) -> SurvivingTraining | None
     if not has_launcher_store(environment):
         return None
     launch = LaunchEnv.from_environment(environment)
-    if launch.nodes != 1 or launch.world_size == 1:
+    if launch.world_size == 1:
         return None
-    survival = SurvivingTraining(partial(launcher_store, environment), launch.rank, launch.world_size)
+    connect = partial(launcher_store, environment)
+    survival = SurvivingTraining(connect, launch.rank, launch.world_size, is_one_host=launch.nodes == 1)
     give_up = partial(_give_up_at, survival)
     give_up(OWNERS[0], "new_group", "the script makes groups of its own")
     call_after_import(SHARDED, partial(give_up, SHARDED, "ZeroRedundancyOptimizer.__init__", "it shards its optimizer"))

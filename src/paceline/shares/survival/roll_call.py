@@ -38,10 +38,12 @@ class RollCall:
         connect: function that returns a new client of the launcher's store.
         rank: number of this rank.
         ranks: number of ranks.
+        is_one_host: whether all ranks are on one host.
     """
 
-    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int) -> None:
+    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int, *, is_one_host: bool) -> None:
         self._connect = connect
+        self._is_one_host = is_one_host
         self._rank = rank
         self._ranks = ranks
         self.store = connect()
@@ -100,10 +102,7 @@ class RollCall:
         made: list[Any] = []
 
         def make() -> None:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout, options._threads = TIMEOUT, THREADS
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-            group = dist.ProcessGroupGloo(store, roll.living.index(self._rank), len(roll.living), options)
+            group = self._group(store, roll)
             with self._changed:
                 made.append(group)
                 self._changed.notify_all()
@@ -111,6 +110,15 @@ class RollCall:
         threading.Thread(target=make, daemon=True).start()
         self._wait(roll, lambda: bool(made), TIMEOUT.total_seconds())
         return made[0]
+
+    def _group(self, store: Any, roll: Roll) -> Any:
+        place = roll.living.index(self._rank), len(roll.living)
+        if not self._is_one_host:  # the addresses of hosts are found as torch finds them
+            return dist.ProcessGroupGloo(store, *place, TIMEOUT)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout, options._threads = TIMEOUT, THREADS
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        return dist.ProcessGroupGloo(store, *place, options)
 
     def part(self, roll: Roll) -> None:
         """Wait until all living ranks have come to their end.

@@ -45,6 +45,7 @@ class SurvivingTraining:
         connect: function that returns a new client of the launcher's store.
         rank: number of this rank.
         ranks: number of ranks.
+        is_one_host: whether all ranks are on one host.
 
     Attributes:
         group: process group of all ranks, from the first model on.
@@ -52,8 +53,9 @@ class SurvivingTraining:
         on_regroup: functions that are called when the living ranks have changed.
     """
 
-    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int) -> None:
+    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int, *, is_one_host: bool = True) -> None:
         self._connect = connect
+        self._is_one_host = is_one_host
         self._place = rank, ranks
         self.group: SurvivingGroup | None = None
         self.on_regroup: list[Callable[[], object]] = []
@@ -73,7 +75,7 @@ class SurvivingTraining:
 
     @cached_property
     def _calls(self) -> RollCall:
-        return RollCall(self._connect, *self._place)
+        return RollCall(self._connect, *self._place, is_one_host=self._is_one_host)
 
     @property
     def is_alone(self) -> bool:
