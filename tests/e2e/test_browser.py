@@ -181,28 +181,6 @@ def test_each_update_tells_its_own_k_on_every_axis(open_page, tmp_path):
             assert f"decided: k={ks[number]}: chosen {number}" in shown
 
 
-ONE_FRAME = """
-const [frame, asked] = [window.requestAnimationFrame, []];
-window.requestAnimationFrame = (callback) => asked.push(callback) > 1 ? 1 : frame(callback);
-"""
-
-
-def test_a_cursor_may_come_before_the_first_frame(browser, folder, tmp_path):
-    errors = []
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.add_init_script(ONE_FRAME)
-        page.goto(write_report([folder], tmp_path / "report.html").as_uri())
-        charts = page.locator("canvas[aria-roledescription=chart]")
-        page.wait_for_selector("html[data-shown]", state="attached")
-        for at in range(charts.count()):
-            charts.nth(at).focus()
-            page.keyboard.press("ArrowRight")
-            charts.nth(at).hover(force=True)
-    assert errors == []
-
-
 def test_arrow_keys_move_the_cursor_and_say_where_it_is(open_page, folder, tmp_path):
     page = open_page([folder], tmp_path)
     page.locator("#loss canvas").focus()

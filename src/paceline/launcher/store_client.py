@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from datetime import timedelta
 from typing import Any, Self
 
 from paceline.clusters.host_heartbeats import HEARTBEAT_S
 from paceline.clusters.launch_env import HOST
 from paceline.clusters.launch_settings import LaunchSettings
 
-TIMEOUT = timedelta(seconds=3)
+TIMEOUT_S = 3.0
 END_TIMEOUT_S = 1.0
 
 
@@ -39,14 +37,9 @@ class StoreClient:
 
     def client(self) -> Any:
         """Return a new client, as all ranks may meet in a new store since the last one; None if it is not reached."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # late, because it is slow
+        from paceline.engines.distributed import reach_store  # late, because it is slow
 
-        address = self._settings.master, self._settings.port
-        try:
-            socket.create_connection(address, TIMEOUT.total_seconds()).close()  # else torch logs each try
-            return TCPStore(*address, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        except (OSError, RuntimeError):
-            return None
+        return reach_store(self._settings.master, self._settings.port, TIMEOUT_S)
 
     def _beat(self) -> None:
         store = None

@@ -23,7 +23,7 @@ from paceline.engines.distributed.parameter_server.standby import FollowedRunEnd
 from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import SAMPLES, WORLD_SIZE, RunFinished
-from paceline.engines.distributed.rendezvous.rendezvous import is_restart, serve_store, tell_launcher
+from paceline.engines.distributed.rendezvous.rendezvous import is_restart, reach_store, serve_store, tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end
 from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S, Sidecar
 from paceline.engines.distributed.transport.messages import End
@@ -51,6 +51,7 @@ __all__ = [
     "failed_end",
     "is_restart",
     "make_engine",
+    "reach_store",
     "serve_rank",
     "serve_store",
     "tell_launcher",

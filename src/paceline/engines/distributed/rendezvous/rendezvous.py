@@ -187,6 +187,16 @@ def serve_store(listener: socket.socket) -> Any:
     )
 
 
+def reach_store(host: str, port: int, timeout_s: float) -> Any:
+    """Return a client of a launcher's store; None if it is not reached."""
+    try:
+        socket.create_connection((host, port), timeout_s).close()  # else torch logs each of its tries
+        timeout = timedelta(seconds=timeout_s)
+        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    except (OSError, RuntimeError):
+        return None
+
+
 def tell_launcher(cluster: Torchrun, fact: str, *, holds: bool = True) -> None:
     """Tell `paceline run` a fact about the run, by which it decides whether all ranks are started again with rank 0.
 

@@ -1,7 +1,8 @@
-"""The report on paper: drawn in time, and in the shape of the screen."""
+"""The report where no frame has come yet: printed in time and in the shape of the screen, and with a cursor."""
 
 import pytest
 
+import paceline as pl
 from chromium import NEEDS_CHROMIUM
 from paceline.report.write import write_report
 from written_runs import train_run
@@ -35,3 +36,26 @@ def test_a_page_that_is_printed_as_soon_as_it_is_there_has_charts_of_the_same_sh
     }""")
     assert shape[1] == pytest.approx(shape[0], rel=0.02)
     page.context.close()
+
+
+ONE_FRAME = """
+const [frame, asked] = [window.requestAnimationFrame, []];
+window.requestAnimationFrame = (callback) => asked.push(callback) > 1 ? 1 : frame(callback);
+"""
+
+
+def test_a_cursor_may_come_before_the_first_frame_of_a_chart(browser, tmp_path):
+    train_run(tmp_path / "run", "k_sync(k=2)@50% >> asp", stop=pl.Stop(gradients=80))
+    errors, page = [], browser.new_context().new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script(ONE_FRAME)
+    page.goto(write_report([tmp_path / "run"], tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-shown]", state="attached")
+    charts = page.locator("canvas[aria-roledescription=chart]")
+    assert charts.count() > 5
+    for at in range(charts.count()):
+        charts.nth(at).focus()
+        page.keyboard.press("ArrowRight")
+        charts.nth(at).hover(force=True)
+    page.context.close()
+    assert errors == []
