@@ -18,7 +18,7 @@ import paceline.shares.balancer as balancer_module
 from balance_changing import force_changes
 
 COUNT, BATCH, EPOCHS = 200, 8, 2
-FIRST_LIFE = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+FIRST_LIFE = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
 sizes = set()  # of the batches that this rank has computed
 
 
