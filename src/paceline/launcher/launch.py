@@ -8,11 +8,12 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.clusters.host_heartbeats import HEARTBEAT_S, SILENCE_S, HostHeartbeats
 from paceline.clusters.launch_env import BEGUN_BEFORE, BOUND, ENDED, STANDBY, SURVIVES
@@ -28,6 +29,7 @@ from paceline.launcher.store_client import StoreClient
 from paceline.utils.rank_logger import LABELLED, RankLogger
 
 LOG = RankLogger(__name__)
+Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 3.0
 POLL_S = 0.05  # while what a rank has started is waited for
 DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1"}  # as under torchrun
@@ -87,6 +89,7 @@ class Launch:
         self._store = store if isinstance(store, LaunchStore) else None
         self._client = store.client
         self._heartbeats = HostHeartbeats()
+        self._listened_s = 0.0
         self._output = output
         self._signals = signals
         self._selector = selectors.DefaultSelector()
@@ -162,7 +165,7 @@ class Launch:
                 self._pass_on()
                 self._carry_out(self._supervisor.on_exit(rank, status, now, self._told(rank)), now)
         stopped = [rank for rank, process in self._processes.items() if process.is_stopped]
-        silence_s = self._facts().silence_s() if stopped else inf
+        silence_s = self._asked(RunFacts.silence_s, inf) if stopped else inf
         self._carry_out(self._supervisor.on_stopped(stopped, now, silence_s), now)
         self._carry_out(self._supervisor.on_time(now), now)
         self._listen_to_hosts(now)
@@ -174,8 +177,9 @@ class Launch:
 
     def _listen_to_hosts(self, now: float) -> None:
         """Tell the loss of the ranks of hosts that are silent, if the others can go on without them."""
-        if not self._other_hosts:
+        if not self._other_hosts or now < self._listened_s + HEARTBEAT_S:
             return
+        self._listened_s = now
         facts = self._facts()
         for host in self._heartbeats.silent(facts.heartbeats(self._other_hosts), now):
             if facts.survivors() and [rank for rank in self._settings.ranks_of(host) if facts.tell_loss(rank)]:
@@ -184,12 +188,22 @@ class Launch:
     def _facts(self) -> RunFacts:
         return RunFacts(self._client(), self._settings.world_size)
 
+    def _asked(self, question: Callable[[RunFacts], Answer], unknown: Answer) -> Answer:
+        """Return what the store answers, or that nothing is known, if the connection to it is lost."""
+        try:
+            return question(self._facts())
+        except RuntimeError:
+            return unknown
+
     def _told(self, lost: int) -> list[str]:
         """Tell the ranks of a loss, and return what they have told about the run."""
-        facts = self._facts()
-        facts.tell_loss(lost)
-        told = [fact for fact in (STANDBY, ENDED, BOUND) if facts.holds(fact)]
-        return [*told, SURVIVES] if facts.survivors() else told
+
+        def tell(facts: RunFacts) -> list[str]:
+            facts.tell_loss(lost)
+            told = [fact for fact in (STANDBY, ENDED, BOUND) if facts.holds(fact)]
+            return [*told, SURVIVES] if facts.survivors() else told
+
+        return self._asked(tell, [])
 
     def _carry_out(self, actions: Iterable[LaunchAction], now: float) -> None:
         for action in actions:
