@@ -53,7 +53,8 @@ def launch(
     with ExitStack() as stack:
         stack.enter_context(reaping_orphans())
         signals = stack.enter_context(CaughtSignals())
-        store = stack.enter_context(LaunchStore(settings) if settings.node_rank == 0 else StoreClient(settings))
+        store: LaunchStore | StoreClient = LaunchStore(settings) if settings.node_rank == 0 else StoreClient(settings)
+        stack.enter_context(store)
         output = RankOutput(settings, log_dir, partial(signals.add, signal.SIGHUP))
         stack.callback(output.close)
         supervisor = LaunchSupervisor(settings.ranks, settings.max_restarts, first_pause_s)
