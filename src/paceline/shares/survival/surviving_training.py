@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -19,13 +20,13 @@ from paceline.clusters.launch_env import SILENCE, SURVIVES, UNFIT
 from paceline.policies.estimators.round_trip_timeout import RoundTripTimeout
 from paceline.shares.handed_out import Loader
 from paceline.shares.survival.agreement import Agreement, PlaceReport
+from paceline.shares.survival.catch_up import CatchUp
 from paceline.shares.survival.group import SurvivingGroup
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
 from paceline.shares.survival.roll import Roll, told
 from paceline.shares.survival.roll_call import RollCall, as_tuples
 from paceline.utils.wording import counted
 
-AHEAD = 2  # units by which a rank that comes back goes ahead of the others, so that they know where it waits
 AGREED, PROGRESS, RECORDER = "paceline/agreed", "paceline/progress", "paceline/recorder"  # in the launcher's store
 LEAST_UPDATES = 3  # before it is known how a script trains
 
@@ -70,6 +71,7 @@ class SurvivingTraining:
         self._stepped = -1
         self._updates = 0
         self._timeout = RoundTripTimeout()
+        self._catch_up = CatchUp()
         self._is_fit = True
         self._epoch: Any = None
 
@@ -258,10 +260,18 @@ class SurvivingTraining:
         if self._calls.has_ended(living):
             print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
             raise SystemExit(0)
-        store = self._calls.store
-        if store.check([PROGRESS]) and self.group.position >= int(store.get(PROGRESS)) + AHEAD:
+        if self._calls.store.check([PROGRESS]) and self._is_ahead(self.group.position):
             self.group.come_back()
             self._step, self._is_given = StepVerdict.USED, False
+
+    def _is_ahead(self, position: int) -> bool:
+        """Return whether this rank may say where it waits for the others; they may be looked at for a second before."""
+        while True:
+            others = int(self._calls.store.get(PROGRESS))
+            wait_s = self._catch_up.wait_s(time.monotonic(), position, others)
+            if not wait_s:
+                return wait_s is not None
+            time.sleep(wait_s)
 
     def _read_agreed(self) -> None:
         """Read what the living have agreed on while this rank was not there."""
