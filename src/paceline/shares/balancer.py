@@ -191,13 +191,13 @@ class Balancer:
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
         self._loaders.backward_began(loader, dealt.size)
-        if self._survival is not None:
+        if self._policy is None:
+            self._begin(loss, dealt.samples[self.rank], loader)
+        if self._survival is not None:  # after what only the first update has: a rank may come back in a later epoch
             self._survival.compute(loader, dealt.batch)
         if not self._dealt or self._dealt[-1] is not dealt:
             self._dealt.append(dealt)
         self._has_changed |= len(set(dealt.samples)) > 1
-        if self._policy is None:
-            self._begin(loss, dealt.samples[self.rank], loader)
         return self._weighing.weight_of(loss, dealt.samples[self.rank], dealt.weight(self.rank))
 
     def sums_ended(self) -> None:

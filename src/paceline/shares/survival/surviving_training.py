@@ -254,24 +254,27 @@ class SurvivingTraining:
         if not self.group.is_alone:
             self.group.after_step()
             if len(self.living) < self._place[1] and self._place[0] == self.living[0]:
-                self._calls.store.set(PROGRESS, str(self.group.position))
+                self._calls.store.set(PROGRESS, json.dumps([self._ledger.handed_out, self.group.position]))
             return
-        living = Roll.called(self._place[1], told(self._calls.store)).living
-        if self._calls.has_ended(living):
-            print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
-            raise SystemExit(0)
-        if self._calls.store.check([PROGRESS]) and self._is_ahead(self.group.position):
-            self.group.come_back()
-            self._step, self._is_given = StepVerdict.USED, False
+        self._return_to(self.group)
 
-    def _is_ahead(self, position: int) -> bool:
-        """Return whether this rank may say where it waits for the others; they may be looked at for a second before."""
-        while True:
-            others = int(self._calls.store.get(PROGRESS))
-            wait_s = self._catch_up.wait_s(time.monotonic(), position, others)
-            if not wait_s:
-                return wait_s is not None
+    def _return_to(self, group: SurvivingGroup) -> None:
+        """Take part again, as soon as this rank is so far ahead that the others know in time where it waits."""
+        store, wait_s = self._calls.store, None
+        while wait_s != 0:
+            if self._calls.has_ended(Roll.called(self._place[1], told(store)).living):
+                print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
+                raise SystemExit(0)
+            if not store.check([PROGRESS]):
+                return
+            batches, position = json.loads(store.get(PROGRESS))
+            own = self._ledger.handed_out, group.position
+            wait_s, group.position = self._catch_up.look(time.monotonic(), *own, (batches, position))
+            if wait_s is None:
+                return
             time.sleep(wait_s)
+        group.come_back()
+        self._step, self._is_given = StepVerdict.USED, False
 
     def _read_agreed(self) -> None:
         """Read what the living have agreed on while this rank was not there."""
