@@ -14,7 +14,7 @@ import torch.distributed
 
 from paceline.errors import RunError
 from paceline.shares.survival.agreement import PlaceReport
-from paceline.shares.survival.roll import Event, Roll, key_of, tell
+from paceline.shares.survival.roll import Event, Roll, key_of, tell, told
 
 dist: Any = torch.distributed  # it does not export the types of all its names
 LOOPBACK = "127.0.0.1"
@@ -133,6 +133,10 @@ class RollCall:
     def has_ended(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks have come to their end."""
         return bool(self.store.check([f"paceline/end/{rank}" for rank in ranks]))
+
+    def others_have_ended(self) -> bool:
+        """Return whether the living ranks have come to their end."""
+        return self.has_ended(Roll.called(self._ranks, told(self.store)).living)
 
     def await_end(self) -> None:
         """Wait for the end of the living, in a rank that is none of them."""

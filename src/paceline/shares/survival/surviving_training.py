@@ -262,14 +262,13 @@ class SurvivingTraining:
         """Take part again, as soon as this rank is so far ahead that the others know in time where it waits."""
         store, wait_s = self._calls.store, None
         while wait_s != 0:
-            if self._calls.has_ended(Roll.called(self._place[1], told(store)).living):
+            if self._calls.others_have_ended():
                 print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
                 raise SystemExit(0)
             if not store.check([PROGRESS]):
                 return
-            batches, position = json.loads(store.get(PROGRESS))
             own = self._ledger.handed_out, group.position
-            wait_s, group.position = self._catch_up.look(time.monotonic(), *own, (batches, position))
+            wait_s, group.position = self._catch_up.look(time.monotonic(), *own, json.loads(store.get(PROGRESS)))
             if wait_s is None:
                 return
             time.sleep(wait_s)
