@@ -170,7 +170,7 @@ def test_a_rank_that_was_lost_comes_back_from_the_checkpoint_of_the_script(tmp_p
     check(tmp_path, 3, faults, CHECKPOINTS="1", RETURNS_AT="60", EPOCHS="10")
     lost = int(faults[0].split(":")[0])
     notes = [json.loads(line) for line in (tmp_path / f"{lost}.jsonl").read_text().splitlines()]
-    assert next(note["epoch"] for note in notes if note["life"]) == 3  # 8 iterations an epoch
+    assert next(note["epoch"] for note in notes if note["life"]) >= 3  # 8 iterations an epoch
 
 
 @pytest.mark.slow
