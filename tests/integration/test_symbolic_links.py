@@ -14,6 +14,7 @@ from paceline.report import write_report
 from paceline.utils.files import create_file, open_to_extend, replace_file, write_out
 from selections import parametrize_each_once, parametrize_few
 from tiny_jobs import tiny_job
+from worker_threads import ThreadLauncher
 
 PRECIOUS = "precious"
 OPTIONS = {"protocol": "bsp", "cluster": pl.Cluster(2), "checkpoint_every": "updates=1"}
@@ -141,7 +142,8 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path):
 
 
 @parametrize_each_once(name=[WORKERS, f"{WORKERS}/0"], again=["resume", "overwrite"])
-def test_a_worker_saves_no_state_through_a_planted_link(name, again, tmp_path, victim, caplog):
+def test_a_worker_saves_no_state_through_a_planted_link(name, again, tmp_path, victim, caplog, monkeypatch):
+    monkeypatch.setattr("paceline.engines.local.engine.Launcher", ThreadLauncher)  # whose log is that of this process
     options = {"protocol": "bsp + local_steps(H=2)", "cluster": pl.LocalCluster(2), "checkpoint_every": "updates=1"}
     pl.train(tiny_job(), stop="updates=3", out=tmp_path / "run", **options)
     plant(tmp_path / "run" / name, victim_folder := tmp_path / "home")
