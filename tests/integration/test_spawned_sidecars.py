@@ -74,7 +74,7 @@ def rank(number):
     variables |= {"MASTER_PORT": PORT, "PACELINE_TOKEN": TOKEN}
     os.environ.update({name: str(value) for name, value in variables.items()})
     job = pl.Job(model=model, loss=F.mse_loss, optimizer=optimizer, data=DATA, eval_data=DATA, batch_size=4)
-    result = pl.train(job, protocol="bsp", cluster=pl.Torchrun(start_timeout_s=scaled(60)), stop="updates=5", seed=1)
+    result = pl.train(job, protocol="bsp", cluster=pl.Torchrun(start_timeout_s=300), stop="updates=5", seed=1)
     if number == 0:
         print(result.reason, *result.metrics)
 
