@@ -29,8 +29,8 @@ def trained(train):
 
     def note(optimizer, *_):
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        gradient = flat([each.grad for each in parameters if each.grad is not None])
-        steps.append([optimizer.param_groups[0]["lr"], float(gradient.norm())])
+        gradients = [each.grad for each in parameters if each.grad is not None]  # none before the first closure
+        steps.append([optimizer.param_groups[0]["lr"], float(flat(gradients).norm()) if gradients else 0.0])
 
     hook = register_optimizer_step_pre_hook(note)
     try:
