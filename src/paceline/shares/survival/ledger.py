@@ -56,6 +56,11 @@ class BatchLedger:
         """Return the number of a batch on the ranks that have begun before."""
         return batch.number + self.offset
 
+    def shift(self, offset: int) -> None:
+        """Count batches with another offset, also those that were handed out before."""
+        self.handed_out += offset - self.offset
+        self.offset = offset
+
     def take_owed(self) -> Whole | None:
         """Return the first batch that is to be handed out again; None without any."""
         return self._owed.pop(min(self._owed)) if self._owed else None

@@ -206,8 +206,8 @@ class SurvivingTraining:
         key = f"paceline/epoch/{batch.epoch}"
         if group.is_alone:
             if self._calls.store.check([key]):
-                number, position, self._updates = json.loads(self._calls.store.get(key))
-                group.position, self._ledger.offset = position, number - batch.number
+                number, group.position, self._updates = json.loads(self._calls.store.get(key))
+                self._ledger.shift(number - batch.number)
         elif group.rank() == self.living[0] and batch.epoch is not None:
             self._calls.store.set(key, json.dumps([self._ledger.number(batch), group.position, self._updates]))
 

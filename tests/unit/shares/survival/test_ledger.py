@@ -50,3 +50,12 @@ def test_batches_dealt_before_a_loss_are_in_vain_or_are_not_handed_out():
     assert ledger.hand_out(later)
     ledger.compute(later)
     assert not ledger.is_in_vain
+
+
+def test_a_rank_that_begins_later_counts_as_the_others():
+    ledger = BatchLedger()
+    ledger.hand_out(ledger.deal([[0]]))
+    ledger.shift(50)
+    assert (ledger.handed_out, ledger.dealt) == (51, 51)
+    ledger.shift(50)
+    assert ledger.handed_out == 51
