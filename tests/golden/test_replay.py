@@ -46,6 +46,7 @@ def test_simulated(protocol, stop, tmp_path):
     assert found.decisions > found.updates
 
 
+@pytest.mark.slow
 def test_schedule_whose_warm_up_ends_at_a_plateau(tmp_path):
     job = tiny_job(schedule=pl.LinearSchedule(check_every="gradients=8"))
     run = pl.train(job, protocol="asp", cluster="4*exp(mean=1)", stop="gradients=90", out=tmp_path / "run")
@@ -101,8 +102,8 @@ def test_a_real_run_of_500_updates(tmp_path):
 
 
 @pytest.mark.slow
-@parametrize_few(
-    "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)], keep=1
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)]
 )
 def test_automatic_protocol_and_rate(optimizer, tmp_path):
     job = tiny_job(optimizer=optimizer, clip_norm=1.0)
@@ -143,6 +144,7 @@ def test_interrupted_run(tmp_path):
     assert pl.replay(tmp_path / "run").difference == ""
 
 
+@pytest.mark.slow
 def test_run_extended_by_epochs(tmp_path):
     simulated("k_sync(k=3)", "epochs=1", out=tmp_path / "run")
     simulated("k_sync(k=3)", "epochs=3", resume=tmp_path / "run")
@@ -160,10 +162,10 @@ OTHER_STOPS = [
 ]
 
 
-@parametrize_few(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("protocol", "stops"),
     each_value_once(["k_sync(k=3)", "bsp@updates=3 >> asp", "dbw"], OTHER_STOPS),
-    keep=1,
     ids=lambda each: each if isinstance(each, str) else " then ".join(each),
 )
 def test_run_resumed_with_other_stops(protocol, stops, tmp_path):
@@ -183,6 +185,7 @@ def test_run_of_epochs_resumed_with_other_stops(tmp_path):
     assert pl.replay(tmp_path / "run").updates == run.history.totals.updates
 
 
+@pytest.mark.slow
 def test_interrupted_run_resumed_with_a_lower_stop(tmp_path):
     class Interrupt(pl.Callback):
         def on_update(self, update):

@@ -70,7 +70,8 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     assert measured[0] == pytest.approx(measured[1], rel=EXACT)
 
 
-@parametrize_few(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "protocol",
     [
         "dc_s3gd",
@@ -79,7 +80,6 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
         "local_sgd(H=3, lag=2)",
         "local_sgd(H=4, fragments=2)",
     ],
-    keep=1,
 )
 def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation(protocol):
     faults = [pl.Fault(worker, 6, "not_finite") for worker in range(2)]

@@ -66,7 +66,8 @@ def test_parameters_are_those_of_bsp_under_shares_that_change(job):
     assert np.allclose(*losses, rtol=1e-9)
 
 
-@parametrize_few("job", JOBS.values(), ids=JOBS, keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_parameters_are_those_of_bsp_under_shares_that_follow_speeds(job):
     balanced, bsp = trained(BALANCED, **job), trained("bsp", **job)
     assert shares_of(balanced)

@@ -27,7 +27,8 @@ def compare(out, protocols=PROTOCOLS, job=None, **changes):
     return pl.compare(job or tiny_job(), protocols=protocols, out=out, **options)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_every_run_equals_a_run_of_train(tmp_path, processes):
     comparison = compare(tmp_path / "all", processes=processes)
     assert [(row.protocol, list(row.runs)) for row in comparison.rows] == [("bsp", [0, 1]), ("k_sync(k=2)", [0, 1])]
@@ -100,7 +101,8 @@ def compared(tmp_path_factory):
     return folder
 
 
-@parametrize_few(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"stop": "updates=7"}, "stop Stop(updates=6), now Stop(updates=7)"),
@@ -112,7 +114,6 @@ def compared(tmp_path_factory):
         ({"job": tiny_job(batch_size=4)}, "job batch_size 8, now 4"),
         ({"job": tiny_job(optimizer=sgd(lr=0.2))}, "SGD(lr=0.1, momentum=0.9), now torch.optim.sgd.SGD(lr=0.2"),
     ],
-    keep=1,
 )
 def test_a_folder_of_another_comparison_is_refused(compared, change, words):
     with pytest.raises(pl.UsageError, match="contains another comparison") as refusal:
@@ -127,6 +128,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         compare(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_concurrent_comparisons_in_a_folder_are_refused(tmp_path):
     class ComparesAgain(RecordingDisplay):
         def plan(self, cells, finished):
@@ -197,6 +199,7 @@ def test_a_run_that_missed_its_target_does_not_count_as_failed(tmp_path):
     assert re.search(r"^bsp +missed +- ", comparison.text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_does_not_count_as_failed_and_is_not_repeated(tmp_path):
     options = {"stop": "loss=0.1,max_loss=0.2,updates=50"}
     comparison = compare(tmp_path, **options)
@@ -263,6 +266,7 @@ def test_without_a_target_the_time_is_the_duration_of_the_run(tmp_path):
     assert comparison.time_s(comparison.rows[0]).runs == 2
 
 
+@pytest.mark.slow
 def test_an_accuracy_is_a_target(tmp_path):
     job = tiny_job(eval_data=dataset())
     comparison = compare(tmp_path, job=job, stop="accuracy=0.4,updates=100", evaluate_every="updates=2")
@@ -271,5 +275,6 @@ def test_an_accuracy_is_a_target(tmp_path):
     assert "accuracy" in comparison.text()
 
 
+@pytest.mark.slow
 def test_a_stop_without_target_has_no_winner(tmp_path):
     assert compare(tmp_path).verdict().startswith("The stop has no target, so there is no winner")

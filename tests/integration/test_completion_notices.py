@@ -17,7 +17,7 @@ from paceline.server.flat_buffers import FlatLayout
 from pausing_job import LR, large_job, sgd_over
 from rank_threads import LIMIT_S, ranks
 from rounding import single_job
-from selections import each_value_once, parametrize_few
+from selections import each_value_once
 from tiny_jobs import batch_norm_net, sgd, tiny_job
 
 UPDATES = 24
@@ -73,8 +73,9 @@ JOBS = {
 }
 
 
-@parametrize_few(
-    ("name", "protocol"), each_value_once(list(JOBS), ["backup(k=1)", "pull(k=1)", "ringmaster(r=2)"]), keep=1
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "protocol"), each_value_once(list(JOBS), ["backup(k=1)", "pull(k=1)", "ringmaster(r=2)"])
 )
 def test_late_workers_send_notices_which_the_replay_drops(name, protocol, tmp_path):
     job, torchrun = JOBS[name]
@@ -104,7 +105,8 @@ def test_the_used_gradients_are_those_of_plain_sgd_and_are_all_that_is_sent(job)
     assert network.received_bytes < most * nbytes + len(arrivals) * MESSAGE_BYTES
 
 
-@parametrize_few("protocol", ["k_sync(k=1)", "bsp", "k_async(k=1)"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["k_sync(k=1)", "bsp", "k_async(k=1)"])
 def test_protocols_that_interrupt_late_work_or_use_it_send_no_notice(protocol, monkeypatch):
     sent, send = [], Connection.send
 

@@ -61,6 +61,7 @@ def test_protocols_run_compressed_on_shards_and_a_worker_that_comes_back_gets_a_
     assert max(losses) < 2.0  # log(3) = 1.1 before training
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
     faults = [pl.Fault(1, 7, "not_finite")]
     [end, *_] = run(3, single_job(), {"wire": "int8", "faults": faults}, protocol="bsp", stop=STOP)
@@ -71,14 +72,14 @@ def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
 BY_A_SERVER, BY_A_WORKER = {"compress_difference", "decompress"}, {"compress", "add_difference"}
 
 
-@parametrize_few(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("protocol", "used"),
     [
         ("bsp", BY_A_SERVER),
         ("bsp + local_steps(H=2)", BY_A_SERVER | BY_A_WORKER),
         ("all_reduce", {"compress", "decompress"}),
     ],
-    keep=1,
 )
 def test_processes_that_step_use_compiled_loops_which_change_no_bit(protocol, used, monkeypatch):
     pytest.importorskip("numba")

@@ -93,7 +93,8 @@ def test_too_few_workers_end_the_start(caplog):
             job.serve()
 
 
-@parametrize_few("protocol", ["all_reduce", "local_sgd(H=2)"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=2)"])
 def test_ranks_beyond_the_first_ones_join_a_group(protocol):
     def are_four(seen):
         return sorted(seen.joined) == [2, 3] and min(seen.used_since[each] for each in range(4)) >= 2
@@ -146,7 +147,8 @@ def test_a_host_beyond_the_first_ones_joins_as_one_worker_and_leaves():
     assert {update.k for update in end.of(UpdateMade)} == {2, 3}
 
 
-@parametrize_few("protocol", ["bsp", "dc_s3gd"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp", "dc_s3gd"])
 def test_a_run_is_resumed_with_another_size(protocol, tmp_path):
     settings = {"protocol": protocol}
     first, then = (3, 4) if protocol == "bsp" else (2, 3)

@@ -83,6 +83,7 @@ def test_worker_processes_twenty_times(seed):
     check_processes(PROTOCOLS[seed % len(PROTOCOLS)], seed)
 
 
+@pytest.mark.slow
 def test_worker_processes_of_a_resumed_run(tmp_path):
     on_processes("k_async(k=2)", 1, stop="updates=9", out=tmp_path / "run")
     result = on_processes("k_async(k=2)", 1, stop=f"epochs={EPOCHS}", resume=tmp_path / "run")
@@ -125,7 +126,8 @@ def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     assert times_applied(more.model) == [3] * SAMPLES
 
 
-@parametrize_few("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"protocol": "bsp"}, {"cluster": "2*exp(mean=1)"}, {"cluster": "7*exp(mean=1)"}])
 def test_resumed_under_another_protocol_or_on_another_cluster(change, tmp_path):
     asked = {"protocol": "k_batch_async(k=3)", "cluster": "4*exp(mean=1)"}
     pl.train(counting_job(SAMPLES), stop="updates=9", out=tmp_path / "run", **asked)

@@ -116,6 +116,7 @@ def test_a_fork_server_killed_while_workers_start_is_a_one_line_error(tmp_path, 
     assert run(pl.bsp(), updates=1).stopped_by == "updates"
 
 
+@pytest.mark.slow
 def test_the_traceback_of_a_failed_worker_is_logged_as_an_error(caplog):
     result = run(pl.bsp(), [pl.Fault(worker=2, draw=3, kind="raise")])
     assert [worker for worker, _ in lost(result)] == [2]
@@ -209,6 +210,7 @@ def test_a_non_scalar_loss_is_a_one_line_error():
         run(pl.bsp(), job=tiny_job(loss=nn.CrossEntropyLoss(reduction="none")))
 
 
+@pytest.mark.slow
 def test_evaluation_runs_only_with_evaluation_data():
     job = tiny_job(model=batch_norm_net, eval_data=tiny_job().data)
     result = run(pl.bsp(), job=job)

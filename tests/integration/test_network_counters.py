@@ -1,5 +1,6 @@
 """Counts of rank 0: the bytes of a run, and the connections that it rejects, as callbacks get them."""
 
+import pytest
 from torch import nn
 
 import paceline as pl
@@ -37,6 +38,7 @@ def test_rank_0_counts_the_bytes_of_versions_and_gradients():
     assert sum(counters.rejected.values()) == 0
 
 
+@pytest.mark.slow
 def test_without_a_server_rank_0_counts_its_messages():
     counters, _ = run("all_reduce")
     assert counters.received_bytes

@@ -25,7 +25,8 @@ def test_a_host_computes_the_gradient_of_one_worker(world_size, nodes, shards):
         assert end.reason == "15 updates made"
 
 
-@parametrize_few("killed", [2, 3], ids=["leader", "follower"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [2, 3], ids=["leader", "follower"])
 def test_a_process_that_dies_takes_its_group_with_it_and_the_group_comes_back(killed):
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 3)
     with ranks(4, tiny_job(), NODE, nodes=2, protocol="bsp", stop=FOREVER, callbacks=[is_back]) as job:

@@ -191,6 +191,7 @@ def read(result):
     return (result.folder / EVENTS).read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_an_extended_run_decays_the_rate_to_the_new_end_without_a_second_warm_up(tmp_path):
     job = tiny_job(schedule=pl.LinearSchedule())
     options = {"protocol": "bsp", "cluster": STRAGGLING}
@@ -202,6 +203,7 @@ def test_an_extended_run_decays_the_rate_to_the_new_end_without_a_second_warm_up
     assert list(rates[9:]) == pytest.approx([0.1 * 2 / 20, *(0.05 * (80 - w) / 60 for w in range(42, 80, 4))])
 
 
+@pytest.mark.slow
 def test_a_run_can_be_stopped_and_resumed_repeatedly(tmp_path):
     whole = train("random walk", tmp_path / "whole")
     part = train("random walk", tmp_path / "run", stop="updates=3")

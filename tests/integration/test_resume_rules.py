@@ -197,7 +197,8 @@ class Crash(pl.Callback):
             raise Crashed
 
 
-@parametrize_few("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"protocol": "asp"}, {"cluster": "2*exp(mean=1)"}])
 def test_a_change_killed_before_its_first_checkpoint_is_applied_again(change, tmp_path):
     train(tmp_path / "run", stop="updates=4")
     options = {"resume": True, "allow_change": True, "stop": "updates=12", **change}
@@ -289,6 +290,7 @@ def test_partitioned_data_cannot_move_to_one_worker(tmp_path):
         train(tmp_path / "run", job=job, cluster="1*exp(mean=1)", resume=True, allow_change=True)
 
 
+@pytest.mark.slow
 def test_a_folder_without_log_and_checkpoint_restarts(tmp_path):
     train(tmp_path / "run", stop="updates=3")
     (tmp_path / "run" / EVENTS).unlink()

@@ -23,7 +23,6 @@ from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.recording.run_folder import EVENTS, SavedRun
 from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states
-from selections import parametrize_few
 from tiny_jobs import dataset, sgd, tiny_job
 
 CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
@@ -86,6 +85,7 @@ def test_the_result_is_saved_and_used_by_train(tmp_path, monkeypatch):
         pl.train(job(), protocol="sync_switch(timing=all/timing.toml)", cluster=pl.Cluster(5), stop="epochs=2")
 
 
+@pytest.mark.slow
 def test_without_an_accepted_fraction_the_first_protocol_is_kept(tmp_path):
     found = search(tmp_path, target=1.0, margin=0.0, runs=1, first_runs=1, then="k_async(k=2)", first="k_sync(k=2)")
     assert [trials.fraction for trials in found.tried] == [0.5, 0.75]
@@ -130,7 +130,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@parametrize_few(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)], keep=1)
+@pytest.mark.parametrize(("processes", "at"), [(1, 1), (1, 5), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_an_interrupted_search_resumes_without_repeating_a_run(tmp_path, whole, processes, at):
     out = tmp_path / "parted"
     stopped = search(out, processes=processes, display=RecordingDisplay(at))
@@ -166,6 +166,7 @@ def test_without_a_folder_an_interrupted_call_is_found_and_resumed(tmp_path, mon
     assert search(None, **small).folder == Path("runs/search-tiny-3")
 
 
+@pytest.mark.slow
 def test_another_search_in_the_same_folder_is_refused(whole):
     with pytest.raises(pl.UsageError, match=r"contains another search: margin 0.01, now 0.1; repeat the same call"):
         search(whole.folder, margin=0.1)
@@ -207,6 +208,7 @@ def test_divergence_of_the_first_protocol_is_an_error_and_stores_nothing(tmp_pat
         assert names == {"search.json", "bsp"}
 
 
+@pytest.mark.slow
 def test_a_given_max_loss_is_kept(tmp_path):
     found = search(tmp_path, stop="epochs=2,max_loss=1e9", settings=1, **ALL_KEPT)
     assert found.trial.stop.max_loss == 1e9

@@ -49,6 +49,7 @@ def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
     assert_is_simulation(run(n + 1, job, **settings), job, n, **settings)
 
 
+@pytest.mark.slow
 def test_a_schedule_and_parameters_without_decay_are_those_of_the_simulation():
     schedule = pl.LinearSchedule(check_every="gradients=12", total="gradients=60")
     job = tiny_job(model=batch_norm_net, schedule=schedule, no_decay_on=pl.BATCH_NORMS)
@@ -80,6 +81,7 @@ def test_stale_gradients_are_compensated(protocol):
     assert any(record.compensations for record in end.of(GradientArrived))
 
 
+@pytest.mark.slow
 def test_a_worker_beside_rank_0_evaluates():
     job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
     settings = {"protocol": "bsp", "stop": "updates=12", "evaluate_every": "updates=4"}
@@ -127,7 +129,8 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
     assert counts_of(end, train) == [epochs] * samples
 
 
-@pytest.mark.parametrize("deaths", [1, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [1, 13])
 def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_once_an_epoch(deaths):
     n, samples, epochs = 4, 20 * BATCH, 2 * deaths + 4
     # More than the deaths of each worker: work that is interrupted before it begins has no fault.
@@ -372,9 +375,8 @@ def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
 FAULTS = {"healthy": None, "killed": pl.Fault(1, 3), "hung": pl.Fault(0, 3, "hang")}
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("healthy", "killed")), "hung"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["healthy", "killed", "hung"])
 def test_rank_0_leaves_nothing_behind(name, monkeypatch):
     fault = FAULTS[name]
     monkeypatch.setattr(engine_module, "GRACE_S", 0.2)

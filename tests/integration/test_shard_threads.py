@@ -41,15 +41,8 @@ def test_bsp_on_shards_is_bsp_of_the_simulation_and_every_rank_has_its_model(sha
     assert [each.squared_step for each in ours] == pytest.approx([each.squared_step for each in theirs], rel=1e-9)
 
 
-@parametrize_few(
-    "protocol",
-    [
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("asp", "dbw")),
-        "k_sync(k=1)",
-        "k_batch_async(k=2) + dc_asgd(lambda0=2, m=0.95)",
-    ],
-    keep=1,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["asp", "dbw", "k_sync(k=1)", "k_batch_async(k=2) + dc_asgd(lambda0=2, m=0.95)"])
 def test_protocols_run_on_shards_and_every_rank_has_the_model(protocol):
     ends = run(4, tiny_job(model=batch_norm_net), {"shards": 3}, protocol=protocol, stop="updates=20")
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)

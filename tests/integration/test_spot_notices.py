@@ -111,6 +111,7 @@ def test_the_notice_of_a_cloud_is_one(monkeypatch):
     assert lost(end) == [(0, "AWS will terminate this machine at 2017-09-18T08:22:00+00:00")]
 
 
+@pytest.mark.slow
 def test_local_steps_end_with_the_current_one_and_the_others_are_dealt_again(monkeypatch, tmp_path):
     place, epochs, train = tmp_path / "preempt", 2, tallying_job(48 * BATCH)
     noticed = Noticed(monkeypatch, place.touch, minibatch=8 + 3)

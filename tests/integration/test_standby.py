@@ -63,6 +63,7 @@ def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
 
 
+@pytest.mark.slow
 def test_the_standby_takes_over_before_the_first_update():
     class KillEarly(pl.Callback):
         def on_record(self, record):
@@ -89,6 +90,7 @@ def test_without_the_standby_a_run_that_has_not_begun_ends():
             job.end(1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
     has_joined = threading.Event()
 
@@ -116,6 +118,7 @@ def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
     assert [record.worker for record in end.of(WorkerJoined)] == [0]
 
 
+@pytest.mark.slow
 def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(tmp_path, monkeypatch):
     place, is_noticed, on_notice = tmp_path / "preempt", threading.Event(), Signals._on_notice
 
@@ -222,6 +225,7 @@ def test_a_resumed_run_has_a_standby_too(tmp_path):
     assert pl.replay(tmp_path / "run-standby").is_same
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
     has_joined = threading.Event()
 
@@ -277,6 +281,7 @@ def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, worker
         has_ended.set()
 
 
+@pytest.mark.slow
 def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_are_lost(tmp_path, caplog):
     class LoseMost(pl.Callback):
         def on_update(self, update):
@@ -298,6 +303,7 @@ def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.slow
 def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkeypatch):
     read = StandbyEngine._read
 

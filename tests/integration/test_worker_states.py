@@ -95,7 +95,8 @@ def test_a_resumed_run_continues_with_the_state_of_every_rank(case, stops, tmp_p
     assert logged(caplog, "state")
 
 
-@parametrize_few(("protocol", "delay"), [("bsp", 0), ("dc_s3gd", 1)], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "delay"), [("bsp", 0), ("dc_s3gd", 1)])
 def test_checkpoints_are_saved_at_the_interval_and_one_update_later_without_a_server(protocol, delay, tmp_path):
     settings = {"checkpoint_every": "updates=10", "keep_checkpoints": 9, "out": tmp_path / "run"}
     run(3, tiny_job(), protocol=protocol, stop="updates=34", **settings)
@@ -122,6 +123,7 @@ def test_a_resumed_local_run_continues_with_the_state_of_every_worker(tmp_path):
     assert largest_relative_difference(parameters_of(resumed.model), parameters_of(whole.model)) < EXACT < far / 10
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_restarted_begins_with_its_last_saved_state(tmp_path, caplog):
     cluster = pl.LocalCluster(2, faults=[pl.Fault(1, 9)], respawn=True)
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 2)
@@ -132,6 +134,7 @@ def test_a_worker_that_is_restarted_begins_with_its_last_saved_state(tmp_path, c
     assert 1 <= begun.args[1] < begun.args[2] == 8
 
 
+@pytest.mark.slow
 def test_a_new_run_in_the_same_folder_begins_without_the_states_of_the_old_one(tmp_path, caplog):
     settings = {"protocol": WITH_A_SERVER[0], "cluster": pl.LocalCluster(2), "seed": 1, "stop": STOP}
     first, second = (pl.train(whole_batches(2), out=tmp_path / "run", overwrite=True, **settings) for _ in range(2))
@@ -161,7 +164,7 @@ def test_a_state_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
 
 
 @pytest.mark.slow
-@parametrize_few("protocol", LOSING, keep=1)
+@pytest.mark.parametrize("protocol", LOSING)
 def test_a_rank_keeps_its_optimizer_where_its_steps_are_lost_with_the_sums(protocol, tmp_path, caplog):
     start = partial(run, 3, whole_batches(3), protocol=protocol)
     start(stop=STOP, out=tmp_path / "run")

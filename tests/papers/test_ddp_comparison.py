@@ -61,7 +61,7 @@ def test_removing_the_slow_worker_does_not_change_the_others(pattern):
 
 
 @pytest.mark.slow
-@parametrize_few(
+@pytest.mark.parametrize(
     ("pattern", "factors"),
     [
         ("half", [1, 1, 1, 2]),
@@ -70,7 +70,6 @@ def test_removing_the_slow_worker_does_not_change_the_others(pattern):
         ("ladder", [1, 9 / 7, 9 / 5, 3]),
         ("transient", [1.2] * 4),
     ],
-    keep=1,
 )
 def test_mean_seconds_of_each_worker(pattern, factors):
     cluster = PATTERNS[pattern].cluster(4)
@@ -92,6 +91,7 @@ def test_one_worker_after_the_other_is_slow_in_the_rotating_pattern():
         assert factors == pytest.approx([3.0 if worker == slow else 1.0 for worker in range(4)])
 
 
+@pytest.mark.slow
 def test_the_killed_worker_comes_back(tiny):
     cluster = cluster_of("digits", 8, PATTERNS["death"], CONTENDERS["k_sync(k=n-1)"], seed=0)
     job = make_job("digits", 8, 1.0, "constant", Path())
@@ -120,7 +120,8 @@ def test_times_that_are_simulated_apart_are_those_of_a_run(name, tiny):
     )  # a sum also has a loss
 
 
-@parametrize_few("name", [DDP, "bsp", "dc_s3gd"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [DDP, "bsp", "dc_s3gd"])
 def test_parameters_of_these_do_not_depend_on_times(name, tiny):
     untimed = Untimed("digits", 8, name, 0, 1.0).carry_out(HERE)["evaluated"]
     timed = Timed("digits", 8, "rotating", name, 0, 1.0).carry_out(HERE)["evaluated"]
@@ -147,6 +148,7 @@ def test_post_local_sgd_is_ddp_until_half_of_the_workload(tiny, monkeypatch):
         assert seconds[0] == seconds[1]
 
 
+@pytest.mark.slow
 def test_ddp_repeats_and_waits_when_a_worker_dies():
     none, death = (seconds_at("mnist", 8, PATTERNS[pattern], DDP, 240, 0) for pattern in ("none", "death"))
     assert death == pytest.approx(none * (1 + 8 / 60))
@@ -156,6 +158,7 @@ def test_ddp_repeats_and_waits_when_a_worker_dies():
     assert others[0] == others[1]
 
 
+@pytest.mark.slow
 def test_torchft_needs_more_time_for_a_step_and_goes_on_when_a_worker_dies(tiny):
     ddp_s, torchft_s = (seconds_at("mnist", 8, PATTERNS["none"], name, 100, 0) for name in (DDP, "torchft"))
     assert torchft_s - ddp_s == pytest.approx(100 * settings.TORCHFT_STEP_S)
@@ -324,7 +327,7 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
 
 
 @pytest.mark.slow
-@parametrize_few(("pattern", "faster"), [("half", 1.65), ("none", 1.0), ("ladder", 1.8)], keep=1)
+@pytest.mark.parametrize(("pattern", "faster"), [("half", 1.65), ("none", 1.0), ("ladder", 1.8)])
 def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(pattern, faster):
     ours, ddp = (seconds_at("mnist", 8, PATTERNS[pattern], name, 240, seed=0) for name in (BALANCED, DDP))
     assert ddp / ours == pytest.approx(faster, rel=0.05)

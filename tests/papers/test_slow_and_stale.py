@@ -14,7 +14,6 @@ from papers.slow_and_stale import draw, jobs, run, table
 from papers.slow_and_stale.predicted import changes
 from papers.slow_and_stale.settings import BOUNDS, CIFAR10, DISTRIBUTIONS, FIGURES, K_SYNC, MINIBATCHES, MNIST, TIMES, C
 from papers.slow_and_stale.training import lines_of, runs
-from selections import parametrize_few
 from tiny_data import write_images
 
 SAMPLES = 1100
@@ -105,7 +104,8 @@ def test_colours_become_grey_in_the_papers_ratio():
     assert jobs.grey(colours.view(4, 3, 1, 1)).flatten().tolist() == [30, 59, 11, 255]
 
 
-@parametrize_few(("panel", "least", "most"), [("pixels 0 to 1", 0, 1), ("pixels 0 to 255", 0, 255)], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("panel", "least", "most"), [("pixels 0 to 1", 0, 1), ("pixels 0 to 255", 0, 255)])
 def test_pixels_are_scaled_as_the_panel_says(folder, panel, least, most):
     inputs, _ = jobs.make_job(FIGURES["9"].cases[panel], 0.01, folder).data.minibatch(torch.arange(SAMPLES))
     assert inputs.shape == (SAMPLES, 1, 32, 32)

@@ -298,7 +298,8 @@ class Job(Representation):
             model = copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                # Without CUDA, `torch.manual_seed` would record stack traces.
+                (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(seed)
                 model = self.model()
         if not isinstance(model, nn.Module):
             raise self._error(f"model() returned {type(model).__name__}, expected an nn.Module")

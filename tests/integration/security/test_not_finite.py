@@ -3,6 +3,7 @@
 from math import inf, nan
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import nn
 
@@ -54,6 +55,7 @@ def test_the_run_ends_names_the_worker_and_is_saved_before(run, value, tmp_path,
     assert pl.replay(tmp_path / "run").difference == ""
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_from_the_checkpoint_whose_name_is_written_by_hand(tmp_path):
     folder, settings = tmp_path / "run", {"protocol": "bsp", "stop": "updates=12", "checkpoint_every": "updates=1"}
     with ranks(3, tiny_job(), **settings, out=folder) as job, poisoned(nan):

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 
 import psutil
+import pytest
 
 import paceline as pl
 from attackers import security, serving, transport
@@ -58,6 +59,7 @@ def test_threads_of_a_server_do_not_grow_with_its_connections():
     assert counts[0] - threading.active_count() == 2  # the thread of the sockets of each side
 
 
+@pytest.mark.slow
 def test_threads_of_a_run_are_as_many_for_six_workers_as_for_two():
     """Each rank is a thread here, and has one more for its sockets, whatever the number of workers."""
     found = []

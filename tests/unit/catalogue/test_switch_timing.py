@@ -78,6 +78,7 @@ def test_a_run_switches_at_the_fraction_of_the_file(timing, tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
+@pytest.mark.slow
 def test_a_run_of_a_timing_file_is_resumed(timing, tmp_path):
     plan = f"sync_switch(timing={timing()})"
     whole = train(plan)

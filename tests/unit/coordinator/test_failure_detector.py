@@ -84,6 +84,7 @@ def decisions(plan, n, law, seed, unit_s, timeout, fault):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     plan=st.sampled_from([pl.bsp(), pl.k_sync(2), pl.k_batch_async(3), pl.asp(), pl.ssp(1)]),

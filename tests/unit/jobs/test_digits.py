@@ -8,7 +8,6 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.jobs import digits
-from selections import parametrize_few
 
 pytest.importorskip("sklearn")
 
@@ -31,7 +30,8 @@ def test_the_split_loses_no_image_and_holds_every_digit_on_both_sides():
     assert min(counts[1]) > 20
 
 
-@parametrize_few("model", ["softmax", "net"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["softmax", "net"])
 def test_plain_sgd_with_the_default_rate_is_quick_and_stable_with_stale_gradients(model):
     torch.manual_seed(0)
     job = pickle.loads(pickle.dumps(digits(model)))

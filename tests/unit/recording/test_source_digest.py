@@ -24,7 +24,6 @@ from paceline.recording.source_digest import code_of, digest_of_package
 from paceline.run.config import RunConfig
 from paceline.run.session import job_spec
 from ranks import ranks
-from selections import parametrize_few
 from tiny_jobs import dataset, sgd, tiny_job
 
 MINE = "def loss(output, target):\n    return output.sum()\n\nclass Data:\n    pass\n"
@@ -108,7 +107,8 @@ def test_the_name_of_a_script_that_is_not_utf_8_can_be_sent(monkeypatch, tmp_pat
     assert msgpack.decode(encoded(code_of([in_script]))).keys() == {"paceline", "caf\ufffd.py"}
 
 
-@parametrize_few("change", ["text", "name", "none"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["text", "name", "none"])
 def test_two_checkouts_of_paceline_differ_if_a_file_does(change, tmp_path):
     other = tmp_path / "paceline"
     shutil.copytree(Path(pl.__file__).parent, other, ignore=shutil.ignore_patterns("*.pyc"))

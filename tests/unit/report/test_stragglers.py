@@ -19,18 +19,21 @@ def sentences(tmp_path, protocol, cluster=ONE_SLOW, updates=40):
     return stragglers(read_run(train_run(tmp_path / "run", protocol, cluster=cluster, updates=updates), ""))
 
 
+@pytest.mark.slow
 def test_a_worker_whose_gradients_were_all_dropped_is_named_with_its_round_trips(tmp_path):
     (sentence,) = sentences(tmp_path, "backup(k=3)")
     assert re.match(r"worker 2 was (3\.[89]|4\.[01]) x slower than the median and contributed ", sentence)
     assert sentence.endswith(" x slower than the median and contributed nothing")
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_always_interrupted_has_a_lower_bound_of_its_time(tmp_path):
     (sentence,) = sentences(tmp_path, "k_sync(k=3)")
     assert sentence.startswith("worker 2 was at least 1.")
     assert sentence.endswith(" x slower than the median and contributed nothing")
 
 
+@pytest.mark.slow
 def test_a_slow_worker_that_contributed_is_named_with_its_share(tmp_path):
     (sentence,) = sentences(tmp_path, "asp", updates=130)
     assert re.match(r"worker 2 was (3\.[89]|4\.[01]) x slower than the median and contributed ", sentence)

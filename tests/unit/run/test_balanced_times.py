@@ -46,8 +46,9 @@ def test_workers_that_are_always_slow(speeds, sigma, least):
     assert min(faster(cluster_of(speeds, sigma))) > least
 
 
-@parametrize_few(
-    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)], keep=1
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("turn_s", "sigma", "least"), [(1.5, 0.05, 1.45), (4.5, 0.05, 1.95), (1.5, 0.3, 1.0), (4.5, 0.3, 1.45)]
 )
 def test_a_slow_worker_that_is_another_one_after_a_while(turn_s, sigma, least):
     assert min(faster(cluster_of(sigma=sigma, slowdowns=turning(turn_s)))) > least  # 5 or 15 updates of BSP

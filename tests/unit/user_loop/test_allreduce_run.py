@@ -62,7 +62,8 @@ def test_every_protocol_trains_as_a_job_does(protocol, network, data):
         assert (ours - theirs).abs().max() < EXACT
 
 
-@parametrize_few("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
 def test_a_rank_without_a_last_minibatch_ends_with_the_model_of_the_others(protocol, network, data, tmp_path):
     ranks = AllReduceLoops(5, make_parts(network, data), protocol, out=tmp_path / "run")
     steps = ranks.run(train())
@@ -189,7 +190,7 @@ def test_all_reduce_steps_with_the_learning_rates_of_rank_0(network, data):
 
 
 @pytest.mark.slow
-@parametrize_few("protocol", ["all_reduce", "dc_s3gd"], keep=1)
+@pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd"])
 def test_gradients_may_be_set_to_zero_in_place(protocol, network, data):
     def trained(to_none):
         def loop(run, model, optimizer):

@@ -94,6 +94,7 @@ def test_a_batch_without_a_step_is_an_error(network, data):
                 pass
 
 
+@pytest.mark.slow
 def test_a_loop_that_breaks_off_leaves_the_run_to_the_others(network, data):
     def loop(run, model, optimizer):
         if len(first) < 1 and not first.append(run):

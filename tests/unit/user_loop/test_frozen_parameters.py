@@ -79,6 +79,7 @@ def test_a_resumed_run_continues_with_those_that_change(mode, how, fails_at, tmp
     assert [model.frozen.item() for model, _, _ in ranks.parts] == [1 + STEPS // count * BY] * count
 
 
+@pytest.mark.slow
 def test_without_a_server_a_resumed_run_begins_with_those_of_its_checkpoint(tmp_path):
     _, before = trained("all_reduce", AllReduceLoops, grow, out=tmp_path / "run", stop="updates=4")
     _, after = trained("all_reduce", AllReduceLoops, grow, resume=tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 from torch.amp import GradScaler
 
@@ -89,6 +90,7 @@ def test_a_loop_that_ends_within_a_work_gives_it_back(how, network, data):
     assert [each.minibatches for each in history.of(GradientArrived) if each.worker == 1] == [3]
 
 
+@pytest.mark.slow
 def test_a_pause_within_a_work_gives_it_back_and_the_rank_takes_part_again(network, data):
     is_back = threading.Event()
 
@@ -112,6 +114,7 @@ def test_a_pause_within_a_work_gives_it_back_and_the_rank_takes_part_again(netwo
     assert 1 not in draws
 
 
+@pytest.mark.slow
 def test_a_block_of_the_loop_is_interrupted_between_two_layers(network, data):
     has_begun = threading.Event()
 

@@ -55,7 +55,8 @@ def test_every_protocol_trains_as_a_job_does(protocol, make_optimizer, clip_norm
     assert ranks.server.result.history.totals.samples_used == EPOCHS * SAMPLES
 
 
-@parametrize_few("protocol", ["bsp", "asp"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
 def test_one_local_step_of_plain_sgd_is_the_protocol_without_it(protocol, network, data, events):
     def plain(model):
         return torch.optim.SGD(model.parameters(), lr=0.05)
@@ -65,6 +66,7 @@ def test_one_local_step_of_plain_sgd_is_the_protocol_without_it(protocol, networ
     check_equal(values(ranks.parts[0][0]), trained_with(events, job_of(network, data, plain), 3, protocol, STOP))
 
 
+@pytest.mark.slow
 def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
     def is_interrupted(run, _):
         return run._task.is_interrupted
@@ -168,6 +170,7 @@ def test_a_state_cannot_be_loaded_during_the_run(network, data):
         optimizer.load_state_dict(optimizer.state_dict())
 
 
+@pytest.mark.slow
 def test_the_loop_may_clip_the_gradient_of_each_local_step(network, data, events, caplog):
     def clipping(run, model, optimizer):
         for _ in run.epochs(EPOCHS):
@@ -186,6 +189,7 @@ def test_the_loop_may_clip_the_gradient_of_each_local_step(network, data, events
         assert (ours - theirs).abs().max() < 1e-6  # torch adds 1e-6 to the norm
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_another_library_steps_and_several_batches_make_a_step(network, data):
     class Counting(torch.optim.Optimizer):
         def __init__(self, parameters):

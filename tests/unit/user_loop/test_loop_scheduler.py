@@ -89,7 +89,8 @@ def test_bsp_has_the_rates_of_ddp(make_scheduler, per_epoch):
     assert [last for _, _, last in answers] == [EPOCHS if per_epoch else EPOCHS * STEPS_AN_EPOCH] * RANKS
 
 
-@parametrize_few("protocol", ["asp", "k_batch_async(k=2)"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["asp", "k_batch_async(k=2)"])
 def test_ranks_of_unequal_speed_have_the_same_rate_at_the_same_workload(protocol):
     ranks = AttachedThreads(RANKS, make_parts(make_network(), numbered_data()), protocol)
     answers = ranks.run(train(one_cycle, per_epoch=False, ahead=20))

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch.amp import GradScaler
 
@@ -50,6 +51,7 @@ def test_a_skipped_step_is_dropped_and_the_run_goes_on(zero_grad_last, tmp_path)
     assert pl.replay(tmp_path / "run").is_same
 
 
+@pytest.mark.slow
 def test_without_a_server_the_other_ranks_step_without_the_skipped_gradient(tmp_path):
     ranks = AllReduceLoops(2, make_parts(make_network(), numbered_data()), "all_reduce", out=tmp_path / "run")
     scalers = ranks.run(train_scaled({1}))

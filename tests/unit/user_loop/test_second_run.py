@@ -1,5 +1,6 @@
 """What a run leaves: the optimizer, the scheduler and the model are as before it, and may be attached again."""
 
+import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
@@ -35,7 +36,8 @@ def test_an_optimizer_has_a_second_run(protocol):
         check_equal_models(ranks)
 
 
-@parametrize_few("protocol", RANKS, keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", RANKS)
 def test_an_optimizer_has_a_second_run_after_one_that_has_failed(protocol):
     def failing(run, model, optimizer):
         for _ in run.epochs(1):

@@ -62,7 +62,7 @@ def test_a_second_optimizer_may_not_step_the_attached_model(parameters_of, error
 
 
 @pytest.mark.slow
-@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)"], keep=1)
+@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)"])
 def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     went_on = threading.Event()
 
@@ -129,7 +129,8 @@ def test_a_pause_between_a_batch_and_its_step_is_refused():
         assert "pause after the step" in str(error)
 
 
-@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)", "ssp(lead=1)"])
 def test_all_ranks_may_pause_at_the_same_time(protocol):
     all_pause = threading.Barrier(2, timeout=LIMIT_S)
 

@@ -119,7 +119,8 @@ def test_an_outer_rate_of_one_without_momentum_is_the_mean():
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(theirs.model)) < 1e-12
 
 
-@parametrize_few("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, LARS, Lamb], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, LARS, Lamb])
 def test_the_update_of_any_optimizer_is_its_change_to_the_average(optimizer):
     job = tiny_job(optimizer=partial(optimizer, lr=1e-2, weight_decay=DECAY))
     loader, at, stepped = MinibatchLoader(job, 3, N), build_model(job, 3), [build_model(job, 3) for _ in range(N)]
@@ -180,7 +181,8 @@ def loss_and_count(model, batch):
     return F.cross_entropy(model(inputs), target), {"count": model.count.double()}
 
 
-@parametrize_few("protocol", ALGORITHMS, keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ALGORITHMS)
 def test_counting_buffers_are_those_of_worker_0_in_every_evaluation(protocol, tmp_path):
     job = tiny_job(model=Counting, eval_data=dataset(20), loss=None, step=loss_and_count)
     settings = {"protocol": protocol, "cluster": "4*deterministic(value=1)", "evaluate_every": "updates=1"}
@@ -206,6 +208,7 @@ def test_a_worker_that_skips_an_iteration_restarts_from_the_average():
     assert not worker.payload.memory.any()
 
 
+@pytest.mark.slow
 def test_a_short_minibatch_is_weighted_by_its_size():
     """An epoch of 96 samples is 10 minibatches, the last of 6, so that with one worker in ten each update has one."""
     job = tiny_job(batch_size=10, sampling="epoch", optimizer=decaying)
@@ -251,7 +254,8 @@ def plain_average(job, allreduce, updates):
     return average
 
 
-@parametrize_few("protocol", ["s3gd", "local_sgd(H=1)", "local_sgd(H=4)"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["s3gd", "local_sgd(H=1)", "local_sgd(H=4)"])
 def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
     job = tiny_job(optimizer=sgd(RATE, MOMENTUM), scheduler=halving, schedule_unit="gradient")
     ours = trained(protocol, job, updates=11, faults=[pl.Fault(*SKIPPED, "not_finite")])

@@ -22,7 +22,8 @@ from tiny_jobs import (
 )
 
 
-@parametrize_few(("protocol", "sampling"), each_value_once(ALGORITHMS, ["replacement", "epoch"]), keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "sampling"), each_value_once(ALGORITHMS, ["replacement", "epoch"]))
 def test_a_resumed_run_is_bit_identical_and_replays(protocol, sampling, tmp_path):
     job = tiny_job(sampling=sampling, model=batch_norm_net)
     cluster = pl.Cluster(4, pl.Exponential(1.0), network=pl.Network(latency_s=0.5))
@@ -64,7 +65,8 @@ def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
     assert run.stopped_by is pl.Outcome.UPDATES
 
 
-@parametrize_few("protocol", ALGORITHMS, keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ALGORITHMS)
 def test_additional_workers_of_a_resumed_run_participate_at_once(protocol, tmp_path):
     common = {"protocol": protocol, "seed": 1}
     pl.train(tiny_job(), cluster="2*deterministic(value=1)", stop="seconds=5.5", out=tmp_path / "run", **common)

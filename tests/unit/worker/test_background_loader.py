@@ -79,7 +79,8 @@ def test_every_simulated_engine_is_bit_identical(protocol, changes):
     assert torch.equal(ours, trained(noisy_job(**changes), protocol))
 
 
-@parametrize_few("changes", [{}, {"data": NoisyStream()}], ids=["map-style", "iterable"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"data": NoisyStream()}], ids=["map-style", "iterable"])
 def test_a_resumed_run_is_bit_identical(changes, tmp_path):
     whole = trained(noisy_job(**changes), "k_sync(k=2)")
     job = noisy_job(loader_workers=1, **changes)

@@ -26,8 +26,8 @@ def trained(protocol, job, n=3, updates=30, cluster=None, **options):
 
 
 @pytest.mark.slow
-@parametrize_few("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"], keep=1)
-@parametrize_few("model", [batch_norm_net, None], keep=1)
+@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "k_batch_async(k=2)", "asp", "asp + staleness_weight"])
+@pytest.mark.parametrize("model", [batch_norm_net, None])
 def test_one_local_step_of_sgd_is_the_protocol_without_it(protocol, model):
     job = tiny_job(optimizer=sgd(lr=0.1), **({"model": model} if model else {}))
     ours, theirs = trained(f"{protocol} + local_steps(H=1)", job), trained(protocol, job)
@@ -63,6 +63,7 @@ def test_each_worker_keeps_the_state_of_its_optimizer():
     assert largest_relative_difference(parameters_of(ours.model), theirs) < EXACT
 
 
+@pytest.mark.slow
 def test_delayed_nesterov_is_its_transcription():
     job, n = tiny_job(optimizer=sgd(lr=0.1)), 3
     outer = "delayed_nesterov(lr=0.7, momentum=0.9, every=4)"
@@ -165,6 +166,7 @@ def test_a_time_for_the_steps_weighs_workers_by_their_samples():
     assert largest_relative_difference(parameters_of(result.model), w) < EXACT
 
 
+@pytest.mark.slow
 def test_a_worker_makes_at_least_one_step_and_at_most_h():
     cluster = pl.Cluster(2, pl.Deterministic(1.0), speed=[1.0, 0.01])
     result = trained("asp + local_steps(H=3, seconds=20)", tiny_job(), updates=40, cluster=cluster)
@@ -172,14 +174,14 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
     assert steps == {(0, 3), (1, 1)}
 
 
-@parametrize_few(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("protocol", "sharding", "steps"),
     each_value_once(
         ["bsp", "k_sync(k=2)", "asp", "k_batch_async(k=3)"],
         ["shared", "partitioned"],
         ["H=3", "H=7", "seconds=6", "H=40, seconds=30"],
     ),
-    keep=1,
 )
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH

@@ -91,8 +91,9 @@ def test_a_worker_is_at_the_average_plus_its_own_steps_that_are_still_summed(pro
     assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
 
 
-@parametrize_few("lag", [1, 0, 6], keep=1)
-@parametrize_few("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [1, 0, 6])
+@pytest.mark.parametrize("knobs", ["H=2, fragments=2", "H=6, fragments=3", "H=4, fragments=2, outer=nesterov"])
 def test_each_fragment_has_sums_of_its_own(knobs, lag):
     job = tiny_job(model=deep, optimizer=sgd(RATE, MOMENTUM))
     protocol = f"local_sgd({knobs}, lag={lag})"
@@ -117,7 +118,7 @@ EVALUATED = (
 
 
 @pytest.mark.slow
-@parametrize_few("protocol", EVALUATED, keep=1)
+@pytest.mark.parametrize("protocol", EVALUATED)
 def test_evaluations_between_two_sums_change_nothing(protocol):
     job = tiny_job(optimizer=decaying, eval_data=dataset(20))
     plain, evaluated = (

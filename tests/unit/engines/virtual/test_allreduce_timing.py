@@ -54,6 +54,7 @@ def test_iterations_of_heterogeneous_workers_end_at_the_computed_times(protocol)
     assert pl.simulate(protocol, cluster, updates=updates).time_s == pytest.approx(ends_s[-1])
 
 
+@pytest.mark.slow
 def test_a_gradient_records_its_compute_time_and_the_exposed_communication_time(tmp_path):
     cluster = pl.Cluster(4, pl.Deterministic(1.0), speed=[1, 1, 1, 2], network=pl.Network(latency_s=1.5 / 6))
     for protocol, exposed_s in (("all_reduce", 1.5), ("dc_s3gd", 0.5), ("local_sgd(H=3)", None)):
@@ -65,7 +66,8 @@ def test_a_gradient_records_its_compute_time_and_the_exposed_communication_time(
             assert [record.pull_s for record in gradients[4:]] == pytest.approx([exposed_s] * 32)
 
 
-@parametrize_few("lag", [2, 3], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [2, 3])
 def test_latencies_overlap_each_other_and_bytes_do_not(lag):
     latency, rate = pl.Network(latency_s=1.8 / 6), pl.Network(up_bytes_per_s=2 * 3 / 4 * 1000 / 1.8)
     slow, wide = (pl.Cluster(4, pl.Deterministic(1.0), network=network) for network in (latency, rate))
@@ -88,7 +90,7 @@ ONE_SUM_AT_A_TIME = [each for each in ALGORITHMS if "dc_s3gd(lag" not in each]
 
 
 @pytest.mark.slow
-@parametrize_few(("protocol", "sum_s"), each_value_once(ONE_SUM_AT_A_TIME, [0.05, 0.7, 3.0]), keep=1)
+@pytest.mark.parametrize(("protocol", "sum_s"), each_value_once(ONE_SUM_AT_A_TIME, [0.05, 0.7, 3.0]))
 def test_a_trace_reproduces_a_run_with_overlapped_sums(protocol, sum_s, tmp_path):
     network = pl.Network(latency_s=sum_s / 6)
     run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(N, network=network), stop="updates=20")

@@ -9,7 +9,6 @@ from paceline.core.wire import parse_wire
 from paceline.engines.virtual.compressed_transfers import CompressedTransfers
 from paceline.server.flat_buffers import FlatLayout
 from rounding import single_job
-from selections import parametrize_few
 from tiny_jobs import parameters_of, sgd
 
 WIRE = pl.Network(latency_s=0.1, up_bytes_per_s=2000, down_bytes_per_s=4000, wire="int8")
@@ -28,7 +27,7 @@ def test_a_code_shortens_transfers_and_sums():
 
 
 @pytest.mark.slow
-@parametrize_few("protocol", PROTOCOLS, keep=1)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_resumed_run_is_bit_identical(protocol, tmp_path):
     job = single_job(optimizer=sgd(0.05, 0.9))
     settings = {"protocol": protocol, "cluster": pl.Cluster(3, network=WIRE), "seed": 3}
@@ -41,6 +40,7 @@ def test_a_resumed_run_is_bit_identical(protocol, tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_receives_a_whole_version(monkeypatch):
     forgotten, forget = [], CompressedTransfers.forget
 

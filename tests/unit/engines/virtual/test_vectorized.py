@@ -349,6 +349,7 @@ def test_utilization_of_server_and_link():
         found.link_busy(bytes_per_s=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(clusters(), st.integers(1, 12), st.sampled_from([1.0, 1.5, 2.5]), st.integers(0, 3))
 def test_shares_that_follow_speeds_are_those_of_the_coordinator(cluster, pieces, max_share, seed):

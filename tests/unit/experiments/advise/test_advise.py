@@ -61,6 +61,7 @@ def test_the_ranking_equals_that_of_training(protocols, folder, advice):
     assert predicted["bsp"] == pytest.approx(trained["bsp"], rel=0.25)
 
 
+@pytest.mark.slow
 def test_the_recorded_protocol_needs_the_recorded_updates(advice):
     [own] = [each for each in advice.ranking if each.protocol == "k_sync(k=4)"]
     assert own.updates == pytest.approx(UPDATES)
@@ -85,6 +86,7 @@ def test_another_cluster_gives_its_own_times(folder):
     assert bsp.seconds_per_update == 2
 
 
+@pytest.mark.slow
 def test_all_reduce_equals_bsp_if_sums_take_no_time(folder):
     ours, theirs = pl.advise(folder, protocols=["all_reduce", "bsp"], cluster="4*exp(mean=1)").ranking
     assert (ours.updates, ours.seconds, ours.staleness) == (theirs.updates, theirs.seconds, 0)

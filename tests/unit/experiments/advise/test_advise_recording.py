@@ -42,6 +42,7 @@ def named(advice, protocol):
     return next(each for each in advice.ranking if each.protocol == protocol)
 
 
+@pytest.mark.slow
 def test_waiting_is_given_in_per_cent_hours_and_money(advice):
     assert advice.shares.waiting_share == pytest.approx(3 * 0.1 / (4 * 0.206))
     assert advice.waiting_hours == pytest.approx(STEPS * 0.3 / 3600)

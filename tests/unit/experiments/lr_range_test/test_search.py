@@ -117,6 +117,7 @@ def test_the_rate_is_one_within_an_update_and_rises_from_update_to_update(protoc
         assert rates == pytest.approx([*tried.rates, 0.1])
 
 
+@pytest.mark.slow
 def test_batch_protocols_may_have_more_gradients_than_workers():
     assert list(find(protocol="k_batch_sync", k=6, updates=20).learning_rates) == [6]
 
@@ -134,7 +135,8 @@ def plain():
     return find(line(batch_size=16), k=[2], updates=30).knees[0]
 
 
-@parametrize_few("changes", CHANGES.values(), ids=CHANGES, keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_the_schedule_of_the_job_is_ignored(changes, plain):
     found = find(line(batch_size=16, **changes), k=[2], updates=30).knees[0]
     assert found.losses == pytest.approx(plain.losses, rel=1e-9)
@@ -186,6 +188,7 @@ def test_the_job_is_not_modified():
     assert job.scheduler.func is StepLR
 
 
+@pytest.mark.slow
 def test_json_names_the_job():
     found = find(k=[1, 4], updates=20)
     read = json.loads(found.to_json())

@@ -107,6 +107,7 @@ def test_an_update_with_unobserved_gradients_does_not_change_the_gain():
     assert driven.state.gain.gains([0.1]) is None
 
 
+@pytest.mark.slow
 def test_the_rate_of_the_next_update_may_depend_on_k():
     """With eta(k) = eta k / n, the gain of few gradients is smaller than their time is shorter."""
     result = pl.train(
@@ -216,7 +217,8 @@ def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
 AWAY = [pl.Fault(worker, 3, back_after_s=9.0) for worker in range(4)]
 
 
-@parametrize_few("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"])
 def test_a_phase_may_begin_while_every_worker_is_lost(protocol):
     cluster = pl.Cluster(4, pl.Exponential(1.0), faults=AWAY)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)

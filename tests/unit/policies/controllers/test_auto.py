@@ -136,6 +136,7 @@ def test_the_latest_scores_are_compared_with_every_phi():
     assert run.protocol == pl.k_sync(k=2)
 
 
+@pytest.mark.slow
 def test_stale_protocols_are_no_choice_either_while_fresh_ones_are_scored():
     run = AutoRun(Auto(), phi=0.01)
     run.work(148, [1.0, 2.0, 4.0, 8.0])
@@ -317,7 +318,7 @@ def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_
 
 
 @pytest.mark.slow
-@parametrize_few("lost", [2, 3], keep=1)
+@pytest.mark.parametrize("lost", [2, 3])
 def test_a_protocol_out_of_reach_of_the_live_workers_is_left(lost):
     faults = [pl.Fault(worker, 12) for worker in range(lost)]
     cluster = pl.Cluster(4, pl.Uniform(0.9, 1.1), faults=faults)

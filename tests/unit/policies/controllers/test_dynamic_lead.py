@@ -62,6 +62,7 @@ def test_the_lead_never_exceeds_the_bounds_and_returns():
         assert max(delivered) - min(delivered) <= 5  # it starts at most 4 ahead
 
 
+@pytest.mark.slow
 def test_a_bound_that_another_controller_removes_stays_removed():
     slowed = [pl.Slowdown(at_s=9, until_s=30, factor=5, workers=(1,))]
     cluster = pl.Cluster(4, pl.Uniform(0.95, 1.05), slowdowns=slowed)

@@ -70,6 +70,7 @@ def test_stale_gradients_are_waited_for_too():
     assert [k for _, k, _ in updates_of("k_batch_async(k=2) + grace(seconds=0.5)", [1, 1.1, 1.4])] == [3, 2, 3, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_waits_as_before(tmp_path):
     common = {"protocol": "k_sync(k=2) + grace(seconds=0.3)", "cluster": "4*exp(mean=1)", "seed": 1}
     whole = pl.train(tiny_job(), stop="updates=20", **common)

@@ -1,5 +1,7 @@
 """Workers whose gradients are never used: reported once, or released on request."""
 
+import pytest
+
 import paceline as pl
 from driven_controller import Driven
 from paceline.core.records import DecisionMade, WorkerLost
@@ -17,6 +19,7 @@ def test_an_unused_worker_is_reported_once():
     assert idle_decisions("b_dbw") == [("idle", 3)]
 
 
+@pytest.mark.slow
 def test_an_unused_worker_is_released_on_request():
     assert idle_decisions("b_dbw(release_idle=true)") == [("set_aside", 3)]
 

@@ -193,6 +193,7 @@ def test_detection_reports_stragglers_under_any_protocol_and_changes_nothing(pro
     assert watched.time_s == run(protocol, cluster, stop="gradients=160").time_s
 
 
+@pytest.mark.slow
 def test_a_run_without_gradients_has_the_decisions_and_times_of_a_training():
     """The tests below need no gradients."""
     protocol, cluster, stop = "bsp + elastic@50% >> asp", slow_while([(2, 8, 25)]), "gradients=160"

@@ -121,7 +121,8 @@ def test_the_loss_to_go_is_at_most_the_loss():
     assert 0 < loss_at_end([1.0] * 8).to_go < 1e-9
 
 
-@parametrize_few("momentum", [0.0, 0.8], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_the_curvature_of_a_quadratic_is_that_of_its_steps(momentum):
     rng = np.random.default_rng(1)
     h, k, w, velocity, losses, updates = 3.0, 4, np.full(5, 2.0), 0.0, [], []

@@ -75,6 +75,7 @@ def test_the_smoothness_of_a_quadratic_is_its_curvature():
     assert latest.gains([rate]) == pytest.approx([losses[4] - losses[5]])
 
 
+@pytest.mark.slow
 def test_the_variance_has_no_bias_with_minibatches_of_different_sizes():
     rng = np.random.default_rng(1)
     sizes = np.array([1, 2, 5])

@@ -62,7 +62,8 @@ def test_sequential_cells_in_a_sparse_grid(seed):
         assert fit.values() == pytest.approx(fresh.values(), rel=1e-9)
 
 
-@parametrize_few("spread", [3e-16, 0.0, 1e-16, 1e-15, 1e-9], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [3e-16, 0.0, 1e-16, 1e-15, 1e-9])
 def test_the_fit_terminates_on_values_that_differ_by_rounding(spread):
     rng = np.random.default_rng(0)
     fit = random_fit(rng, 30, 30, 2000, lambda: 1 / 3 + spread * rng.normal())
@@ -91,7 +92,8 @@ def check_order(fit):
         assert fit.below(level)[column] == value == fit.above(level)[column]
 
 
-@parametrize_few("seed", range(3), keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_no_upper_set_of_a_block_has_a_mean_above_it(seed):
     rng = np.random.default_rng(seed)
     fit = random_fit(rng, 40, 40, 3000, rng.exponential)

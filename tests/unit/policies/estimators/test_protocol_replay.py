@@ -84,6 +84,7 @@ def test_updates_are_those_of_the_coordinator(replayed, arrivals):
     assert updates_of(replay) == updates_of_the_coordinator(*replayed, arrivals)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(replays(), st.integers(0, 60), st.integers(0, 60))
 def test_a_replay_continues_from_its_state(replayed, before, after):
@@ -113,6 +114,7 @@ def test_interrupted_work_does_not_pile_up_in_the_state():
     assert len(replay.state_dict()["heap"]) == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(replays(), st.integers(0, 20))
 def test_run_ends_with_the_update_that_reaches_the_gradients(replayed, gradients):

@@ -24,6 +24,7 @@ def test_without_trips_every_worker_takes_one_second():
     assert TripHistory().table([0, 1], {0: 0.3}) == [[1.0], [1.0]]
 
 
+@pytest.mark.slow
 def test_cancelled_trips_are_completed_without_bias():
     random = Random(0)
     ours = TripHistory()
@@ -78,6 +79,7 @@ def test_an_old_cancelled_trip_takes_a_longer_one_too():
     assert set(trips) == {1.0}
 
 
+@pytest.mark.slow
 def test_cancelled_trips_keep_their_share_of_the_old_ones():
     ours = history([(0, 0.1, i % 16 > 0) for i in range(3000)])
     old = [Trip(*trip) for trip in ours.state_dict()[0]["old"]]
@@ -111,6 +113,7 @@ def test_times_that_never_vary_do_not_change(seconds):
     assert not any(ours.add(0, Trip(seconds)) for _ in range(200))
 
 
+@pytest.mark.slow
 def test_a_worker_whose_work_is_often_cancelled_has_not_changed():
     random = Random(5)
     ours = TripHistory()

@@ -263,6 +263,7 @@ def test_weights_stay_finite_over_a_million_versions():
     assert 0 < min(weights) <= max(weights) < 1e13
 
 
+@pytest.mark.slow
 def test_the_discount_follows_its_formula_over_hundreds_of_versions():
     samples = Samples(2, forgetting=0.5)
     durations, resumed = estimator(samples), estimator(samples)

@@ -156,6 +156,7 @@ def test_a_resumed_run_has_one_complete_timeline(tmp_path):
     assert json.loads((tmp_path / "resumed").read_text()) == whole
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_timeline_of_the_uninterrupted_run(tmp_path):
     asked = {"protocol": "k_sync(k=2)", "cluster": CLUSTER, "seed": 3}
     for stop in ("updates=11", "updates=30"):

@@ -112,6 +112,7 @@ def assert_equal(found, history):
         assert number("round_trip_seconds_bucket", worker=str(worker), le="0.5") == in_time
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_counts(tmp_path):
     run(stop="updates=13", out=tmp_path / "run")
     assert_equal(*scraped(resume=tmp_path / "run"))

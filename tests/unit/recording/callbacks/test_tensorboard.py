@@ -86,6 +86,7 @@ def test_a_resumed_run_hides_scalars_after_its_checkpoint(tmp_path):
     assert_agree(scalars(tmp_path), history)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_all_scalars_once(tmp_path):
     run(pl.TensorBoard(tmp_path / "scalars"), stop="updates=13", out=tmp_path / "run")
     history = run(pl.TensorBoard(tmp_path / "scalars"), resume=tmp_path / "run")
@@ -117,6 +118,7 @@ def test_a_resumed_run_goes_on_without_a_folder_that_cannot_be_written(tmp_path,
     assert len(warnings_of(caplog)) == 1
 
 
+@pytest.mark.slow
 def test_a_writer_that_fails_during_the_run_is_left_out(tmp_path, caplog):
     class Full(pl.Callback):
         def on_update(self, update):

@@ -78,6 +78,7 @@ def test_ranks_on_one_host_without_a_token_connect_by_that_of_rank_0():
     rank_0.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_read_an_old_token_is_rejected_and_connects_with_the_new_one():
     create_token(cluster(0).ranks)  # left by a killed run
     rank_1 = JobSecurity(cluster(1))
@@ -121,6 +122,7 @@ def test_two_runs_of_one_user_at_the_same_time_do_not_meet(other):
         accepted.get(timeout=scaled(5.0)).close()
 
 
+@pytest.mark.slow
 def test_one_token_with_two_run_ids_makes_two_jobs():
     rank_0 = JobSecurity(cluster(0, TOKEN, TORCHELASTIC_RUN_ID="a"))
     with listening(rank_0) as (address, _), pytest.raises(AuthenticationFailed):
