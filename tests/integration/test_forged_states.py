@@ -110,7 +110,7 @@ PROTOCOLS = [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slo
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_forged_state_is_refused_in_a_sentence_or_goes_on(protocol, rounds, stopped, tmp_path):
     draw = random.Random(f"{protocol}{rounds}")
     job, options, folder = stopped(protocol)

@@ -45,7 +45,9 @@ def followed(saved, batches=(7,)):
     return live
 
 
-@pytest.fixture(params=[100, 6], ids=["all tasks are recent", "few tasks are recent"])
+@pytest.fixture(
+    params=[6, pytest.param(100, marks=pytest.mark.slow)], ids=["few tasks are recent", "all tasks are recent"]
+)
 def kept_tasks(request, monkeypatch):
     monkeypatch.setattr(live_run, "KEPT_TASKS", request.param)
     return request.param

@@ -79,8 +79,8 @@ def plain_lag(job, allreduce, updates):
 
 
 @parametrize_few("lag", [2, 1, 0, 5], keep=1)
-@pytest.mark.parametrize(
-    "protocol", ["dc_s3gd(lag={})", "local_sgd(H=3, lag={})", "local_sgd(H=2, lag={}, outer=nesterov)"]
+@parametrize_few(
+    "protocol", ["dc_s3gd(lag={})", "local_sgd(H=3, lag={})", "local_sgd(H=2, lag={}, outer=nesterov)"], keep=1
 )
 def test_a_worker_is_at_the_average_plus_its_own_steps_that_are_still_summed(protocol, lag):
     if lag == 0 and "dc_s3gd" in protocol:

@@ -11,11 +11,11 @@ HOUR_S = 3600.0
 
 def test_the_hazard_is_the_posterior_mean():
     losses, live_s = [3, 0, 1], [5 * HOUR_S, 0.2 * HOUR_S, 2 * HOUR_S]
-    prior = stats.gamma(1.0, scale=pooled_hazard(losses, live_s) * HOUR_S)
+    prior = stats.gamma(1.0, scale=pooled_hazard(losses, live_s) * HOUR_S).pdf
     for count, live, hazard in zip(losses, live_s, loss_hazards(losses, live_s), strict=True):
 
         def weight(rate, count=count, hours=live / HOUR_S):
-            return prior.pdf(rate) * stats.poisson(rate * hours).pmf(count)
+            return prior(rate) * stats.poisson.pmf(count, rate * hours)
 
         total, _ = integrate.quad(weight, 0, 60)
         moment, _ = integrate.quad(lambda rate, weight=weight: rate * weight(rate), 0, 60)
