@@ -2,7 +2,8 @@
 
 Four ranks sleep in proportion to their samples. Each part alternates torchrun and `paceline run`, and gives the
 ratio of their seconds per update; 20 updates come before. One part is the processor time that the patches cost.
-The last ones compare the gain that `paceline advise` predicts from a recording with the measured one.
+The last ones compare the gain that `paceline advise` predicts from a recording with the measured one. One part needs
+transformers, whose sampler balances lengths under torchrun.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,9 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "... two processes of the loader": ([*EACH_15, "--processes", "2"], 0.0),
     "jitter": (["--pattern", "jitter"], 1 / 1.03),
     "lengths": (["--lengths"], 2.0),
+    "lengths, torchrun with transformers' sampler": (["--lengths"], 0.0),
 }
+ONLY_TORCHRUN = {"lengths, torchrun with transformers' sampler": ["--rebalance"]}
 PROCESSOR = "processor time"  # of 2,000 updates of a small model
 SMALL = ["--pattern", "even", "--seconds", "0", "--parameters", "1e5", "--updates", "2000"]
 PROCESSOR_BAR_MS = 0.5  # an update
@@ -74,7 +78,8 @@ def main() -> None:
 
 def speed(name: str, args: argparse.Namespace) -> dict[str, Any]:
     given, bar = PARTS[name]
-    pairs = [pair([*given, "--updates", str(args.updates)], "seconds") for _ in range(args.rounds)]
+    given = [*given, "--updates", str(args.updates)]
+    pairs = [pair(given, "seconds", ONLY_TORCHRUN.get(name, [])) for _ in range(args.rounds)]
     ratio = spread([one / other for one, other in pairs])
     return {
         "torchrun_s": spread([one for one, _ in pairs]),
@@ -113,10 +118,10 @@ def gains(given: list[str]) -> tuple[float, float]:
     return balanced.gain, before_s / measured([*PACELINE, str(SCRIPT), *given])["seconds"]
 
 
-def pair(given: list[str], quantity: str) -> tuple[float, float]:
-    """Return a quantity of an update under torchrun and under `paceline run`."""
-    one, other = (measured([*command, str(SCRIPT), *given])[quantity] for command in (TORCHRUN, PACELINE))
-    return one, other
+def pair(given: list[str], quantity: str, of_torchrun: Sequence[str] = ()) -> tuple[float, float]:
+    """Return a quantity of an update under torchrun, perhaps with further options, and under `paceline run`."""
+    one = measured([*TORCHRUN, str(SCRIPT), *given, *of_torchrun])[quantity]
+    return one, measured([*PACELINE, str(SCRIPT), *given])[quantity]
 
 
 def measured(command: list[str]) -> dict[str, float]:

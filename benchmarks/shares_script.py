@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=0, help="processes of the loader")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--lengths", action="store_true")
+    parser.add_argument("--rebalance", action="store_true", help="deal the samples by the sampler of transformers")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -155,6 +156,12 @@ def batches(args: argparse.Namespace) -> Iterator[Any]:
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=int(os.environ.get("SEED", "0")))
     collate = pad if args.lengths else None
     loader = DataLoader(dataset, args.batch, sampler=sampler, num_workers=args.processes, collate_fn=collate)
+    if args.rebalance:
+        from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+        ranks = dist.get_world_size()
+        sampler = BatchRebalanceSampler(dataset["length"], ranks * args.batch, ranks, 1, rank=dist.get_rank())
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
     epoch = 0
     while True:
         sampler.set_epoch(epoch)

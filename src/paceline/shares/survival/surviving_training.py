@@ -336,9 +336,15 @@ class SurvivingTraining:
             function()
         if self._place[0] == self.living[0]:
             self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
-            there = ", ".join(map(str, self.living))
-            goes = "goes" if len(self.living) == 1 else "go"
-            print(f"paceline: {counted(len(self.living), 'rank')} {goes} on: {there}", file=sys.stderr, flush=True)
+            self._calls.store.delete_key(PROGRESS)  # of an earlier loss
+            print_living(self.living)
+
+
+def print_living(ranks: Sequence[int]) -> None:
+    """Print which ranks go on."""
+    goes = "goes" if len(ranks) == 1 else "go"
+    there = ", ".join(map(str, ranks))
+    print(f"paceline: {counted(len(ranks), 'rank')} {goes} on: {there}", file=sys.stderr, flush=True)
 
 
 def become_default(group: SurvivingGroup, store: Any) -> None:
