@@ -80,6 +80,7 @@ def floor_of(name):
 
 
 @cache
+@cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
