@@ -166,7 +166,8 @@ def _train(
     stop = Stop.parse(options["stop"])
     cluster = parse_cluster(options["cluster"], options["censored"])
     job = _with_rate(load_job(options["job"]), options)
-    if isinstance(cluster, Torchrun) and cluster.ranks.max_restarts and not (out or resume):
+    restarts = cluster.ranks.max_restarts if isinstance(cluster, Torchrun) and cluster.ranks.launch_rank == 0 else 0
+    if restarts and not (out or resume):
         raise UsageError(
             "the launcher may start rank 0 again (--max-restarts): give --out FOLDER, which it then resumes"
         )

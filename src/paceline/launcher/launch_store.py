@@ -57,9 +57,9 @@ class LaunchStore:
 
     def renew(self) -> None:
         """Begin anew with an empty store: what the ranks of one attempt have written is wrong in the next one."""
-        facts = RunFacts(self.client(), self._settings.world_size)
-        self.begun = "\n".join(filter(None, [self.begun, facts.text(BEGUN)]))
-        self._end()
+        begun = RunFacts(self.client(), self._settings.world_size).text(BEGUN)
+        self.begun = "\n".join(filter(None, [self.begun, begun]))
+        self._end()  # the last reference: another one would keep the port
         self.listener = self._listen()
 
     def _end(self) -> None:

@@ -1,5 +1,7 @@
 """Store in the launcher: what rank 0 tells it about the run, and an empty store for a new attempt."""
 
+from dataclasses import replace
+
 import pytest
 
 import paceline as pl
@@ -10,6 +12,7 @@ from paceline.errors import UsageError
 from paceline.launcher.launch_store import LaunchStore
 from paceline.launcher.run_facts import RunFacts
 from paceline.protocols.protocol import as_plan
+from ranks import free_port
 
 PLAN = as_plan(pl.bsp())
 SETTINGS = LaunchSettings(2, 1, 0, "127.0.0.1", 0, -1, "a token of two ranks")
@@ -50,6 +53,15 @@ def test_a_new_attempt_has_an_empty_store(store, rank_0):
     store.renew()
     store.begin()
     assert not facts(store).holds(STANDBY)
+
+
+def test_a_new_attempt_meets_at_the_same_address():
+    port = free_port()
+    with LaunchStore(replace(SETTINGS, port=port)) as store:
+        for _ in range(2):
+            store.begin()
+            store.renew()
+        assert store.port == port
 
 
 @pytest.mark.parametrize("mine", ["/runs/mine", "/runs/caf\udce9", "/runs/two\nlines"])

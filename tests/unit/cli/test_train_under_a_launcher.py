@@ -1,0 +1,28 @@
+"""`paceline train` as a rank that a launcher may start again."""
+
+import pytest
+
+import paceline as pl
+from paceline.cli.program import app
+from paceline.clusters.launch_settings import LaunchSettings
+
+SETTINGS = LaunchSettings(1, 2, 0, "127.0.0.1", 29400, -1, "a token of two ranks")
+
+
+@pytest.mark.parametrize(
+    ("rank", "options", "is_refused"), [(0, [], True), (0, ["--out", "run"], False), (1, [], False)]
+)
+def test_only_rank_0_needs_a_folder(rank, options, is_refused, monkeypatch, tmp_path):
+    class TrainedError(Exception):
+        pass
+
+    def train(*_, **__):
+        raise TrainedError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pl, "train", train)
+    for name, value in SETTINGS.environment(rank, 29400, restarts=0).items():
+        monkeypatch.setenv(name, value)
+    words = ["train", "digits", "--protocol", "bsp", "--stop", "updates=1", "--cluster", "torchrun", *options]
+    with pytest.raises(pl.UsageError, match="give --out FOLDER") if is_refused else pytest.raises(TrainedError):
+        app(words, standalone_mode=False)
