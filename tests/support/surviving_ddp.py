@@ -107,7 +107,8 @@ def main():
                 while not all((folder / f"{each}.{iteration}.there").exists() for each in range(ranks)):
                     time.sleep(0.01)
             is_missing = len(list(folder.glob("*.lost"))) > len(list(folder.glob("*.back")))
-            time.sleep((0.2 if is_missing else 0.02) if returns_at and not life else 0)  # so that a rank can come back
+            takes_part = not life or (folder / f"{rank}.{life}.back").exists()
+            time.sleep((0.2 if is_missing else 0.02) if returns_at and takes_part else 0)  # so that others come back
             note = {"iteration": iteration, "epoch": epoch, "life": life}
             print(json.dumps(note | {"samples": indices.tolist()}), file=notes, flush=True)
             before, batch_size = flat(model), len(x)
