@@ -143,3 +143,20 @@ def test_what_cannot_be_balanced_is_refused(tmp_path, changed, told):
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert "trained" not in done.stdout
+
+
+def until_rank_0_ends(status):
+    """Return a loss of which rank 0 ends the script at its sixth iteration."""
+    return f"out.pow(2).mean() if number < 5 or dist.get_rank() else __import__('sys').exit({status})"
+
+
+def test_a_rank_that_leaves_with_a_failure_is_lost(tmp_path):
+    done = run(tmp_path, "--max-restarts", "0", loss=until_rank_0_ends(3))
+    assert "rank 0 ended with status 3, after --max-restarts 0: the others go on without it" in done.stderr
+    assert "trained 1" in done.stdout
+
+
+def test_a_rank_that_comes_to_its_end_before_the_others_is_named(tmp_path):
+    done = run(tmp_path, "--max-restarts", "0", loss=until_rank_0_ends(0))
+    assert done.returncode == 2
+    assert "[rank 1] paceline: rank 0 has come to the end of the script, and this rank still waits" in done.stderr

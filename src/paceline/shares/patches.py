@@ -113,8 +113,8 @@ class Patches:
         """End what is under way with the other ranks."""
         if self.balancer is not None:
             self.balancer.close()
-        if self._survival is not None and not self.has_failed:
-            self._survival.finish()
+        if self._survival is not None:
+            self._survival.finish(has_failed=self.has_failed)
 
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""

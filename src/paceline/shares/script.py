@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from paceline.core.events import Outcome
 from paceline.errors import UsageError
@@ -38,6 +38,7 @@ def install_patches(settings: BalanceSettings, survival: SurvivingTraining | Non
         _patches.append(patches)
         atexit.register(_end, patches)
         sys.excepthook = partial(_show_error, patches, sys.excepthook)
+        sys.exit = partial(_exit, patches, sys.exit)
     return _patches[0]
 
 
@@ -120,6 +121,12 @@ def _show_error(patches: Patches, show: Callable[..., object], kind: type, error
         and (hint := patches.balancer.hint(error))
     ):
         print(hint, file=sys.stderr, flush=True)
+
+
+def _exit(patches: Patches, leave: Callable[[Any], NoReturn], status: Any = None, /) -> NoReturn:
+    """Leave the script, and note whether that is a failure: the other ranks are not waited for then."""
+    patches.has_failed |= status not in (None, 0)
+    leave(status)
 
 
 def _end(patches: Patches) -> None:

@@ -122,6 +122,15 @@ def refusal_of_sizes(first: int, other: int) -> str:
     )
 
 
+def refusal_of_ends(ended: Sequence[int]) -> str:
+    """Return why a rank cannot go on when others have come to the end of the script."""
+    ranks = f"rank {ended[0]} has" if len(ended) == 1 else f"ranks {', '.join(map(str, ended))} have"
+    return (
+        f"{ranks} come to the end of the script, and this rank still waits in a collective operation: let each rank "
+        "make as many iterations and collective operations as the others"
+    )
+
+
 def name_of_loader(loader: Any) -> str:
     """Return the names of a loader and its data set; None for batches of the script itself."""
     return f"{type(loader).__name__}({type(loader.dataset).__name__})" if loader is not None else "the script itself"

@@ -12,10 +12,12 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from torch._compile import _disable_dynamo
 
 from paceline.errors import RunError
+from paceline.shares.refusals import refuse
 from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
 from paceline.shares.survival.living_group import LivingGroup, Operation, Tensors
 from paceline.shares.survival.roll import BACK, FAILED, Event, Roll
 from paceline.shares.survival.roll_call import InterruptedMeetingError, RollCall
+from paceline.shares.texts import refusal_of_ends
 
 dist: Any = torch.distributed
 
@@ -48,6 +50,15 @@ def _untraced(group: type) -> type:
         if inspect.isfunction(method) and name != "__init__" and hasattr(dist.ProcessGroup, name):
             setattr(group, name, _disable_dynamo(method))
     return group
+
+
+def _of_all_ranks(name: str) -> Callable[..., Any]:
+    """Return a collective that needs all ranks, by its name in the group inside."""
+
+    def collective(self: SurvivingGroup, *args: Any) -> Any:
+        return self._of_all(name, *args)
+
+    return collective
 
 
 @_untraced
@@ -83,10 +94,13 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._bucket_count = 0  # sums of the last backward pass that was whole
         self._failed: set[int] = set()  # units that some rank has not computed
         self._kept: list[torch.Tensor] = []  # result of the last collective, for a rank that lacks it
+        self._awaited: Operation | None = None  # the last one that the script waits for
+        self._long_awaited: Operation | None = None
+        self._ended: list[int] = []  # ranks that have ended before it
         self.position = 0
         self.voids: set[int] = set()
         self._inner = LivingGroup(calls, rank if is_alone else None)
-        calls.watch(self._on_event)
+        calls.watch(self._on_event, self._look)
 
     def size(self) -> int:
         """Return the number of ranks, lost ones too."""
@@ -155,8 +169,9 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._sums = self._sums or []
         if self.position in self.voids or self.is_alone:
             return _finished(tensors)
-        self._sums.append(self._inner.start(lambda inner: inner.allreduce(tensors, opts), tensors))
-        return _create_work_from_future(self._sums[-1].future)
+        self._awaited = self._inner.start(lambda inner: inner.allreduce(tensors, opts), tensors)
+        self._sums.append(self._awaited)
+        return _create_work_from_future(self._awaited.future)
 
     # --- other collectives --------------------------------------------------------------------------------
 
@@ -192,43 +207,14 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         """Wait for the living."""
         self.barrier()
 
-    def allgather(self, *args: Any) -> Any:
-        """Gather tensors of all ranks."""
-        return self._of_all("allgather", *args)
-
-    def _allgather_base(self, *args: Any) -> Any:
-        return self._of_all("_allgather_base", *args)
-
-    def all_gather_single(self, *args: Any) -> Any:
-        """Gather tensors of all ranks in one."""
-        return self._of_all("_allgather_base", *args)
-
-    def gather(self, *args: Any) -> Any:
-        """Gather tensors of all ranks on one."""
-        return self._of_all("gather", *args)
-
-    def scatter(self, *args: Any) -> Any:
-        """Scatter tensors to all ranks."""
-        return self._of_all("scatter", *args)
-
-    def reduce_scatter(self, *args: Any) -> Any:
-        """Reduce tensors, and scatter them to all ranks."""
-        return self._of_all("reduce_scatter", *args)
-
-    def _reduce_scatter_base(self, *args: Any) -> Any:
-        return self._of_all("_reduce_scatter_base", *args)
-
-    def alltoall(self, *args: Any) -> Any:
-        """Exchange tensors between all ranks."""
-        return self._of_all("alltoall", *args)
-
-    def alltoall_base(self, *args: Any) -> Any:
-        """Exchange parts of tensors between all ranks."""
-        return self._of_all("alltoall_base", *args)
-
-    def all_to_all_single(self, *args: Any) -> Any:
-        """Exchange parts of tensors between all ranks."""
-        return self._of_all("alltoall_base", *args)
+    allgather = _of_all_ranks("allgather")
+    _allgather_base = all_gather_single = _of_all_ranks("_allgather_base")
+    gather = _of_all_ranks("gather")
+    scatter = _of_all_ranks("scatter")
+    reduce_scatter = _of_all_ranks("reduce_scatter")
+    _reduce_scatter_base = _of_all_ranks("_reduce_scatter_base")
+    alltoall = _of_all_ranks("alltoall")
+    alltoall_base = all_to_all_single = _of_all_ranks("alltoall_base")
 
     def send(self, *args: Any) -> Any:
         """Send tensors to a rank."""
@@ -249,11 +235,11 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._agree(is_sum=False)
         self.is_alone = False
 
-    def finish(self) -> None:
-        """Wait for the end of the living, some of which may lack what this rank has."""
-        if self.is_alone:
+    def finish(self, *, has_failed: bool) -> None:
+        """Wait for the end of the living, some of which may lack what this rank has, unless the script has failed."""
+        if self.is_alone and not has_failed:
             self._calls.await_end()
-        while not self.is_alone:
+        while not self.is_alone and not has_failed:
             try:
                 self._calls.part(Roll(self._inner.generation, self.living))
                 break
@@ -287,7 +273,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         while True:
             if of_all and self.missing:
                 self._refuse(of_all)
-            operation = self._inner.start(run, tensors)
+            self._awaited = operation = self._inner.start(run, tensors)
             operation.future.wait()
             if operation.is_whole:
                 break
@@ -310,6 +296,14 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             self._failed.add(event.position)
         self._inner.break_before(generation)
 
+    def _look(self) -> None:
+        """Give the group inside up if a rank has ended while this one still waits for it in an operation."""
+        before, self._long_awaited = self._long_awaited, self._awaited
+        if before is not None and before is self._awaited and not before.future.done():
+            self._ended = self._calls.ended_among(self.living)
+            if self._ended:
+                self._inner.break_off()
+
     def _refuse(self, name: str) -> NoReturn:
         lost = ", ".join(map(str, self.missing))
         self._training.give_up(f"{name} needs all ranks")
@@ -317,6 +311,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def _agree(self, *, is_sum: bool) -> list[torch.Tensor] | None:
         """Go on with the living; return the result of the collective at which this rank stands, if another has it."""
+        if self._ended:
+            refuse(refusal_of_ends(self._ended))
         self._inner.break_off()
         while True:
             roll = self._inner.next_roll()

@@ -19,6 +19,7 @@ from paceline.shares.survival.roll import Event, Roll, key_of, tell, told
 dist: Any = torch.distributed  # it does not export the types of all its names
 LOOPBACK = "127.0.0.1"
 LONG = timedelta(days=365)
+LOOK_EACH_S = 5.0
 POLL_S = 0.005  # between looks at the reports of the other ranks
 TOLD_S = 60.0  # for the launcher to tell why a group has failed
 END_TIMEOUT_S = 1.0
@@ -49,16 +50,29 @@ class RollCall:
         self.store = connect()
         self._changed = threading.Condition()
         self._events: list[Event] = []
+        self._has_ended = threading.Event()
 
-    def watch(self, on_event: Callable[[int, Event], object]) -> None:
-        """Call a function with each new generation, and the event with which it came, in a thread of its own."""
-        self._watcher = threading.Thread(target=self._watch, args=(self._connect(), on_event), daemon=True)
-        self._watcher.start()
+    def watch(self, on_event: Callable[[int, Event], object], look: Callable[[], object]) -> None:
+        """Call functions in threads of their own.
+
+        Args:
+            on_event: called with each new generation, and the event with which it came.
+            look: called each `LOOK_EACH_S`.
+        """
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(self._connect(), on_event), daemon=True),
+            threading.Thread(target=self._look, args=(look,), daemon=True),
+        ]
+        for each in self._watchers:
+            each.start()
 
     def end(self) -> None:
-        """End the thread, which could not go on once the interpreter ends."""
-        self.store.set(key_of(len(self._events), self._rank), "")
-        self._watcher.join(END_TIMEOUT_S)
+        """End the threads, which could not go on once the interpreter ends."""
+        self._has_ended.set()
+        with suppress(RuntimeError):  # the launcher has ended, and so has the first one
+            self.store.set(key_of(len(self._events), self._rank), "")
+        for each in self._watchers:
+            each.join(END_TIMEOUT_S)
 
     def tell(self, event: Event) -> int:
         """Write an event down, and return its number."""
@@ -134,6 +148,10 @@ class RollCall:
         """Return whether these ranks have come to their end."""
         return bool(self.store.check([f"paceline/end/{rank}" for rank in ranks]))
 
+    def ended_among(self, ranks: Iterable[int]) -> list[int]:
+        """Return which of some ranks have come to their end."""
+        return [rank for rank in ranks if self.has_ended([rank])]
+
     def others_have_ended(self) -> bool:
         """Return whether the living ranks have come to their end."""
         return self.has_ended(Roll.called(self._ranks, told(self.store)).living)
@@ -157,6 +175,10 @@ class RollCall:
             self._changed.wait_for(lambda: is_done() or len(self._events) > roll.generation, timeout_s)
             if len(self._events) > roll.generation:
                 raise InterruptedMeetingError
+
+    def _look(self, look: Callable[[], object]) -> None:
+        while not self._has_ended.wait(LOOK_EACH_S):
+            look()
 
     def _watch(self, store: Any, on_event: Callable[[int, Event], object]) -> None:
         while True:

@@ -281,11 +281,11 @@ class SurvivingTraining:
             in_vain, dropped = as_tuples(json.loads(self._calls.store.get(AGREED)))
             self._ledger.in_vain, self._ledger.dropped = in_vain, dropped
 
-    def finish(self) -> None:
-        """Wait for the end of the other ranks, and go on without survival."""
+    def finish(self, *, has_failed: bool) -> None:
+        """Wait for the end of the other ranks, unless the script has failed, and go on without survival."""
         try:
             if self.group is not None:
-                self.group.finish()
+                self.group.finish(has_failed=has_failed)
         finally:
             self.group = None
 
