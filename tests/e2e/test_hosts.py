@@ -51,9 +51,9 @@ def test_only_the_link_between_two_sites_is_slow():
         made.join_sites("20mbit", 0.05)
         near, far = (seconds_of_messages(made, server) for server in (1, 2))
         crossed_bytes = made.bytes_between_sites()
-    assert max(near) < 0.05
-    assert 0.1 <= far[0] < 0.2
-    assert 0.4 + 0.05 < far[1] < 1.5
+    assert max(near) < scaled(0.05)
+    assert 0.1 <= far[0] < scaled(0.2)
+    assert 0.4 + 0.05 < far[1] < scaled(1.5)
     assert 1e6 < crossed_bytes < 1.3e6
 
 
@@ -118,10 +118,10 @@ def test_a_worker_whose_host_is_cut_off_is_lost_by_its_silence_and_takes_part_ag
             made,
             [0, 0, 1],
             torchrun={"slowness": pl.Cluster(2, timing=STEADY)},
-            callbacks=[Cut(made, place=1, after=(1, 20), back_after_s=3.0)],
+            callbacks=[Cut(made, place=1, after=(1, 20), back_after_s=6.0)],
             protocol="bsp",
-            stop="seconds=12",
-            worker_timeout_s=1.0,
+            stop="seconds=18",
+            worker_timeout_s=2.0,
         )
     assert decided(end, "lost") == [1]
     [at_s] = [record.now_s for record in end.of(DecisionMade) if record.kind == "lost"]
@@ -293,6 +293,6 @@ def test_two_ranks_without_a_server_that_rank_0_reaches_and_that_do_not_reach_ea
         with ranks_on_hosts(made, range(4), tiny_job(), torchrun, [parting], **SUMS) as job:
             job.start_all()
             for rank in range(4):
-                with pytest.raises(pl.RunError, match=r"worker 1 \(.*\) and worker 2 \(.*\) do not reach each other"):
+                with pytest.raises(pl.RunError, match=r"worker 1 \(.*worker 2 \(.* do not( all)? reach each other"):
                     job.end(rank)
         assert made.are_parted(1, 2)

@@ -43,7 +43,8 @@ class Breakage:
         unreachable = [worker for worker, is_unreachable in self._broken.items() if is_unreachable]
         names = [members[worker].name if worker else "worker 0" for worker in sorted(unreachable or self._broken)]
         who = " and ".join(names) if len(names) == 2 else ", ".join(names) or "workers"
+        all_ = " all" if len(names) > 2 else ""  # one that reaches the others may wait for them in vain
         return (
-            f"{who} do not reach each other, though they are running ({self.reason}): repair the link between their "
-            "hosts, or start them elsewhere; paceline run continues from the last checkpoint in out="
+            f"{who} do not{all_} reach each other, though they are running ({self.reason}): repair the link between "
+            "their hosts, or start them elsewhere; paceline run continues from the last checkpoint in out="
         )
