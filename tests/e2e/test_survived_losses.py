@@ -167,7 +167,7 @@ def test_a_rank_that_was_lost_comes_back(tmp_path, faults):
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", [["1:30:forward"], ["0:30:sum"]])
 def test_a_rank_that_was_lost_comes_back_from_the_checkpoint_of_the_script(tmp_path, faults):
-    check(tmp_path, 3, faults, CHECKPOINTS="1", RETURNS_AT="60", EPOCHS="10")
+    check(tmp_path, 3, faults, CHECKPOINTS="1", RETURNS_AT="60", EPOCHS="20")
     lost = int(faults[0].split(":")[0])
     notes = [json.loads(line) for line in (tmp_path / f"{lost}.jsonl").read_text().splitlines()]
     assert next(note["epoch"] for note in notes if note["life"]) >= 3  # 8 iterations an epoch
@@ -182,13 +182,13 @@ def test_forty_losses(tmp_path, seed):
             iteration = begin + draw.randrange(8)
             places = ["forward", "sum", "step", "stepped", *(["evaluation"] if iteration % 5 == 4 else [])]
             faults.append(f"{rank}:{iteration}:{draw.choice(places)}")
-    check(tmp_path, 3, faults, RETURNS_AT="30,64", EPOCHS="10")
+    check(tmp_path, 3, faults, RETURNS_AT="30,64", EPOCHS="20")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", [["3:6:sum"], ["0:6:stepped"]])
 def test_a_rank_of_several_hosts_is_lost_and_comes_back(tmp_path, faults):
-    check(tmp_path, 4, faults, hosts=2, RETURNS_AT="40", EPOCHS="10")
+    check(tmp_path, 4, faults, hosts=2, RETURNS_AT="40", EPOCHS="20")
 
 
 @pytest.mark.slow
