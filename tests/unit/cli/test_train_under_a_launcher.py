@@ -3,6 +3,7 @@
 import pytest
 
 import paceline as pl
+from paceline.cli.log_handler import logging_to_terminal
 from paceline.cli.program import app
 from paceline.clusters.launch_settings import LaunchSettings
 
@@ -24,5 +25,6 @@ def test_only_rank_0_needs_a_folder(rank, options, is_refused, monkeypatch, tmp_
     for name, value in SETTINGS.environment(rank, 29400, restarts=0).items():
         monkeypatch.setenv(name, value)
     words = ["train", "digits", "--protocol", "bsp", "--stop", "updates=1", "--cluster", "torchrun", *options]
-    with pytest.raises(pl.UsageError, match="give --out FOLDER") if is_refused else pytest.raises(TrainedError):
+    refused = pytest.raises(pl.UsageError, match="give --out FOLDER")
+    with logging_to_terminal(), refused if is_refused else pytest.raises(TrainedError):
         app(words, standalone_mode=False)
