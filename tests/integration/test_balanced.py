@@ -162,7 +162,8 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
     assert computed[3] < 0.8 * min(computed[worker] for worker in range(3))
 
 
-@parametrize_few(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("run", "world_size", "settings", "more"),
     [
         (tcp_threads.run, 4, {}, {}),
@@ -170,7 +171,6 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
         (rank_threads.run, 6, {"workers": "node"}, {"nodes": 3}),
     ],
     ids=["ranks", "shards", "hosts"],
-    keep=1,
 )
 def test_ranks_have_the_parameters_of_bsp_under_shares_that_change(run, world_size, settings, more):
     protocol, job = pl.bsp().controlled_by(ChangingShares()), tiny_job(sampling="epoch", loader_workers=0)

@@ -38,7 +38,8 @@ def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tm
     assert pl.replay(tmp_path / "run").is_same
 
 
-@parametrize_few("protocol", ["k_async(k=2)", "bsp + local_steps(H=3)"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["k_async(k=2)", "bsp + local_steps(H=3)"])
 def test_protocols_run_compressed_on_shards_and_a_worker_that_comes_back_gets_a_whole_version(protocol):
     torchrun = {"wire": "int8", "shards": 2, "faults": [pl.Fault(1, 4)]}
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 3)

@@ -117,7 +117,8 @@ def test_kill_9_of_the_parent_loses_only_the_updates_since_the_checkpoint(tmp_pa
     assert times_applied(result.model) == [EPOCHS] * SAMPLES
 
 
-@parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, *MORE])
 def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
     options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.Exponential(1.0))}
     first = pl.train(counting_job(SAMPLES), stop="epochs=1", out=tmp_path / "run", **options)

@@ -167,15 +167,9 @@ def test_a_resume_after_a_crash_at_any_point_is_bit_identical(unbroken, share, t
     test_a_resume_after_a_crash_is_bit_identical(unbroken, share, tmp_path)
 
 
-MADE_LONGER = {"random walk"}
-
-
-@pytest.mark.parametrize(
-    "unbroken",
-    [pytest.param(each, marks=() if each in MADE_LONGER else pytest.mark.slow) for each in SETTINGS],
-    indirect=True,
-)
-@pytest.mark.parametrize("stop", ["updates=17", pytest.param("seconds=5.5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("unbroken", SETTINGS, indirect=True)
+@pytest.mark.parametrize("stop", ["updates=17", "seconds=5.5"])
 def test_a_finished_run_can_be_extended(unbroken, stop, tmp_path):
     setting, whole = unbroken
     train(setting, tmp_path / "run", stop=stop)

@@ -75,7 +75,8 @@ def test_every_protocol_runs_and_replays(protocol, tmp_path):
     assert pl.replay(tmp_path / "run").is_same
 
 
-@parametrize_few("protocol", ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["asp + dc_asgd(lambda0=0.04)", "k_async(k=2) + staleness_weight"])
 def test_stale_gradients_are_compensated(protocol):
     [end, *_] = run(4, tiny_job(), protocol=protocol, stop="updates=30")
     assert any(record.compensations for record in end.of(GradientArrived))

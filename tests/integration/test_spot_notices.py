@@ -140,6 +140,7 @@ class Publish(pl.Callback):
             self._place.touch()
 
 
+@pytest.mark.slow
 def test_an_elastic_rank_without_a_server_leaves_alone(tmp_path):
     place = tmp_path / "preempt"
     callbacks = [Publish(place), EndWhen(has_continued)]

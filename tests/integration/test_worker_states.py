@@ -142,6 +142,7 @@ def test_a_new_run_in_the_same_folder_begins_without_the_states_of_the_old_one(t
     assert not logged(caplog, "state")
 
 
+@pytest.mark.slow
 def test_a_rank_whose_states_are_damaged_says_so_and_begins_anew(tmp_path, caplog):
     start = partial(run, 2, whole_batches(2), protocol=WITH_A_SERVER[0])
     start(stop=STOP, out=tmp_path / "run")

@@ -197,6 +197,7 @@ def line(name, seed, losses, seconds=None, **more):
     return {"asked": asked, "evaluated": evaluated, **more}
 
 
+@pytest.mark.slow
 def test_the_target_is_the_final_loss_of_ddp_with_the_same_seed_plus_the_margin():
     lines = [
         line(DDP, 0, [0.5, 0.2]),

@@ -15,7 +15,6 @@ from paceline.report.page.page import page
 from paceline.report.page.parts import metric_charts
 from paceline.report.run_data import read_run
 from paceline.report.summary_table import headline, row
-from selections import parametrize_few
 from tiny_tokens import token_job
 
 STOP = "nll<=1.88,updates=60"
@@ -93,7 +92,8 @@ def test_figures_have_one_panel_per_metric(tmp_path):
     assert [axes.get_ylabel() for axes in figure.axes] == list(panels(drawn).values())
 
 
-@parametrize_few("stop", [STOP, "eval_loss<=1.88,updates=60"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [STOP, "eval_loss<=1.88,updates=60"])
 def test_a_comparison_uses_the_metric(stop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a long path would be a line of its own
     compared = pl.compare(

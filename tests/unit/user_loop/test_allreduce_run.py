@@ -116,7 +116,8 @@ class Counting(torch.optim.Optimizer):
                 parameter.data.sub_(parameter.grad, alpha=group["lr"] / group["steps"])
 
 
-@parametrize_few("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "dc_s3gd"])
 def test_an_optimizer_of_another_library_makes_one_step_an_update(protocol, network, data):
     def make_optimizer(model):
         return Counting([each for each in model.parameters() if each.requires_grad])

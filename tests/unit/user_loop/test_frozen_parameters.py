@@ -86,6 +86,7 @@ def test_without_a_server_a_resumed_run_begins_with_those_of_its_checkpoint(tmp_
     assert after[0] == pytest.approx(before[-1], abs=BY)
 
 
+@pytest.mark.slow
 def test_those_that_do_not_change_are_in_no_checkpoint(tmp_path):
     trained(*SERVED[0], None, out=tmp_path / "run", checkpoint_every="updates=1")
     assert not (tmp_path / "run" / "workers").exists()

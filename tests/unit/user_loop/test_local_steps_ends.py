@@ -21,6 +21,7 @@ def loop(run, model, optimizer):
     return sum(step(model, optimizer, [batch]) or 1 for _ in run.epochs(EPOCHS) for batch in run.loader)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, data):
     has_begun = threading.Event()
 

@@ -115,6 +115,7 @@ def test_a_scheduler_follows_the_workload_within_and_between_works(protocol, net
     check_equal(values(ranks.parts[0][0]), trained_with(events, job, 2, protocol, STOP))
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_own_state_and_the_loop_keeps_its_groups(network, data):
     groups = [], []
 

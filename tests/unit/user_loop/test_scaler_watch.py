@@ -61,6 +61,7 @@ def test_without_a_server_the_other_ranks_step_without_the_skipped_gradient(tmp_
     assert pl.replay(tmp_path / "run").is_same
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_before_scaling():
     network = make_network()
     ranks = AttachedThreads(2, make_parts(network, numbered_data(), shuffle=False), "bsp")

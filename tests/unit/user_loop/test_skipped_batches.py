@@ -1,5 +1,6 @@
 """Batches that a loop skips: without a gradient, by `run.skip()`, or by mistake."""
 
+import pytest
 import torch
 
 import paceline as pl
@@ -74,7 +75,8 @@ def test_without_a_server_the_other_ranks_go_on(way, protocol):
     check_equal_models(ranks)
 
 
-@parametrize_few("way", WAYS, keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_a_local_step_is_left_out_of_its_work(way):
     parts = make_parts(make_network(), numbered_data())
     ranks = AttachedThreads(2, parts, "bsp + local_steps(H=3, outer='sgd(lr=1)')")

@@ -11,7 +11,7 @@ from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, loss_of, make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step, train
 from machine_speed import scaled
 from paceline.core.records import WorkerJoined, WorkerLost
-from selections import parametrize_each_once, parametrize_few
+from selections import parametrize_each_once
 
 EXACT = 1e-12
 LIMIT_S = scaled(10.0)
@@ -89,7 +89,8 @@ def test_the_others_go_on_during_a_long_evaluation_at_rank_0(protocol):
     assert history.totals.samples_used == 3 * SAMPLES
 
 
-@parametrize_few("protocol", ["bsp", "k_batch_async(k=2)", "asp"], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["bsp", "k_batch_async(k=2)", "asp"])
 def test_the_others_go_on_during_a_pause_and_the_rank_takes_part_again(protocol):
     went_on, is_back = threading.Event(), threading.Event()
 

@@ -15,7 +15,8 @@ def iteration_s(protocol, cluster, updates=200, payload_bytes=1000.0):
     return pl.simulate(protocol, cluster, updates=updates, payload_bytes=payload_bytes).seconds_per_update
 
 
-@parametrize_few("sum_s", [0.2, 1.5, 0.8], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("sum_s", [0.2, 1.5, 0.8])
 def test_iteration_time_matches_the_equations_of_the_paper(sum_s):
     network = pl.Network(up_bytes_per_s=2 * 3 / 4 * 1000 / sum_s)
     cluster = pl.Cluster(4, pl.Deterministic(1.0), network=network)

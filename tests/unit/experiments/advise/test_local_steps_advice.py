@@ -116,7 +116,7 @@ def test_local_steps_pay_if_transfers_take_more_than_a_tenth_of_the_time(transfe
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_trips")
-@parametrize_few("protocol", ["asp", "k_sync(k=3)", "bsp"], keep=1)
+@pytest.mark.parametrize("protocol", ["asp", "k_sync(k=3)", "bsp"])
 def test_the_predicted_speed_up_is_that_of_a_simulation(protocol, folder):
     cluster = pl.Cluster(4, RANDOM_TIMES, network=NETWORK)
     [found] = pl.advise(folder, protocols=[f"{protocol} + local_steps(H=6)"]).local_steps
@@ -225,6 +225,7 @@ def test_the_bandwidth_of_another_cluster_counts(folder):
     assert advice.auto.gradients_per_s <= 4 / 5 * 1.05
 
 
+@pytest.mark.slow
 def test_a_ddp_recording_gets_local_sgd(tmp_path):
     work_ms = np.full((4, 40), 100.0)
     write_recording(tmp_path, work_ms, sum_ms=100.0)

@@ -75,7 +75,8 @@ def quadratic_sgd(h, eta, k, staleness, updates=400_000, seed=0):
     return h / 2 * total / (updates - 1001)
 
 
-@parametrize_few(("k", "staleness"), [(1, 0.0), (4, 0.0), (1, 1.0), (2, 3.0), (1, 7.0)], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("k", "staleness"), [(1, 0.0), (4, 0.0), (1, 1.0), (2, 3.0), (1, 7.0)])
 @pytest.mark.parametrize("a", [0.12, 0.7])
 def test_the_excess_loss_equals_that_of_sgd_on_a_quadratic(a, k, staleness):
     excess = Noise(nan, variance=1.0, curvature=2.0, eta=a / 2).excess(k, staleness, 1.0)

@@ -29,6 +29,7 @@ def test_a_power_law_is_recognized_whatever_its_constant(gradients, power, toler
     assert ours.has_fallen
 
 
+@pytest.mark.slow
 def test_noise_on_the_losses_averages_out():
     rng = random.Random(0)
     found = [fed(1.0 + 10.0 / i + rng.gauss(0, 0.05) for i in range(1, 1001)).update() for _ in range(20)]

@@ -22,7 +22,6 @@ from paceline.engines.distributed.transport.sum_messages import GroupBroken
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from rank_threads import run
 from ranks import ranks
-from selections import parametrize_few
 from sum_groups import HOST, stores, transport
 from this_process import in_thread, torn
 from tiny_jobs import dataset, tiny_job
@@ -205,7 +204,8 @@ class Late:
         self._work.get_future().add_done_callback(note)
 
 
-@parametrize_few("elastic", [False, True], keep=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
 def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic, monkeypatch):
     begin, begun = AbortableGroup.all_reduce, []
 

@@ -131,6 +131,7 @@ def together(size, act, unwanted=()):
         return list(pool.map(take_part, range(size)))
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=4).filter(any), st.integers(1, 3))
 def test_the_sum_weighs_by_samples(samples, microbatches):

@@ -108,8 +108,9 @@ def test_a_token_that_cannot_be_removed_is_reported_and_fails_no_run(caplog):
     assert "has mode 755, expected 700" in caplog.text
 
 
-@parametrize_few(
-    "other", [{"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "b"}, {"TORCHELASTIC_RESTART_COUNT": "1"}], keep=1
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "other", [{"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "b"}, {"TORCHELASTIC_RESTART_COUNT": "1"}]
 )
 def test_two_runs_of_one_user_at_the_same_time_do_not_meet(other):
     one, another = JobSecurity(cluster(0)), JobSecurity(cluster(0, **other))
