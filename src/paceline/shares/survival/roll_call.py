@@ -48,6 +48,7 @@ class RollCall:
         self._rank = rank
         self._ranks = ranks
         self.store = connect()
+        self.store.delete_key(end_of(rank))  # of an earlier life
         self._changed = threading.Condition()
         self._events: list[Event] = []
         self._has_ended = threading.Event()
@@ -140,13 +141,13 @@ class RollCall:
         Raises:
             InterruptedMeetingError: an event has come before.
         """
-        self.store.set(f"paceline/end/{self._rank}", "1")
+        self.store.set(end_of(self._rank), "1")
         while not self.has_ended(roll.living):
             self._wait(roll, lambda: False, POLL_S)
 
     def has_ended(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks have come to their end."""
-        return bool(self.store.check([f"paceline/end/{rank}" for rank in ranks]))
+        return bool(self.store.check([end_of(rank) for rank in ranks]))
 
     def ended_among(self, ranks: Iterable[int]) -> list[int]:
         """Return which of some ranks have come to their end."""
@@ -194,6 +195,11 @@ class RollCall:
                 self._events.append(event)
                 self._changed.notify_all()
             on_event(len(self._events), event)
+
+
+def end_of(rank: int) -> str:
+    """Return the key that says that a rank has come to its end."""
+    return f"paceline/end/{rank}"
 
 
 def dispose(groups: list[Any]) -> threading.Thread:
