@@ -123,7 +123,6 @@ def test_a_resumed_local_run_continues_with_the_state_of_every_worker(tmp_path):
     assert largest_relative_difference(parameters_of(resumed.model), parameters_of(whole.model)) < EXACT < far / 10
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_restarted_begins_with_its_last_saved_state(tmp_path, caplog):
     cluster = pl.LocalCluster(2, faults=[pl.Fault(1, 9)], respawn=True)
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 2)
