@@ -181,10 +181,12 @@ def _note_begin(master: Address, what: str) -> None:
 
 def serve_store(listener: socket.socket) -> Any:
     """Return the store of a launcher, as that of torchrun's agents, on a socket that listens already."""
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        LOOPBACK, port, None, True, AGENT_STORE_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    place = LOOPBACK, listener.getsockname()[1], None, True, AGENT_STORE_TIMEOUT
+    given: dict[str, Any] = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
+    try:
+        return dist.TCPStore(*place, **given)
+    except NotImplementedError:  # the default store of torch 2.4 takes no socket
+        return dist.TCPStore(*place, **given, use_libuv=False)
 
 
 def reach_store(host: str, port: int, timeout_s: float) -> Any:
