@@ -12,6 +12,8 @@ from hashlib import sha256
 from math import inf
 from typing import Any, TypeVar
 
+import torch
+
 from paceline.clusters.launch_env import BEGUN, TOKEN
 from paceline.clusters.placement import LOOPBACK
 from paceline.clusters.rank_checks import host_and_port
@@ -182,11 +184,8 @@ def _note_begin(master: Address, what: str) -> None:
 def serve_store(listener: socket.socket) -> Any:
     """Return the store of a launcher, as that of torchrun's agents, on a socket that listens already."""
     place = LOOPBACK, listener.getsockname()[1], None, True, AGENT_STORE_TIMEOUT
-    given: dict[str, Any] = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
-    try:
-        return dist.TCPStore(*place, **given)
-    except NotImplementedError:  # the default store of torch 2.4 takes no socket
-        return dist.TCPStore(*place, **given, use_libuv=False)
+    older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}  # whose default store takes no socket
+    return dist.TCPStore(*place, wait_for_workers=False, master_listen_fd=listener.detach(), **older)
 
 
 def reach_store(host: str, port: int, timeout_s: float) -> Any:
