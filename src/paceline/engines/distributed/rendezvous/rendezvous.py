@@ -184,7 +184,7 @@ def _note_begin(master: Address, what: str) -> None:
 def serve_store(listener: socket.socket) -> Any:
     """Return the store of a launcher, as that of torchrun's agents, on a socket that listens already."""
     place = LOOPBACK, listener.getsockname()[1], None, True, AGENT_STORE_TIMEOUT
-    older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}  # whose default store takes no socket
+    older = {"use_libuv": False} if torch.__version__ < "2.8" else {}  # whose default store takes no socket
     return dist.TCPStore(*place, wait_for_workers=False, master_listen_fd=listener.detach(), **older)
 
 
@@ -222,7 +222,9 @@ def _put_in_launcher(cluster: Torchrun, key: str, value: str) -> None:
     if not (ranks.keeps_ranks and ranks.has_agent):
         return
     try:
-        _agent_store(ranks.master).set(key, value)
+        store = _agent_store(ranks.master)
+        store.set(key, value)
+        store.check([key])  # which is answered: older versions of torch only send what is set
     except RuntimeError as error:
         LOG.warning("paceline run does not answer at %s:%d (%s)", *ranks.master, _line(error))
 
