@@ -10,8 +10,6 @@ import sys
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline.shares.balancer as balancer_module
@@ -133,6 +131,8 @@ def lightning(folder, *, accumulate=1, strategy="ddp"):
 
         def configure_model(self):
             if strategy != "ddp":
+                from torch.distributed.fsdp import fully_shard
+
                 fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, batch, _):
@@ -177,6 +177,8 @@ def main():
     torch.set_num_threads(1)
     force_changes(balancer_module)
     model, facts = globals()[sys.argv[1]](sys.argv[2])
+    from torch.distributed.tensor import DTensor
+
     shards = [each for each in model.parameters() if isinstance(each, DTensor)]
     values = [each.full_tensor() for each in shards] or list(model.parameters())
     assert bool(shards) == sys.argv[1].endswith("_sharded")

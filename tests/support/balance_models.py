@@ -2,10 +2,11 @@
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
+
+from fully_sharded import fully_shard
 
 
 def data(count=200, width=6, classes=0):

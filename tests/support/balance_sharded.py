@@ -3,11 +3,11 @@
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 
 from balance_models import Tied, data, net, sharded
 from balance_updates import adam, epochs, loader_of, loop, plain
+from fully_sharded import fully_shard
 
 
 @loop

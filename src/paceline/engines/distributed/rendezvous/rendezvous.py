@@ -178,7 +178,7 @@ def _note_begin(master: Address, what: str) -> None:
     """
     store = _store_of_rank_0(master)
     begun = store.get(BEGUN).decode().splitlines() if store.check([BEGUN]) else []
-    store.set(BEGUN, "\n".join(dict.fromkeys([*begun, what])))
+    _put(store, BEGUN, "\n".join(dict.fromkeys([*begun, what])))
 
 
 def serve_store(listener: socket.socket) -> Any:
@@ -222,9 +222,7 @@ def _put_in_launcher(cluster: Torchrun, key: str, value: str) -> None:
     if not (ranks.keeps_ranks and ranks.has_agent):
         return
     try:
-        store = _agent_store(ranks.master)
-        store.set(key, value)
-        store.check([key])  # which is answered: older versions of torch only send what is set
+        _put(_agent_store(ranks.master), key, value)
     except RuntimeError as error:
         LOG.warning("paceline run does not answer at %s:%d (%s)", *ranks.master, _line(error))
 
@@ -261,6 +259,12 @@ class _AddressLookup:
         except ValueError:
             LOG.debug("the store of torchrun's agents holds no valid address of rank 0")
         return None
+
+
+def _put(store: Any, key: str, value: str) -> None:
+    """Set a key, and wait until the store has it: older versions of torch only send it."""
+    store.set(key, value)
+    store.check([key])
 
 
 def _agent_store(address: Address) -> Any:
