@@ -95,8 +95,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._failed: set[int] = set()  # units that some rank has not computed
         self._kept: list[torch.Tensor] = []  # result of the last collective, for a rank that lacks it
         self._awaited: Operation | None = None  # the last one that the script waits for
-        self._long_awaited: Operation | None = None
-        self._ended: list[int] = []  # ranks that have ended before it
+        self._suspected: Operation | None = None  # one that was awaited at the last look, when a rank had ended
+        self._ended: list[int] = []  # ranks that have ended too early
         self.position = 0
         self.voids: set[int] = set()
         self._inner = LivingGroup(calls, rank if is_alone else None)
@@ -297,12 +297,14 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._inner.break_before(generation)
 
     def _look(self) -> None:
-        """Give the group inside up if a rank has ended while this one still waits for it in an operation."""
-        before, self._long_awaited = self._long_awaited, self._awaited
-        if before is not None and before is self._awaited and not before.future.done():
-            self._ended = self._calls.ended_among(self.living)
-            if self._ended:
-                self._inner.break_off()
+        """Give the group inside up if this rank waits in an operation at two looks since another one has ended."""
+        awaited, suspected, self._suspected = self._awaited, self._suspected, None
+        if awaited is None or awaited.future.done() or not (ended := self._calls.ended_among(self.living)):
+            return
+        if awaited is suspected:
+            self._ended = ended
+            self._inner.break_off()
+        self._suspected = awaited
 
     def _refuse(self, name: str) -> NoReturn:
         lost = ", ".join(map(str, self.missing))

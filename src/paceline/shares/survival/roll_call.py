@@ -178,8 +178,9 @@ class RollCall:
                 raise InterruptedMeetingError
 
     def _look(self, look: Callable[[], object]) -> None:
-        while not self._has_ended.wait(LOOK_EACH_S):
-            look()
+        with suppress(RuntimeError):  # the launcher has ended
+            while not self._has_ended.wait(LOOK_EACH_S):
+                look()
 
     def _watch(self, store: Any, on_event: Callable[[int, Event], object]) -> None:
         while True:
