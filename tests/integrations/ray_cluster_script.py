@@ -121,23 +121,27 @@ def train_slowly(**settings):
 
 
 def kill_when_training(rank):
-    """Kill the actor of a rank when the run has made 20 updates."""
+    """Kill the actor of a rank when the run has made 20 updates, and end the run when both workers compute again."""
     await_updates(20)
     ray.kill(actor_group()._actors[rank])
+    end_when_both_compute()
 
 
 def lose_host_when_training(rank):
     """Remove the host of a rank when the run has made 20 updates, and end the run when both workers compute again."""
+    await_updates(20)
+    address = actor_group()._supervisor._hosts[rank]
+    (host,) = [each for each in hosts if each.node_ip_address == address]
+    cluster.remove_node(host, allow_graceful=False)
+    end_when_both_compute()
 
+
+def end_when_both_compute():
     def have_both(records):
         joins_s = [each.now_s for each in records if isinstance(each, WorkerJoined) and each.now_s > 0]
         begin_s = min(joins_s, default=inf)
         return {0, 1} == {each.worker for each in records if isinstance(each, GradientArrived) and each.now_s > begin_s}
 
-    await_updates(20)
-    address = actor_group()._supervisor._hosts[rank]
-    (host,) = [each for each in hosts if each.node_ip_address == address]
-    cluster.remove_node(host, allow_graceful=False)
     await_records(have_both)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -192,7 +196,7 @@ def in_background(function, *arguments):
 
 def kill_worker():
     in_background(kill_when_training, 2)
-    return train_slowly()
+    return train_slowly(stop="updates=100000")
 
 
 def lose_host():

@@ -47,7 +47,7 @@ def test_a_job_of_the_driver_trains_and_is_evaluated_in_actors(answer, tmp_path)
 
 def test_an_actor_that_is_killed_is_made_again_under_its_rank(answer, tmp_path):
     found = answer("kill worker")
-    assert (found["reason"], found["folder"]) == ("200 updates made", str(tmp_path / "run"))
+    assert (found["stopped_by"], found["folder"]) == ("interrupted", str(tmp_path / "run"))
     records = SavedRun(tmp_path / "run").history.records
     (lost,) = [record for record in records if isinstance(record, WorkerLost)]
     (joined,) = [record for record in records if isinstance(record, WorkerJoined) and record.now_s > 0]
