@@ -119,5 +119,5 @@ class MeanOfSequence(nn.Module):
         self.net = net()
 
     def forward(self, x, counts):
-        is_there = torch.arange(x.shape[1])[None, :, None] < counts[:, None, None]
+        is_there = torch.arange(x.shape[1], device=x.device)[None, :, None] < counts[:, None, None]
         return (self.net(x) * is_there).sum(1) / counts[:, None]

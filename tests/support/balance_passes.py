@@ -14,6 +14,7 @@ from balance_models import (
     net,
 )
 from balance_updates import adam, epochs, loader_of, loop, plain, trained, update
+from on_device import DEVICE
 
 
 @loop
@@ -43,10 +44,10 @@ def penalty_in_its_own_pass():
 @loop
 def local_models_by_their_own_passes():
     """The temperature of a soft actor-critic, and a probe that rank 0 trains alone."""
-    model, temperature, probe = DistributedDataParallel(net()), nn.Parameter(torch.zeros(1)), net(3, 1)
+    model, temperature, probe = DistributedDataParallel(net()), nn.Parameter(torch.zeros(1, device=DEVICE)), net(3, 1)
     optimizer, *local = adam(model), *(torch.optim.SGD(each, lr=0.1) for each in ([temperature], probe.parameters()))
     for x, y in epochs(loader_of(data())):
-        update(local[0], lambda: -(temperature * torch.ones(4)).mean())
+        update(local[0], lambda: -temperature.mean())
         update(optimizer, lambda x=x, y=y: temperature.exp().detach() * mse_loss(model(x), y))
         if dist.get_rank() == 0:
             update(local[1], lambda: probe(torch.ones(5, 3)).mean())
@@ -78,11 +79,11 @@ def gan():
     one, two = adam(generator), adam(critic)
 
     def loss_of_critic(x, y):
-        return mse_loss(critic(y), torch.ones(len(y), 1)) + critic(generator(x).detach()).pow(2).mean()
+        return mse_loss(critic(y), y.new_ones(len(y), 1)) + critic(generator(x).detach()).pow(2).mean()
 
     for x, y in epochs(loader_of(data())):
         update(two, partial(loss_of_critic, x, y))
-        update(one, lambda x=x: mse_loss(critic(generator(x)), torch.ones(len(x), 1)))
+        update(one, lambda x=x: mse_loss(critic(generator(x)), x.new_ones(len(x), 1)))
     return nn.ModuleList([generator, critic])
 
 

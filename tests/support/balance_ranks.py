@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import paceline.shares.balancer as balancer_module
 from balance_catalogue import LOOPS, REFERENCES
 from balance_changing import force_changes
+from on_device import use_device
 from paceline.shares.patches import Patches
 from paceline.shares.settings import BalanceSettings
 
@@ -41,7 +42,7 @@ def trained(train):
 
 def distance_of(found, reference):
     same_shape = found.shape == reference.shape
-    distance = (found - reference).norm() / reference.norm() if same_shape else torch.tensor(float("inf"))
+    distance = ((found - reference).norm() / reference.norm()).cpu() if same_shape else torch.tensor(float("inf"))
     dist.all_reduce(distance, dist.ReduceOp.MAX)
     return float(distance)
 
@@ -63,6 +64,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     force_changes(balancer_module)
+    use_device()
     for name in sys.argv[1:] or LOOPS:
         result = result_of(name)
         if dist.get_rank() == 0:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from balance_changing import force_changes
+from on_device import DEVICE, use_device
 from paceline.shares import balancer
 
 SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
@@ -57,7 +58,7 @@ def schedule_of(optimizer, ranks, epochs=EPOCHS):
 
 
 def flat(model):
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([each.detach().flatten() for each in model.parameters()]).cpu()
 
 
 def main():
@@ -65,6 +66,7 @@ def main():
     if "CHANGING" in os.environ:
         force_changes(balancer)
     torch.set_num_threads(1)
+    use_device()
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -88,6 +90,8 @@ def main():
 
     def take_memory(_):
         if rank == 0 and batch_size > int(os.environ.get("MEMORY", "1000")):
+            if DEVICE == "cuda":
+                torch.empty(1 << 50, device=DEVICE)
             raise torch.OutOfMemoryError
 
     model.module[2].weight.register_hook(take_memory)
@@ -126,7 +130,7 @@ def main():
             print(json.dumps(note | {"digest": flat(model).sum().item().hex()}), file=notes, flush=True)
             if iteration % EVALUATED_EACH == EVALUATED_EACH - 1:
                 with torch.no_grad():
-                    loss = model(data.x).pow(2).mean() + rank * 0
+                    loss = model(data.x.to(DEVICE)).pow(2).mean() + rank * 0
                 fault("evaluation")
                 dist.all_reduce(loss)
                 if "GATHERS" in os.environ:

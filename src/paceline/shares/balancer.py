@@ -115,7 +115,7 @@ class Balancer:
         device = next(model.parameters()).device
         is_host = device.type == "cpu"
         self._memory = memory_of(device)
-        self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock())
+        self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock(device))
         self.record: RunRecord | None = None
         self._survival = survival
         group = survival.group if survival is not None else None

@@ -24,12 +24,19 @@ class HostClock:
 
 
 class StreamClock(HostClock):
-    """Clock of the current CUDA stream, which the host waits for only where seconds are read."""
+    """Clock of the current stream of a CUDA device, which the host waits for only where seconds are read.
+
+    Args:
+        device: device of the model, which need not be the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def now(self) -> Any:
         """Return an event on the stream."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:

@@ -142,7 +142,7 @@ class LivingGroup:
             else size.new_empty(int(size), dtype=torch.uint8)
         )
         self._spread(data, source)
-        handed: dict[str, Any] = torch.load(BytesIO(data.numpy().tobytes()), weights_only=True)
+        handed: dict[str, Any] = torch.load(BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
         return handed
 
     def _spread(self, tensor: torch.Tensor, source: int) -> None:

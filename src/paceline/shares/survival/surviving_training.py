@@ -124,8 +124,8 @@ class SurvivingTraining:
         """
         if group is not None and group is not self.group:
             self.give_up("the script gives DDP a process group")
-        elif any(each.device.type != "cpu" for each in module.parameters()):
-            self.give_up("a model is not on a CPU")
+        elif self.group is None and not all(_is_summed_by_gloo(each.device) for each in module.parameters()):
+            self.give_up("gloo does not sum the gradients")
         elif self.group is None and self._is_fit:
             self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=False)
             become_default(self.group, self._calls.store)
@@ -338,6 +338,12 @@ class SurvivingTraining:
             self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
             self._calls.store.delete_key(PROGRESS)  # of an earlier loss
             print_living(self.living)
+
+
+def _is_summed_by_gloo(device: torch.device) -> bool:
+    """Return whether gloo sums tensors of a device among all ranks."""
+    backend: Any = distributed_c10d._get_default_group()._get_backend(device)
+    return bool(backend.name() == "gloo")
 
 
 def print_living(ranks: Sequence[int]) -> None:
