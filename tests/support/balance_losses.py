@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from balance_models import MeanOfSequence, Sequences, data, net, pad, token_data, token_loss
 from balance_updates import BATCH, adam, epochs, loader_of, loop, plain, trained
+from on_device import DEVICE
 
 
 @loop
@@ -29,7 +30,7 @@ def tokens():
 
 def tokens_in_one_process():
     """Return the model of a process that takes all samples of an update, of which each token counts alike."""
-    model, dataset, ranks = net(out=5), token_data(), dist.get_world_size()
+    model, dataset, ranks = net(out=5).to(DEVICE), token_data(), dist.get_world_size()
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=3)
     loader = DataLoader(dataset, batch_size=BATCH * ranks, sampler=sampler)
     return plain(model, adam(model), loader, token_loss)
