@@ -133,6 +133,14 @@ def test_the_others_go_on_and_each_sample_is_used_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_shares_change_among_the_ranks_that_are_left(tmp_path):
+    check(tmp_path, 4, ["1:6:sum"], CHANGING="1", EPOCHS="6")
+    computed, _ = notes_of(tmp_path)
+    sizes = {tuple(len(each["samples"]) for each in notes.values()) for notes in computed.values() if 1 not in notes}
+    assert {(6, 5, 5), (5, 5, 6)} <= sizes
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["forward", "sum", "step", "stepped", "evaluation"])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_rank_may_be_lost_at_any_place(tmp_path, place, lost):

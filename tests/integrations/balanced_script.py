@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import paceline.shares.balancer as balancer_module
 from balance_changing import force_changes
 
 COUNT, BATCH, EPOCHS = 200, 8, 2
@@ -175,7 +174,7 @@ def lightning_sharded(folder):
 def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
-    force_changes(balancer_module)
+    force_changes()
     model, facts = globals()[sys.argv[1]](sys.argv[2])
     from torch.distributed.tensor import DTensor
 

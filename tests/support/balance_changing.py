@@ -1,12 +1,14 @@
 """Shares that follow a rule in place of the speeds."""
 
+from paceline.shares import balancer, division
+
 
 class ChangingShares:
     """Shares that change at each fifth update, by a fixed rule."""
 
-    def __init__(self, ranks, sizes):
+    def __init__(self, ranks, sizes, equal=None):
         self._ranks, self._sizes = ranks, sizes
-        self.shares = (sizes.batch_size,) * ranks
+        self.shares = self._equal = equal or (sizes.batch_size,) * ranks
         self.changes = 0
         self.limits = None
         self._updates = 0
@@ -20,11 +22,13 @@ class ChangingShares:
         if self._updates % 5 == 1:
             self.changes += 1
             pieces = min((1, 3, -2, 4, 0)[self.changes % 5], self._sizes.batch_size // self._sizes.size - 1)
-            moved = self._sizes.size * pieces
-            rest = [self._sizes.batch_size] * (self._ranks - 2)
-            self.shares = (self._sizes.batch_size - moved, *rest, self._sizes.batch_size + moved)
+            living = [rank for rank, share in enumerate(self._equal) if share]
+            shares = list(self._equal)
+            shares[living[0]] -= self._sizes.size * pieces
+            shares[living[-1]] += self._sizes.size * pieces
+            self.shares = tuple(shares)
 
 
-def force_changes(balancer):
-    """Let the module of the balancer change shares by that rule, with an exchange of times at each update."""
-    balancer.ShareBalancer, balancer.updates_at_once = ChangingShares, lambda seconds: 1
+def force_changes():
+    """Let shares change by that rule, with an exchange of times at each update."""
+    division.ShareBalancer, balancer.updates_at_once = ChangingShares, lambda seconds: 1

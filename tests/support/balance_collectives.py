@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-import paceline.shares.balancer as balancer_module
 from balance_changing import force_changes
 from balance_models import data, net
 from balance_updates import adam, loader_of
@@ -372,14 +371,14 @@ def result_of(name):
         patches.remove()
         patches.balancer.close()
     dist.all_reduce(distance, dist.ReduceOp.MAX)
-    return {"case": name, "distance": float(distance), "changes": patches.balancer._policy.changes}
+    return {"case": name, "distance": float(distance), "changes": patches.balancer._division.policy.changes}
 
 
 def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    force_changes(balancer_module)
+    force_changes()
     for name in sys.argv[1:] or CASES:
         result = result_of(name)
         if rank() == 0:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import paceline.shares.balancer as balancer_module
 from balance_catalogue import LOOPS, REFERENCES
 from balance_changing import force_changes
 from on_device import use_device
@@ -56,14 +55,19 @@ def result_of(name):
     finally:
         patches.remove()
     parameters, steps = (distance_of(*each) for each in zip(found, reference, strict=True))
-    return {"loop": name, "parameters": parameters, "steps": steps, "changes": patches.balancer._policy.changes}
+    return {
+        "loop": name,
+        "parameters": parameters,
+        "steps": steps,
+        "changes": patches.balancer._division.policy.changes,
+    }
 
 
 def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    force_changes(balancer_module)
+    force_changes()
     use_device()
     for name in sys.argv[1:] or LOOPS:
         result = result_of(name)

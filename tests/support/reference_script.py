@@ -19,7 +19,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from balance_changing import force_changes
-from paceline.shares import balancer
 
 EPOCHS, BATCH, CLASSES, PRINTED_EACH = 4, 8, 5, 3
 
@@ -106,7 +105,7 @@ def evaluate(model, criterion, loader, name):
 
 def main():
     if "CHANGING" in os.environ:
-        force_changes(balancer)
+        force_changes()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

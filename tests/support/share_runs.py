@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
-from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.policies.shares import Pieces, ShareBalancer, even
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.timed_updates import TimedUpdate
 from paceline.shares.run_record import RunRecord
@@ -25,33 +25,30 @@ def record_in(folder, *, is_writer=True, **options):
 
 def train(record, count, slow=2.0, seed=0, most=None, sample_s=0.01, lost=()):
     """Make updates as a balancer does: the times of an exchange are known when the next update ends."""
-    policy, draws = ShareBalancer(RANKS, Pieces(BATCH)), random.Random(seed)
+    equal = even(RANKS * BATCH, [rank not in lost for rank in range(RANKS)])
+    sizes = Pieces(BATCH, record._settings.pieces, record._settings.max_share)
+    policy, draws = ShareBalancer(RANKS, sizes, equal), random.Random(seed)
     ended_s, measured, exchanged, at_once = record._ended_s, [], [], 1
     living = [rank for rank in range(RANKS) if rank not in lost]
     for _ in range(count):
-        factors = (1.0, 1.0, slow)
-        shares = [BATCH * RANKS // len(living)] * RANKS if lost else policy.shares
-        seconds = [sample_s * s * f * draws.uniform(0.98, 1.02) for s, f in zip(shares, factors, strict=True)]
-        samples, seconds = [shares[rank] for rank in living], [seconds[rank] for rank in living]
+        shares = policy.shares
+        seconds = [sample_s * s * f * draws.uniform(0.98, 1.02) for s, f in zip(shares, (1.0, 1.0, slow), strict=True)]
         ended_s += max(seconds) + sample_s
-        equal = samples if lost else [BATCH] * RANKS
-        update = TimedUpdate(0.0, ended_s, living, samples, seconds, samples, equal)
-        if lost:
-            record.add(update)
-            continue
+        rows = ([row[rank] for rank in living] for row in (shares, seconds, shares, equal))
+        measured.append((TimedUpdate(0.0, ended_s, living, *rows), shares, seconds))
         if exchanged:
-            for each in exchanged:
-                record.add(each)
-            for each in exchanged[:-1]:
-                policy.add(each.work, each.seconds)
+            for update, *_ in exchanged:
+                record.add(update)
+            for _, *times in exchanged[:-1]:
+                policy.add(*times)
             if most is not None and policy.limits.most != most:
                 policy.limits = ShareLimits(most)
                 record.limited(ended_s, policy.limits)
-            if decision := policy.decide(exchanged[-1].work, exchanged[-1].seconds):
+            _, *times = exchanged[-1]
+            if decision := policy.decide(*times):
                 record.decided(ended_s, decision)
-            at_once, exchanged = updates_at_once([each.seconds for each in exchanged]), []
-        measured.append(update)
+            at_once, exchanged = updates_at_once([times for *_, times in exchanged]), []
         if len(measured) == at_once:
             exchanged, measured = measured, []
-    for each in [*exchanged, *measured]:
-        record.add(each)
+    for update, *_ in [*exchanged, *measured]:
+        record.add(update)

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from balance_changing import force_changes
 from on_device import DEVICE, use_device
-from paceline.shares import balancer
 
 SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
 EVALUATED_EACH = 5
@@ -64,7 +63,7 @@ def flat(model):
 def main():
     folder, faults = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
     if "CHANGING" in os.environ:
-        force_changes(balancer)
+        force_changes()
     torch.set_num_threads(1)
     use_device()
     dist.init_process_group("gloo")

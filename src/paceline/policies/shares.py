@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf, log, sqrt
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from paceline.policies.estimators.restarting_median import JumpCounts, RestartingMedian
@@ -83,7 +85,25 @@ class Pieces:
         return self.batch_size + max(0, int(more)) // self.size * self.size
 
 
-def deal(seconds: Sequence[float], sizes: Pieces, most: Sequence[int] | None = None) -> tuple[int, ...]:
+def even(samples: int, ranks: Sequence[bool]) -> tuple[int, ...]:
+    """Return the shares of ranks that compute alike, some of which are lost.
+
+    Args:
+        samples: samples of the update.
+        ranks: whether each rank lives.
+
+    Example:
+        >>> even(32, [True, True, False, True])
+        (11, 11, 0, 10)
+    """
+    least, more = divmod(samples, sum(ranks))
+    places = accumulate(ranks, initial=0)
+    return tuple(least + (place < more) if lives else 0 for place, lives in zip(places, ranks, strict=False))
+
+
+def deal(
+    seconds: Sequence[float], sizes: Pieces, most: Sequence[int] | None = None, equal: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """Return the shares that end an update first.
 
     Each rank begins with the smallest share; each further piece goes to the rank that would end first with it, and of
@@ -92,25 +112,32 @@ def deal(seconds: Sequence[float], sizes: Pieces, most: Sequence[int] | None = N
     Args:
         seconds: seconds per sample of each rank, > 0.
         sizes: sizes that a share may have.
-        most: largest share of each rank, at least B; None for the largest size.
+        most: largest share of each rank, at least its equal one; None for the largest size.
+        equal: equal shares of the ranks, from which theirs differ by whole pieces: 0 for a lost rank; None for B each.
 
     Returns:
-        Samples of each rank; their sum is n B.
+        Samples of each rank; their sum is that of equal shares.
 
     Example:
         >>> deal([0.1, 0.1, 0.1, 0.2], Pieces(16))
         (18, 18, 18, 10)
+        >>> deal([0.1, 0.1, 0.0, 0.2], Pieces(16, max_share=2.0), equal=even(64, [True, True, False, True]))
+        (26, 25, 0, 13)
 
     Source: greedy list scheduling (Graham, 1966) of equal pieces on ranks of different speeds.
     """
-    size, fewest, limits = sizes.size, sizes.fewest, most or [sizes.most] * len(seconds)
-    shares = [fewest] * len(seconds)
-    waiting = [(cost * (fewest + size), fewest, rank) for rank, cost in enumerate(seconds)]
+    size, ranks = sizes.size, range(len(seconds))
+    equal = equal or [sizes.batch_size for _ in ranks]
+    limits = [max(most[rank] if most else sizes.most, equal[rank]) if equal[rank] else 0 for rank in ranks]
+    shares = [(each - 1) % size + 1 if each else 0 for each in equal]
+    pieces = (sum(equal) - sum(shares)) // size
+    waiting = [(seconds[rank] * (shares[rank] + size), shares[rank], rank) for rank in ranks]
+    waiting = [each for each in waiting if each[1] + size <= limits[each[2]]]
     heapq.heapify(waiting)
-    for _ in range(len(seconds) * (sizes.batch_size - fewest) // size):
+    for _ in range(pieces):
         _, share, rank = heapq.heappop(waiting)
         shares[rank] = share = share + size
-        if share < limits[rank]:
+        if share + size <= limits[rank]:
             heapq.heappush(waiting, (seconds[rank] * (share + size), share, rank))
     return tuple(shares)
 
@@ -139,8 +166,10 @@ class ShareBalancer(Stateful):
     Args:
         ranks: number of ranks n, >= 1.
         sizes: sizes that a share may have.
+        equal: equal shares of the ranks: 0 for a lost one, whose samples the others have; None for B each.
 
     Attributes:
+        equal: equal shares of the ranks.
         shares: samples of each rank, as decided last.
         limits: limits of the next decision.
         known: latest seconds per sample of each rank.
@@ -150,19 +179,19 @@ class ShareBalancer(Stateful):
 
     _saved = ("shares",)
 
-    def __init__(self, ranks: int, sizes: Pieces) -> None:
+    def __init__(self, ranks: int, sizes: Pieces, equal: tuple[int, ...] | None = None) -> None:
         check_range("[1, inf)", ranks=ranks)
         self._sizes = sizes
         self._jumps = JumpCounts()
         self.known = [RestartingMedian(WINDOW, self._jumps) for _ in range(ranks)]
-        self.shares = (sizes.batch_size,) * ranks
+        self.shares = self.equal = equal or (sizes.batch_size,) * ranks
         self.limits = ShareLimits((sizes.most,) * ranks)
         self._used = [self.shares]  # while a compiler takes few sizes
 
     @property
     def seconds(self) -> list[float]:
         """Seconds per sample of each rank that the present shares follow; 1 for each while they are equal."""
-        is_equal = len(set(self.shares)) == 1
+        is_equal = self.shares == self.equal
         return [1.0 if is_equal else known.median for known in self.known]
 
     def for_ranks(self, ranks: Sequence[int | None]) -> ShareBalancer:
@@ -190,17 +219,18 @@ class ShareBalancer(Stateful):
     def decide(self, samples: Sequence[float], seconds: Sequence[float]) -> ShareDecision | None:
         """Add the times of an update, and return new shares; None to keep the present ones."""
         self.add(samples, seconds)
-        fewest = min(len(known.values) for known in self.known)
+        living = [known for known, share in zip(self.known, self.equal, strict=True) if share]
+        fewest = min(len(known.values) for known in living)
         if fewest < (1 if self._jumps.last_mostly else LEAST_TIMES):
             return None
-        costs = [known.median for known in self.known]
+        costs = [known.median if share else 0.0 for known, share in zip(self.known, self.equal, strict=True)]
         before_s = longest(self.shares, costs)
-        equal = (self._sizes.batch_size,) * len(costs)
-        is_over = any(share > most for share, most in zip(self.shares, self.limits.most, strict=True))
-        for new in (self._best(costs), equal):
+        limits = zip(self.shares, self.limits.most, self.equal, strict=True)
+        is_over = any(share > max(most, equal) for share, most, equal in limits)
+        for new in (self._best(costs), self.equal):
             after_s = longest(new, costs)
             gain = before_s / after_s - 1
-            is_better = gain >= 0 if new == equal else self._is_above_noise(gain, fewest)
+            is_better = gain >= 0 if new == self.equal else self._is_above_noise(gain, fewest)
             if new != self.shares and (is_better or is_over):
                 self.shares = new
                 if self.limits.is_compiled and new not in self._used:
@@ -211,7 +241,7 @@ class ShareBalancer(Stateful):
         return None
 
     def _best(self, costs: Sequence[float]) -> tuple[int, ...]:
-        new = deal(costs, self._sizes, self.limits.most)
+        new = deal(costs, self._sizes, self.limits.most, self.equal)
         return of_few_sizes(new, self._used, costs, self.limits.most) if self.limits.is_compiled else new
 
     def _is_above_noise(self, gain: float, times: int) -> bool:
@@ -239,7 +269,7 @@ class ShareBalancer(Stateful):
     def _spread(self) -> float:
         """Return sigma, with one degree of freedom less for each rank."""
         squares, count = 0.0, 0
-        for known in self.known:
+        for known in filter(attrgetter("values"), self.known):
             middle = known.median
             squares += sum(log(value / middle) ** 2 for value in known.values)
             count += len(known.values) - 1

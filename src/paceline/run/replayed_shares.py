@@ -32,7 +32,8 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
     updates = decisions = 0
     for record in saved.history:
         if isinstance(record, RunResumed) or (isinstance(record, DecisionMade) and record.kind == REGROUPED):
-            policy, exchanges = _begun(configuration, sizes)
+            equal = record.numbers if isinstance(record, DecisionMade) else None
+            policy, exchanges = _begun(configuration, sizes, equal)
             ours = None
         elif isinstance(record, DecisionMade) and record.kind == SHARES:
             decisions += 1
@@ -51,9 +52,12 @@ def replay_shares(saved: SavedRun) -> ReplayedShares:
     return ReplayedShares(updates, decisions, "")
 
 
-def _begun(configuration: Mapping[str, Any], sizes: Pieces) -> tuple[ShareBalancer, ShareExchanges]:
+def _begun(
+    configuration: Mapping[str, Any], sizes: Pieces, equal: Mapping[str, float] | None = None
+) -> tuple[ShareBalancer, ShareExchanges]:
     """Return a policy that knows no times, and the exchanges by which ranks follow it."""
-    policy = ShareBalancer(configuration["workers"], sizes)
+    shares = tuple(int(share) for share in equal.values()) if equal else None
+    policy = ShareBalancer(configuration["workers"], sizes, shares)
     return policy, ShareExchanges(policy, late=configuration[SCRIPT]["lag"] - 1)
 
 

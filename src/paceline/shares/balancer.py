@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain, islice, repeat
-from math import isnan
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from itertools import chain, repeat
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,16 +18,16 @@ from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
-from paceline.recording.timed_updates import TimedUpdate
-from paceline.shares.batches import CutSampler, Dealt, cut, cut_for, divided, piece
-from paceline.shares.costs import CostOf, cost_function, deal_by_cost, equal_by_cost, how_known, pads
+from paceline.shares.batches import CutSampler, Dealt, divided
+from paceline.shares.costs import CostOf, cost_function, how_known
+from paceline.shares.division import Division, own_batch
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.shares.rank_batches import Batch, epoch_of, is_dealt_by_rank
 from paceline.shares.rank_limits import RankLimits, WorkLimit, memory_of
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.run_record import RunRecord
 from paceline.shares.settings import BalanceSettings
-from paceline.shares.stopwatch import HostClock, Spans, Stopwatch, StreamClock
+from paceline.shares.stopwatch import HostClock, Stopwatch, StreamClock
 from paceline.shares.survival.surviving_training import SurvivingTraining
 from paceline.shares.survival.times import SurvivingTimes
 from paceline.shares.texts import (
@@ -40,48 +38,12 @@ from paceline.shares.texts import (
     note_on_layers,
     refusal_of_gather,
     refusal_of_loader,
-    refusal_of_sizes,
     start_line,
     text_of_fall,
 )
+from paceline.shares.timed_batches import TimedBatches, seconds_of_updates
 from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
-
-Number = TypeVar("Number", int, float)
-
-
-class TimedBatches(NamedTuple):
-    """Batches of an update, and the time that they took.
-
-    Attributes:
-        dealt: their shares.
-        spans: when this rank loaded and computed.
-        ended_s: time at which their sums ended.
-        is_first: whether one of the sizes is new to this rank: a device tunes, and a compiler compiles.
-        divisor: number by which the loss was divided; nan if it was not read.
-    """
-
-    dealt: list[Dealt]
-    spans: Spans
-    ended_s: float
-    is_first: bool
-    divisor: float
-
-    @property
-    def work(self) -> list[float]:
-        """Work of each rank."""
-        return _sums(dealt.work for dealt in self.dealt)
-
-    def timed(self, seconds: list[float]) -> TimedUpdate:
-        """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
-        samples = _sums(dealt.samples for dealt in self.dealt)
-        equal_work = _sums(dealt.equal_work for dealt in self.dealt)
-        living = [rank for rank, count in enumerate(samples) if count]
-        work = [self.work[rank] for rank in living]
-        return TimedUpdate(
-            *(self.ended_s, self.ended_s, living, [samples[rank] for rank in living]),
-            *([seconds[rank] for rank in living], work, [equal_work[rank] for rank in living]),
-        )
 
 
 class Balancer:
@@ -125,9 +87,7 @@ class Balancer:
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
         self._batches = HandedOutBatches(self.rank, self._loaders.trains)
-        self._costs: WeakKeyDictionary[Loader, CostOf | None] = WeakKeyDictionary()
-        self._policy: ShareBalancer | None = None
-        self._batch_size = 0
+        self._division: Division | None = None
         self._has_changed = False  # whether an update was divided unequally
         self._dealt: list[Dealt] = []  # in the update under way
         self._measured: list[TimedBatches] = []  # of which the times are not exchanged yet
@@ -135,8 +95,6 @@ class Balancer:
         self._exchanged: list[TimedBatches] = []
         self._at_once = 1  # updates of an exchange
         self._known_sizes: set[int] = set()
-        self._most_work: list[float] | None = None  # limits, where samples are dealt by cost; None until they are known
-        self._used_counts: list[tuple[int, ...]] = []  # samples of the ranks, while a compiler takes few sizes
 
     def sampler_of(self, loader: Loader, sampler: Any) -> Any:
         """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
@@ -146,7 +104,8 @@ class Balancer:
 
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
-        dealt = divided(self._scaled(batch_size), batch_size)
+        shares = [batch_size] * self.ranks if self._division is None else self._division.scaled(batch_size)
+        dealt = divided(shares, batch_size)
         self._batches.add(HandedOut(None, dealt))
         return dealt.samples[self.rank]
 
@@ -191,7 +150,7 @@ class Balancer:
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
         self._loaders.backward_began(loader, dealt.size)
-        if self._policy is None:
+        if self._division is None:
             self._begin(loss, dealt.samples[self.rank], loader)
         if self._survival is not None:  # after what only the first update has: a rank may come back in a later epoch
             self._survival.compute(loader, dealt.batch)
@@ -202,12 +161,12 @@ class Balancer:
 
     def sums_ended(self) -> None:
         """Exchange times, after a backward pass whose sums have ended, and decide by those of the exchange before."""
-        if not self._dealt or self._policy is None:
+        if not self._dealt or self._division is None:
             return
         now_s = time.perf_counter()
         rows = self._times.end()
         if rows is not None:
-            self._decide(self._policy, rows, now_s)
+            self._decide(self._division, rows, now_s)
         sizes = {dealt.samples[self.rank] for dealt in self._dealt}
         is_first = not sizes <= self._known_sizes
         batches = TimedBatches(self._dealt, self.stopwatch.take(), now_s, is_first, self._weighing.divisor)
@@ -221,11 +180,12 @@ class Balancer:
             own_s = [0.0 if each.is_first else self.stopwatch.seconds(each.spans) for each in self._exchanged]
             self._times.begin([*own_s, *(each.divisor for each in self._exchanged), *limits, most_work])
 
-    def _decide(self, policy: ShareBalancer, rows: list[list[float]], now_s: float) -> None:
+    def _decide(self, division: Division, rows: list[list[float]], now_s: float) -> None:
         """Decide by the times of the ranks that were exchanged last."""
+        policy = division.policy
         exchanged, self._exchanged = self._exchanged, []
         columns, count = list(zip(*rows, strict=True)), len(exchanged)
-        seconds = _seconds(columns, count)
+        seconds = seconds_of_updates(columns, count)
         for divisors in columns[count : 2 * count]:
             self._weighing.check(divisors)
         for each, of_ranks in zip(exchanged, seconds, strict=True):
@@ -235,7 +195,7 @@ class Balancer:
         for each, of_ranks in zip(exchanged[:-1], seconds, strict=False):
             policy.add(each.work, of_ranks)
         self._limit(policy, self._limits.of_ranks([row[2 * count : -1] for row in rows]), now_s)
-        self._most_work = [row[-1] for row in rows]
+        division.most_work = [row[-1] for row in rows]
         decision = policy.decide(exchanged[-1].work, seconds[-1])
         if decision is not None and self.record is not None:
             self.record.decided(now_s, decision)
@@ -259,7 +219,7 @@ class Balancer:
         """Note that a backward pass has run out of memory; return whether a smaller share may have enough."""
         dealt = self._dealt[-1]
         samples = dealt.samples[self.rank]
-        if self._policy is None or dealt.size != self._batch_size:
+        if self._division is None or dealt.size != self._division.sizes.batch_size:
             return False
         work, equal_work = dealt.work[self.rank], max(dealt.equal_work)
         if not (self._work_limit.fall(work, equal_work) if self._is_by_cost else self._limits.fall(samples)):
@@ -282,7 +242,7 @@ class Balancer:
     def close(self) -> None:
         """End what is under way with the other ranks, and note the last updates."""
         rows = self._times.close()
-        known = _seconds(zip(*rows, strict=True), len(self._exchanged)) if rows is not None else []
+        known = seconds_of_updates(zip(*rows, strict=True), len(self._exchanged)) if rows is not None else []
         unknown = repeat([0.0] * self.ranks)
         for batches, seconds in zip([*self._exchanged, *self._measured], chain(known, unknown), strict=False):
             self._keep(batches, seconds)
@@ -301,54 +261,24 @@ class Balancer:
         """Begin anew with equal shares, among other ranks than before."""
         self.close()
         self.sums_failed()
-        if self._policy is not None:
-            self._policy = ShareBalancer(self.ranks, self._pieces)
-            self._most_work, self._used_counts = None, [(self._batch_size,) * self.ranks]
-        if self.record is not None and self._survival is not None:
-            inherits = self._survival.inherits_record()
-            self.record.regroup(time.perf_counter(), self._survival.living, inherits=inherits)
+        if self._division is not None:
+            self._division.begin_anew()
+            if self.record is not None and self._survival is not None:
+                inherits = self._survival.inherits_record()
+                self.record.regroup(time.perf_counter(), self._division.policy.equal, inherits=inherits)
 
     def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
         """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
-        own, dealt = self._divide(loader, batches)
+        if self._division is None:
+            own, dealt = own_batch(batches, self.rank)
+        else:
+            own, dealt = self._division.divide(loader, batches, self._loaders.batch_size(loader))
         if self._survival is not None:
             dealt = dealt._replace(batch=self._survival.ledger_of(loader).deal(batches, epoch_of(loader.batch_sampler)))
         return own, dealt
 
-    def _divide(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
-        counts = [len(batch) for batch in batches]
-        size = self._loaders.batch_size(loader)
-        if self._survival is not None and size is not None and len(self._survival.living) < self.ranks:
-            if self._survival.is_alone:
-                return piece(batches, self.rank, max(2, self._pieces.size))  # batch normalization refuses one
-            return cut_for(batches, self._survival.living, self.rank)
-        if self._policy is None or set(counts) != {size}:
-            return batches[self.rank], divided(counts, counts[0] if len(set(counts)) == 1 else 0)
-        if (cost_of := self._cost_of(loader)) is not None:
-            if self._most_work is None:
-                return batches[self.rank], equal_by_cost(batches, cost_of, is_padded=pads(loader.collate_fn))
-            used = self._used_counts if self._policy.limits.is_compiled else None
-            given = batches, self.rank, cost_of, self._policy.seconds, self._most_work, used
-            return deal_by_cost(*given, is_padded=pads(loader.collate_fn))
-        shares = self._scaled(counts[0])
-        return cut(batches, shares, self.rank), divided(shares, counts[0])
-
-    def _cost_of(self, loader: Loader) -> CostOf | None:
-        if loader not in self._costs:
-            self._costs[loader] = cost_function(self._settings.cost, loader.dataset)
-        return self._costs[loader]
-
-    def _scaled(self, size: int) -> Sequence[int]:
-        """Return the shares of batches of a size, which are in proportion to those of the first loader.
-
-        Raises:
-            UsageError: they are no whole numbers.
-        """
-        if self._policy is None or len(set(self._policy.shares)) == 1:
-            return [size] * self.ranks
-        if any(share * size % self._batch_size for share in self._policy.shares):
-            raise UsageError(refusal_of_sizes(self._batch_size, size))
-        return [share * size // self._batch_size for share in self._policy.shares]
+    def _find_cost(self, loader: Loader) -> CostOf | None:
+        return cost_function(self._settings.cost, loader.dataset)
 
     def _begin(self, loss: torch.Tensor, size: int, loader: Loader | None) -> None:
         """Agree with the other ranks on what is taken over, and say so."""
@@ -357,14 +287,14 @@ class Balancer:
             shown = ", ".join(f"{each:.0f}" for each in sizes)
             raise UsageError(f"the batches of the ranks have {shown} samples: give every rank the same batch size")
         kind = self._weighing.begin(loss, size)
-        self._pieces = pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
-        self._used_counts = [(size,) * self.ranks]
-        self._is_by_cost = loader is not None and self._cost_of(loader) is not None
+        pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
+        self._division = Division(pieces, self.ranks, self.rank, self._find_cost, self._survival)
+        cost_of = self._division.cost_of(loader) if loader is not None else None
+        self._is_by_cost = cost_of is not None
         self._limits = RankLimits(pieces, None if self._is_by_cost else self._memory)
         self._work_limit = WorkLimit(pieces.pieces, self._memory if self._is_by_cost else None)
-        self._batch_size, self._policy = size, ShareBalancer(self.ranks, pieces)
         if self.rank == 0:
-            costs = how_known(self._cost_of(loader), loader.collate_fn) if loader is not None else ""
+            costs = how_known(cost_of, loader.collate_fn) if loader is not None else ""
             print(
                 start_line(self.model, loader, pieces, kind, costs) + self._note,
                 file=sys.stderr,
@@ -380,12 +310,3 @@ class Balancer:
                 SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
             }
             self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late, is_writer=is_writer)
-
-
-def _seconds(columns: Iterable[Sequence[float]], updates: int) -> list[list[float]]:
-    """Return the seconds of each rank in each update, with which exchanged rows begin; 0 for a rank that is lost."""
-    return [[0.0 if isnan(each) else each for each in column] for column in islice(columns, updates)]
-
-
-def _sums(rows: Iterable[Iterable[Number]]) -> list[Number]:
-    return [sum(each) for each in zip(*rows, strict=True)]

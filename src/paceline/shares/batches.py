@@ -68,22 +68,24 @@ def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
     return own
 
 
-def cut_for(batches: Sequence[Batch], living: Sequence[int], rank: int) -> tuple[Batch, Dealt]:
-    """Return the samples of a rank, and how an update is divided, where only some ranks live: evenly among them.
+def cut_for(batches: Sequence[Batch], shares: Sequence[int], equal: Sequence[int], rank: int) -> tuple[Batch, Dealt]:
+    """Return the samples of a rank, and how an update is divided, where only some ranks live.
 
     Args:
-        batches: batch of each rank with equal shares.
-        living: ranks that live.
-        rank: number of the rank, one of them.
+        batches: batch of each rank, also of the lost ones.
+        shares: samples of each rank, 0 for a lost one; their sum is that of the batches.
+        equal: equal shares of the ranks.
+        rank: number of the rank, one of those that live.
+
+    Example:
+        >>> cut_for([[0, 1], [10, 11], [20, 21]], (4, 0, 2), (3, 0, 3), rank=2)[0]
+        [20, 21]
     """
     samples = [each for batch in batches for each in batch]
-    least, more = divmod(len(samples), len(living))
-    shares = [0] * len(batches)
-    for place, each in enumerate(living):
-        shares[each] = least + (place < more)
     begin = sum(shares[:rank])
     size = len(batches[0]) if len(set(map(len, batches))) == 1 else 0
-    return samples[begin : begin + shares[rank]], divided(shares)._replace(size=size)
+    work = tuple(map(float, shares)), tuple(map(float, equal))
+    return samples[begin : begin + shares[rank]], Dealt(tuple(shares), size, *work)
 
 
 def piece(batches: Sequence[Batch], rank: int, size: int) -> tuple[Batch, Dealt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,19 +113,19 @@ class RunRecord:
         if self._is_wanted:
             self._unwritten.add(TimedDecision(now_s, kind, reason, numbers))
 
-    def regroup(self, now_s: float, living: Iterable[int], *, inherits: bool) -> None:
+    def regroup(self, now_s: float, equal: Sequence[int], *, inherits: bool) -> None:
         """Note that other ranks go on, which begin anew with equal shares, or the same ones without an update.
 
         Args:
             now_s: time at which they do.
-            living: their numbers.
+            equal: these shares; 0 for a rank that is lost.
             inherits: whether this rank goes on with the record of one that is lost.
         """
         if inherits and self._is_wanted:
             self._is_writer = True
             self._guarded(self._continue_for_another)
         if self._is_writer and self._is_wanted:
-            self._guarded(partial(self._write_ranks, now_s, set(living)))
+            self._guarded(partial(self._write_ranks, now_s, equal))
         self._unwritten, self._ended_s = Unwritten(now_s), now_s
 
     def end(self, outcome: Outcome, reason: str) -> None:
@@ -183,16 +183,17 @@ class RunRecord:
         for record in self._unwritten.take(self._records, self._zero_s, is_last=is_last):
             self._pass_on(record)
 
-    def _write_ranks(self, now_s: float, living: set[int]) -> None:
+    def _write_ranks(self, now_s: float, equal: Sequence[int]) -> None:
         """Write which ranks go on, at once: another one may have to go on from there."""
         self._write(is_last=True)
-        at_s = now_s - self._zero_s
+        at_s, living = now_s - self._zero_s, {rank for rank, share in enumerate(equal) if share}
         for rank in sorted(self._living - living):
             self._pass_on(WorkerLost(at_s, rank, LOST, event_s=at_s))
         for rank in sorted(living - self._living):
             self._pass_on(WorkerJoined(at_s, rank, event_s=at_s))
         self._living = living
-        self._pass_on(DecisionMade(at_s, REGROUPED, f"ranks {_listed(sorted(living))} go on, with equal shares"))
+        reason = f"ranks {_listed(sorted(living))} go on, with equal shares"
+        self._pass_on(DecisionMade(at_s, REGROUPED, reason, numbers=_by_rank(equal)))
         if self._folder is not None:
             self._folder.settle()
 

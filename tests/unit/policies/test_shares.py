@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.errors import UsageError
-from paceline.policies.shares import Pieces, ShareBalancer, deal
+from paceline.policies.shares import Pieces, ShareBalancer, deal, even
 from selections import parametrize_few
 
 SECONDS = st.floats(0.01, 100)
@@ -62,6 +62,39 @@ def test_no_other_division_ends_earlier(seconds, batch_size, pieces, max_share):
     choices = product(allowed(sizes, len(seconds)), repeat=len(seconds))
     best = min(longest(shares, seconds) for shares in choices if sum(shares) == total)
     assert longest(deal(seconds, sizes), seconds) == best
+
+
+@st.composite
+def living_ranks(draw):
+    """Return seconds, sizes and equal shares of ranks of which some, not all, are lost."""
+    lives = draw(st.lists(st.booleans(), min_size=2, max_size=4).filter(any))
+    sizes = Pieces(draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.floats(1, 2.5)))
+    seconds = [draw(SECONDS) if each else 0.0 for each in lives]
+    return seconds, sizes, even(len(lives) * sizes.batch_size, lives)
+
+
+@given(living_ranks())
+def test_no_other_division_among_the_living_ends_earlier(drawn):
+    seconds, sizes, equal = drawn
+    shares = deal(seconds, sizes, equal=equal)
+    assert sum(equal) == sum(shares) == len(seconds) * sizes.batch_size
+    steps = range(-sizes.batch_size * 4, sizes.batch_size * 4 + 1)
+    choices = [
+        [share for each in steps if 1 <= (share := least + each * sizes.size) <= max(sizes.most, least)]
+        if least
+        else [0]
+        for least in equal
+    ]
+    assert all(share in allowed for share, allowed in zip(shares, choices, strict=True))
+    best = min(longest(each, seconds) for each in product(*choices) if sum(each) == sum(equal))
+    assert longest(shares, seconds) == best
+
+
+def test_shares_follow_the_speeds_of_the_living():
+    policy = ShareBalancer(4, B, even(64, [True, False, True, True]))
+    assert policy.shares == (22, 0, 21, 21)
+    assert fed(policy, (1.0, 0.0, 1.0, 2.0), updates=2) == [(24, 0, 23, 17)]
+    assert fed(policy, (1.0, 0.0, 1.0, 1.0), updates=30)[-1] == (22, 0, 21, 21)
 
 
 @given(SECONDS, st.integers(1, 12), SIZES)

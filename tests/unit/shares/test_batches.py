@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from paceline.errors import UsageError
-from paceline.shares.batches import CutSampler, cut
+from paceline.shares.batches import CutSampler, cut, cut_for
 from paceline.shares.rank_batches import is_dealt_by_rank
 
 
@@ -30,6 +30,16 @@ def test_each_sample_is_dealt_once_and_a_rank_keeps_its_own_first(given):
     assert sorted(sample for each in dealt for sample in each) == sorted(sample for each in batches for sample in each)
     kept = [min(share, len(batches[0])) for share in shares]
     assert all(each[:count] == own[:count] for each, own, count in zip(dealt, batches, kept, strict=True))
+
+
+@given(shared_batches())
+def test_each_sample_is_dealt_once_where_ranks_are_lost(given):
+    batches, shares = given
+    dealt = [cut_for(batches, shares, shares, rank) for rank in range(len(shares))]
+    assert [sample for own, _ in dealt for sample in own] == [sample for each in batches for sample in each]
+    for rank, (own, division) in enumerate(dealt):
+        assert len(own) == division.samples[rank] == shares[rank]
+        assert division.weight(rank) == shares[rank] / len(batches[0])
 
 
 class Numbers(torch.utils.data.Dataset):

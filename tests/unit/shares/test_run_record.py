@@ -23,7 +23,9 @@ from paceline.recording.timed_updates import TimedUpdate, timed_updates
 from paceline.shares.gain import Gain
 from paceline.shares.log_so_far import LogSoFar, end_log
 from selections import parametrize_few
-from share_runs import record_in, train
+from share_runs import BATCH, RANKS, record_in, train
+
+EQUAL = (BATCH,) * RANKS
 
 
 def kinds(folder):
@@ -182,21 +184,22 @@ def killed(record):
 
 @parametrize_few("after", [0, 3, 4, 27], ids=str, keep=1)
 def test_another_rank_goes_on_with_the_log_of_one_that_is_lost_and_it_replays(tmp_path, after):
-    first, heir = record_in(tmp_path / "run"), record_in(tmp_path / "run", is_writer=False)
+    first, heir = (record_in(tmp_path / "run", is_writer=each, max_share=2.0) for each in (True, False))
     for record in (first, heir):
         train(record, 30)
-        record.regroup(record._ended_s + 1, (0, 1, 2), inherits=False)  # an update was given up
+        record.regroup(record._ended_s + 1, EQUAL, inherits=False)  # an update was given up
         train(record, after)
     killed(first)
     assert LogSoFar(tmp_path / "run", with_end=True).updates < max(1, after)
-    heir.regroup(heir._ended_s + 1, (1, 2), inherits=True)
+    heir.regroup(heir._ended_s + 1, (0, 24, 24), inherits=True)
     train(heir, 12, lost=(0,))
-    heir.regroup(heir._ended_s + 1, (0, 1, 2), inherits=False)
+    heir.regroup(heir._ended_s + 1, EQUAL, inherits=False)
     train(heir, 30)
     heir.end(Outcome.STOPPED, "")
     history = SavedRun(tmp_path / "run").history
     assert [update.version for update in history.of(UpdateMade)] == list(range(1, 73 + after))
     assert [len(update.ranks) for update in timed_updates(history)] == [3] * (30 + after) + [2] * 12 + [3] * 30
+    assert [each.numbers for each in history.of(DecisionMade)].count({"0": 0.0, "1": 32.0, "2": 16.0}) == 1
     [lost], [joined] = history.of(WorkerLost), history.of(WorkerJoined)
     assert lost.worker == joined.worker == 0
     assert lost.now_s < joined.now_s
@@ -208,7 +211,7 @@ def test_another_rank_goes_on_with_the_log_of_one_that_is_lost_and_it_replays(tm
 
 def test_a_replay_finds_that_ranks_did_not_begin_anew(tmp_path):
     train(record := record_in(tmp_path / "run"), 30)
-    record.regroup(record._ended_s + 1, (0, 1, 2), inherits=False)
+    record.regroup(record._ended_s + 1, EQUAL, inherits=False)
     train(record, 30)
     record.end(Outcome.STOPPED, "")
     log = tmp_path / "run" / "events.jsonl"
@@ -222,7 +225,7 @@ def test_an_end_that_a_lost_rank_has_written_is_not_that_of_the_run(tmp_path):
     for record in (first, heir):
         train(record, 30)
     first.end(Outcome.FAILED, "ValueError")
-    heir.regroup(heir._ended_s + 1, (1, 2), inherits=True)
+    heir.regroup(heir._ended_s + 1, (0, 24, 24), inherits=True)
     train(heir, 5, lost=(0,))
     heir.end(Outcome.STOPPED, "")
     [end] = SavedRun(tmp_path / "run").history.of(RunEnded)

@@ -1,0 +1,57 @@
+"""Batches of an update with the time that a rank took for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import isnan
+from typing import NamedTuple, TypeVar
+
+from paceline.recording.timed_updates import TimedUpdate
+from paceline.shares.batches import Dealt
+from paceline.shares.stopwatch import Spans
+
+Number = TypeVar("Number", int, float)
+
+
+class TimedBatches(NamedTuple):
+    """Batches of an update, and the time that they took.
+
+    Attributes:
+        dealt: their shares.
+        spans: when this rank loaded and computed.
+        ended_s: time at which their sums ended.
+        is_first: whether one of the sizes is new to this rank: a device tunes, and a compiler compiles.
+        divisor: number by which the loss was divided; nan if it was not read.
+    """
+
+    dealt: list[Dealt]
+    spans: Spans
+    ended_s: float
+    is_first: bool
+    divisor: float
+
+    @property
+    def work(self) -> list[float]:
+        """Work of each rank."""
+        return _sums(dealt.work for dealt in self.dealt)
+
+    def timed(self, seconds: list[float]) -> TimedUpdate:
+        """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
+        samples = _sums(dealt.samples for dealt in self.dealt)
+        equal_work = _sums(dealt.equal_work for dealt in self.dealt)
+        living = [rank for rank, count in enumerate(samples) if count]
+        work = [self.work[rank] for rank in living]
+        return TimedUpdate(
+            *(self.ended_s, self.ended_s, living, [samples[rank] for rank in living]),
+            *([seconds[rank] for rank in living], work, [equal_work[rank] for rank in living]),
+        )
+
+
+def seconds_of_updates(columns: Iterable[Sequence[float]], updates: int) -> list[list[float]]:
+    """Return the seconds of each rank in each update, with which exchanged rows begin; 0 for a rank that is lost."""
+    return [[0.0 if isnan(each) else each for each in column] for column in islice(columns, updates)]
+
+
+def _sums(rows: Iterable[Iterable[Number]]) -> list[Number]:
+    return [sum(each) for each in zip(*rows, strict=True)]
