@@ -1,9 +1,9 @@
 """Shares of an unchanged DDP or FSDP2 script under `paceline run`, against the same script under torchrun.
 
 Four ranks sleep in proportion to their samples. Each part alternates torchrun and `paceline run`, and gives the
-ratio of their seconds per update; 20 updates come before. One part is the processor time that the patches cost.
-The last ones compare the gain that `paceline advise` predicts from a recording with the measured one. One part needs
-transformers, whose sampler balances lengths under torchrun.
+ratio of their seconds per update; 20 updates come before. Some parts also record the script under torchrun, and compare
+the gain that `paceline advise` predicts with the measured one. One part is the processor time that the patches cost,
+and one needs transformers, whose sampler balances lengths under torchrun. Each part has a result of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import options, report, spread
+from common import options, ratios, report, spread
 from paceline import advise_recording
 
 SCRIPT = Path(__file__).resolve().with_name("shares_script.py")
@@ -40,7 +41,7 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "one at half, FSDP2": ([*HALF, *LARGE, "--fsdp"], 1.40),
     "one at a quarter, FSDP2": ([*QUARTER, *LARGE, "--fsdp"], 2.4),
     "another one each 15 updates": (EACH_15, 1.45),
-    "... two processes of the loader": ([*EACH_15, "--processes", "2"], 0.0),
+    "another one each 15 updates, two processes of the loader": ([*EACH_15, "--processes", "2"], 0.0),
     "jitter": (["--pattern", "jitter"], 1 / 1.03),
     "lengths": (["--lengths"], 2.0),
     "lengths, torchrun with transformers' sampler": (["--lengths"], 0.0),
@@ -49,44 +50,50 @@ ONLY_TORCHRUN = {"lengths, torchrun with transformers' sampler": ["--rebalance"]
 PROCESSOR = "processor time"  # of 2,000 updates of a small model
 SMALL = ["--pattern", "even", "--seconds", "0", "--parameters", "1e5", "--updates", "2000"]
 PROCESSOR_BAR_MS = 0.5  # an update
-PREDICTED = {
-    "predicted, even": PARTS["even, 1 M"][0],
-    "predicted, one at half": PARTS["one at half"][0],
-    "predicted, one at a quarter": PARTS["one at a quarter"][0],
-    "predicted, another one each 15 updates": EACH_15,
-}
+PREDICTED = ("even, 1 M", "one at half", "one at a quarter", "another one each 15 updates")
 PREDICTED_BAR = 0.07  # largest relative difference of the gains
 
 
 def main() -> None:
     parser = options(__doc__ or "", rounds=5)
-    names = [*PARTS, PROCESSOR, *PREDICTED]
+    names = [*PARTS, PROCESSOR]
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
     parser.add_argument("--updates", type=int, default=100)
     args = parser.parse_args()
-    results: dict[str, Any] = {}
     for name in args.parts:
-        if name == PROCESSOR:
-            results[name] = processor_time(args.rounds)
-        elif name in PREDICTED:
-            results[name] = prediction(name, args)
-        else:
-            results[name] = speed(name, args)
-        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
-    report("shares_predicted" if set(args.parts) <= set(PREDICTED) else "shares", args, results)
+        results = processor_time(args.rounds) if name == PROCESSOR else speed(name, args)
+        report("_".join(["shares", *re.findall(r"\w+", name)]), args, {name: results})
 
 
 def speed(name: str, args: argparse.Namespace) -> dict[str, Any]:
     given, bar = PARTS[name]
     given = [*given, "--updates", str(args.updates)]
-    pairs = [pair(given, "seconds", ONLY_TORCHRUN.get(name, [])) for _ in range(args.rounds)]
-    ratio = spread([one / other for one, other in pairs])
-    return {
-        "torchrun_s": spread([one for one, _ in pairs]),
-        "paceline_s": spread([other for _, other in pairs]),
+    pairs, predicted = [], []
+    for _ in range(args.rounds):
+        pairs.append(pair(given, "seconds", ONLY_TORCHRUN.get(name, [])))
+        if name in PREDICTED:
+            predicted.append(predicted_gain(given))
+        print(name, pairs[-1], predicted[-1:], file=sys.stderr, flush=True)
+    before_s, after_s = zip(*pairs, strict=True)
+    ratio = ratios(before_s, after_s)
+    found = {
+        "torchrun_s": spread(before_s),
+        "paceline_s": spread(after_s),
         "ratio": ratio,
         "bar": round(bar, 3),
         "meets_bar": ratio["median"] >= bar,
+    }
+    return found | (compared(predicted, ratio["rounds"]) if predicted else {})
+
+
+def compared(predicted: list[float], measured: list[float]) -> dict[str, Any]:
+    """Return predicted gains, and their ratios to the measured ones."""
+    ratio = ratios(predicted, measured)
+    return {
+        "predicted": spread(predicted),
+        "predicted_to_measured": ratio,
+        "predicted_bar": PREDICTED_BAR,
+        "meets_predicted_bar": abs(ratio["median"] - 1) <= PREDICTED_BAR,
     }
 
 
@@ -95,27 +102,15 @@ def processor_time(rounds: int) -> dict[str, Any]:
     return {"cost_ms": cost_ms, "bar_ms": PROCESSOR_BAR_MS, "meets_bar": cost_ms["median"] <= PROCESSOR_BAR_MS}
 
 
-def prediction(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    rounds = [gains([*PREDICTED[name], "--updates", str(args.updates)]) for _ in range(args.rounds)]
-    ratio = spread([predicted / found for predicted, found in rounds])
-    return {
-        "predicted": spread([predicted for predicted, _ in rounds]),
-        "measured": spread([found for _, found in rounds]),
-        "ratio": ratio,
-        "bar": PREDICTED_BAR,
-        "meets_bar": abs(ratio["median"] - 1) <= PREDICTED_BAR,
-    }
-
-
-def gains(given: list[str]) -> tuple[float, float]:
-    """Return the gain that is predicted from a recording under torchrun, and the measured one."""
+def predicted_gain(given: list[str]) -> float:
+    """Return the gain that is predicted from a recording under torchrun."""
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "recording"
         record = [sys.executable, "-m", "paceline", "record", "--out", str(recording), "--"]
-        before_s = measured([*record, *TORCHRUN, str(SCRIPT), *given])["seconds"]
+        measured([*record, *TORCHRUN, str(SCRIPT), *given])
         balanced = advise_recording(recording, protocols=[PIECES]).balanced
     assert balanced is not None
-    return balanced.gain, before_s / measured([*PACELINE, str(SCRIPT), *given])["seconds"]
+    return balanced.gain
 
 
 def pair(given: list[str], quantity: str, of_torchrun: Sequence[str] = ()) -> tuple[float, float]:
