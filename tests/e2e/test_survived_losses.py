@@ -210,6 +210,24 @@ def test_a_host_is_lost_and_the_ranks_of_the_others_go_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("comes_at_once", [False, True])
+def test_a_host_that_was_lost_comes_back(tmp_path, comes_at_once):
+    kept, lost = start_on_hosts(2, 2, surviving_ddp.__file__, tmp_path, cwd=tmp_path, EPOCHS="60", RETURNS_AT="200")
+    await_iteration(tmp_path / "3.jsonl", 20)
+    for rank in (2, 3):
+        (tmp_path / f"{rank}.0.lost").touch()
+    kill(lost)
+    if not comes_at_once:
+        await_iteration(tmp_path / "1.jsonl", len((tmp_path / "3.jsonl").read_text().splitlines()) // 2 + 10)
+    variables = environment(LIVES="1", EPOCHS="60", RETURNS_AT="200")
+    again = subprocess.Popen(lost.args, cwd=tmp_path, env=variables, text=True, stdout=subprocess.PIPE)
+    printed, _ = outputs([kept, again])
+    assert ("host 1 was silent for 10 s: its ranks count as lost" in printed) is not comes_at_once
+    assert check_notes(tmp_path, 4, set(), 60) >= 1
+    assert all((tmp_path / f"{rank}.1.back").exists() for rank in (2, 3))
+
+
+@pytest.mark.slow
 def test_the_others_go_on_with_a_compiled_model(tmp_path):
     check(tmp_path, 3, ["1:9:sum"], COMPILED="1")
 

@@ -5,7 +5,7 @@ first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_
 iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
 speed. With ``MEMORY`` rank 0 has memory for so many samples in a backward pass, and the other ranks are slow.
 With ``COMPILED`` the model in DDP is compiled. With ``CHECKPOINTS`` rank 0 saves one after each epoch, and each rank
-begins from it.
+begins from it. ``LIVES`` are those under an earlier launcher of this host.
 """
 
 import json
@@ -68,7 +68,7 @@ def main():
     use_device()
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
-    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + int(os.environ.get("LIVES", "0"))
     returns_at = [int(each) for each in os.environ.get("RETURNS_AT", "").split(",") if each]
 
     def fault(place):

@@ -264,7 +264,7 @@ class Balancer:
         if self._division is not None:
             self._division.begin_anew()
             if self.record is not None and self._survival is not None:
-                inherits = self._survival.inherits_record()
+                inherits = self._survival.recording_rank.inherits(self._survival.living)
                 self.record.regroup(time.perf_counter(), self._division.policy.equal, inherits=inherits)
 
     def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
@@ -302,7 +302,10 @@ class Balancer:
             )
         if self._settings.dry_run:
             raise SystemExit(0)
-        is_writer = self._survival.begins_record() if self._survival is not None else self.rank == 0
+        if self._survival is None:
+            is_writer = self.rank == 0
+        else:
+            is_writer = not self._survival.is_alone and self._survival.recording_rank.begins()
         if is_writer or self._survival is not None:
             facts = {
                 "batch_size": size,

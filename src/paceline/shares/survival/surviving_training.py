@@ -23,11 +23,14 @@ from paceline.shares.survival.agreement import Agreement, PlaceReport
 from paceline.shares.survival.catch_up import CatchUp
 from paceline.shares.survival.group import SurvivingGroup
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
-from paceline.shares.survival.roll import Roll, told
+from paceline.shares.survival.recording_rank import RecordingRank
+from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
 from paceline.shares.survival.roll_call import RollCall, as_tuples
 from paceline.utils.wording import counted
 
-AGREED, PROGRESS, RECORDER = "paceline/agreed", "paceline/progress", "paceline/recorder"  # in the launcher's store
+# Keys in the launcher's store
+AGREED, PROGRESS = "paceline/agreed", "paceline/progress"
+BEGINNINGS = "paceline/beginnings"  # of each rank
 LEAST_UPDATES = 3  # before it is known how a script trains
 
 
@@ -73,6 +76,7 @@ class SurvivingTraining:
         self._timeout = RoundTripTimeout()
         self._catch_up = CatchUp()
         self._is_fit = True
+        self._has_begun = False
         self._epoch: Any = None
 
     @cached_property
@@ -85,10 +89,19 @@ class SurvivingTraining:
         return self.group is not None and self.group.is_alone
 
     def comes_back(self) -> bool:
-        """Return whether the other ranks have gone on without this one; it then begins alone."""
-        store = self._calls.store
-        if not store.check([SURVIVES]) or self._place[0] in Roll.called(self._place[1], told(store)).living:
+        """Return whether the other ranks go on without this one; it then begins alone.
+
+        A launcher that was lost itself has not told the loss of its ranks: this one tells its own.
+        """
+        store, (rank, ranks) = self._calls.store, self._place
+        is_again = not self._has_begun and store.add(f"{BEGINNINGS}/{rank}", 1) > 1
+        self._has_begun = True
+        if not store.check([SURVIVES]):
             return False
+        if rank in Roll.called(ranks, told(store)).living:
+            if not is_again:
+                return False
+            tell(store, Event(LOST, rank), ranks)
         self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=True)
         become_default(self.group, self._calls.store)
         return True
@@ -98,20 +111,10 @@ class SurvivingTraining:
         """Ranks that live."""
         return self.group.living if self.group is not None else tuple(range(self._place[1]))
 
-    def begins_record(self) -> bool:
-        """Return whether this rank, which begins, writes the record of the run."""
-        if self.is_alone or self._place[0] != 0:
-            return False
-        self._calls.store.set(RECORDER, "0")
-        return True
-
-    def inherits_record(self) -> bool:
-        """Return whether this rank goes on with the record of a rank that is lost: the first that lives does."""
-        store = self._calls.store
-        if self._place[0] != self.living[0] or int(store.get(RECORDER)) in self.living:
-            return False
-        store.set(RECORDER, str(self._place[0]))
-        return True
+    @cached_property
+    def recording_rank(self) -> RecordingRank:
+        """Choice of the rank that writes the record of the run."""
+        return RecordingRank(self._calls.store, self._place[0])
 
     # --- what the patches tell ----------------------------------------------------------------------------
 
