@@ -47,6 +47,11 @@ class LaunchStore:
         port: int = self.listener.getsockname()[1]
         return port
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it serves, so that a client need not be waited for."""
+        return self._store is not None and self._store.done()
+
     def client(self) -> Any:
         """Return the store; None before it begins."""
         return self._store.result() if self._store is not None else None

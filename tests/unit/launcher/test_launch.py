@@ -5,13 +5,18 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.clusters.launch_settings import LaunchSettings
-from paceline.launcher import rank_process
-from paceline.launcher.launch import launch
+from paceline.clusters.launch_supervisor import LaunchSupervisor
+from paceline.launcher import launch_store, rank_process
+from paceline.launcher.caught_signals import CaughtSignals
+from paceline.launcher.launch import Launch, launch
+from paceline.launcher.output import RankOutput
 from selections import parametrize_few
 
 FIRST = '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ]'
@@ -204,3 +209,22 @@ def test_a_reader_that_goes_away_ends_the_run(monkeypatch):
     with os.fdopen(writer, "wb") as closed:
         monkeypatch.setattr("sys.stdout", io.TextIOWrapper(closed))
         assert run("trap 'exit 5' TERM; while :; do echo line; done") == 5
+
+
+@pytest.mark.timeout(20)
+def test_signals_are_not_late_while_the_store_begins(monkeypatch):
+    begins = threading.Event()
+
+    def serve(listener):
+        begins.wait()
+        listener.close()
+
+    monkeypatch.setattr(launch_store, "_serve", serve)
+    settings = LaunchSettings(1, 2, 0, "127.0.0.1", 0, -1, "a token")
+    supervisor = LaunchSupervisor(settings.ranks, settings.max_restarts)
+    with CaughtSignals() as signals, launch_store.LaunchStore(settings) as store:
+        store.begin()
+        launched = Launch(settings, [], supervisor, store, RankOutput(settings, None, print), signals)
+        launched._handle(time.monotonic())
+        launched.close()
+        begins.set()
