@@ -75,18 +75,23 @@ def speed(name: str, args: argparse.Namespace) -> dict[str, Any]:
             predicted.append(predicted_gain(given))
         print(name, pairs[-1], predicted[-1:], file=sys.stderr, flush=True)
     before_s, after_s = zip(*pairs, strict=True)
+    found = compared(before_s, after_s, bar)
+    return found | (prediction(predicted, found["ratio"]["rounds"]) if predicted else {})
+
+
+def compared(before_s: Sequence[float], after_s: Sequence[float], bar: float) -> dict[str, Any]:
+    """Return seconds per update under torchrun and under `paceline run`, and their ratio."""
     ratio = ratios(before_s, after_s)
-    found = {
+    return {
         "torchrun_s": spread(before_s),
         "paceline_s": spread(after_s),
         "ratio": ratio,
         "bar": round(bar, 3),
         "meets_bar": ratio["median"] >= bar,
     }
-    return found | (compared(predicted, ratio["rounds"]) if predicted else {})
 
 
-def compared(predicted: list[float], measured: list[float]) -> dict[str, Any]:
+def prediction(predicted: list[float], measured: list[float]) -> dict[str, Any]:
     """Return predicted gains, and their ratios to the measured ones."""
     ratio = ratios(predicted, measured)
     return {
@@ -115,11 +120,11 @@ def predicted_gain(given: list[str]) -> float:
 
 def pair(given: list[str], quantity: str, of_torchrun: Sequence[str] = ()) -> tuple[float, float]:
     """Return a quantity of an update under torchrun, perhaps with further options, and under `paceline run`."""
-    one = measured([*TORCHRUN, str(SCRIPT), *given, *of_torchrun])[quantity]
+    one: float = measured([*TORCHRUN, str(SCRIPT), *given, *of_torchrun])[quantity]
     return one, measured([*PACELINE, str(SCRIPT), *given])[quantity]
 
 
-def measured(command: list[str]) -> dict[str, float]:
+def measured(command: list[str]) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:  # of the run
         done = subprocess.run(
@@ -128,7 +133,7 @@ def measured(command: list[str]) -> dict[str, float]:
     lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"seconds"' in line]
     if done.returncode or not lines:
         raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr}")
-    found: dict[str, float] = json.loads(lines[0])
+    found: dict[str, Any] = json.loads(lines[0])
     return found
 
 
