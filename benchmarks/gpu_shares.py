@@ -34,10 +34,8 @@ def main() -> None:
             rounds[name].append(measured([*command, str(SCRIPT), *args.given])["seconds"])
             print(name, rounds[name][-1], file=sys.stderr, flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    parts = {
-        part: compared(*([each[part] for each in rounds[name]] for name in launchers), bar=bar)
-        for part, bar in BARS.items()
-    }
+    seconds = {part: [[each[part] for each in rounds[name]] for name in launchers] for part in BARS}
+    parts = {part: compared(before_s, after_s, BARS[part]) for part, (before_s, after_s) in seconds.items()}
     report("gpu_shares", args, {"device": device, **parts})
 
 
