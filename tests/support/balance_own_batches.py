@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
-import paceline.shares.balancer as balancer_module
 from balance_changing import force_changes
 from paceline.shares.script import install_patches
 from paceline.shares.settings import BalanceSettings
@@ -82,7 +81,7 @@ def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    force_changes(balancer_module)
+    force_changes()
     patches = install_patches(BalanceSettings())
     trained = nn.utils.parameters_to_vector(train(dist.get_rank()).parameters()).detach()
     patches.remove()

@@ -1,5 +1,6 @@
 """Training loops of models that FSDP shards."""
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +14,18 @@ from fully_sharded import fully_shard
 @loop
 def fsdp2():
     model = sharded(net())
+    return plain(model, adam(model), loader_of(data()))
+
+
+@loop
+def fsdp2_from_the_meta_device():
+    with torch.device("meta"):
+        model = net()
+    model = sharded(model).to_empty(device="cpu")
+    torch.manual_seed(0)
+    for each in model:
+        if isinstance(each, nn.Linear):
+            each.reset_parameters()
     return plain(model, adam(model), loader_of(data()))
 
 

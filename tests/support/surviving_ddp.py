@@ -129,9 +129,9 @@ def main():
             print(json.dumps(note | {"digest": flat(model).sum().item().hex()}), file=notes, flush=True)
             if iteration % EVALUATED_EACH == EVALUATED_EACH - 1:
                 with torch.no_grad():
-                    loss = model(data.x.to(DEVICE)).pow(2).mean() + rank * 0
+                    loss = model(data.x.to(DEVICE)).pow(2).mean()
                 fault("evaluation")
-                dist.all_reduce(loss)
+                dist.all_reduce(torch.stack([loss, torch.ones_like(loss)]))
                 if "GATHERS" in os.environ:
                     dist.all_gather_object([None] * ranks, rank)
             iteration += 1

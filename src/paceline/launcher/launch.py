@@ -178,7 +178,8 @@ class Launch:
 
     def _listen_to_hosts(self, now: float) -> None:
         """Tell the loss of the ranks of hosts that are silent, if the others can go on without them."""
-        if self._store is None or not self._store.is_there or now < self._listened_s + HEARTBEAT_S:
+        is_due = bool(self._other_hosts) and now >= self._listened_s + HEARTBEAT_S
+        if not is_due or self._store is None or not self._store.is_there:
             return
         self._listened_s = now
         facts = self._facts()

@@ -12,7 +12,7 @@ class ShareLimits(NamedTuple):
     """Limits of the shares of an update.
 
     Attributes:
-        most: largest share of each rank, in samples, at least that of equal shares.
+        most: largest share of each rank, in samples, at least that of equal shares while no rank is lost.
         is_compiled: whether each rank may have a few sizes only.
     """
 

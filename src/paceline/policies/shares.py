@@ -112,7 +112,7 @@ def deal(
     Args:
         seconds: seconds per sample of each rank, > 0.
         sizes: sizes that a share may have.
-        most: largest share of each rank, at least its equal one; None for the largest size.
+        most: largest share of each rank, at least its equal one; None for the largest size or that.
         equal: equal shares of the ranks, from which theirs differ by whole pieces: 0 for a lost rank; None for B each.
 
     Returns:
@@ -225,9 +225,9 @@ class ShareBalancer(Stateful):
             return None
         costs = [known.median if share else 0.0 for known, share in zip(self.known, self.equal, strict=True)]
         before_s = longest(self.shares, costs)
-        limits = zip(self.shares, self.limits.most, self.equal, strict=True)
-        is_over = any(share > max(most, equal) for share, most, equal in limits)
-        for new in (self._best(costs), self.equal):
+        most = [max(limit, share) for limit, share in zip(self.limits.most, self.equal, strict=True)]
+        is_over = any(share > limit for share, limit in zip(self.shares, most, strict=True))
+        for new in (self._best(costs, most), self.equal):
             after_s = longest(new, costs)
             gain = before_s / after_s - 1
             is_better = gain >= 0 if new == self.equal else self._is_above_noise(gain, fewest)
@@ -240,9 +240,9 @@ class ShareBalancer(Stateful):
                 )
         return None
 
-    def _best(self, costs: Sequence[float]) -> tuple[int, ...]:
-        new = deal(costs, self._sizes, self.limits.most, self.equal)
-        return of_few_sizes(new, self._used, costs, self.limits.most) if self.limits.is_compiled else new
+    def _best(self, costs: Sequence[float], most: Sequence[int]) -> tuple[int, ...]:
+        new = deal(costs, self._sizes, most, self.equal)
+        return of_few_sizes(new, self._used, costs, most) if self.limits.is_compiled else new
 
     def _is_above_noise(self, gain: float, times: int) -> bool:
         return gain > LEAST_GAIN and gain > NOISE_FACTOR * 1.25 * self._spread() / sqrt(times)

@@ -74,7 +74,7 @@ class Balancer:
         self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         self._note = note_on_layers(model)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        device = next(model.parameters()).device
+        device = device_of(model)
         is_host = device.type == "cpu"
         self._memory = memory_of(device)
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock(device))
@@ -222,7 +222,9 @@ class Balancer:
         if self._division is None or dealt.size != self._division.sizes.batch_size:
             return False
         work, equal_work = dealt.work[self.rank], max(dealt.equal_work)
-        if not (self._work_limit.fall(work, equal_work) if self._is_by_cost else self._limits.fall(samples)):
+        if not (
+            self._work_limit.fall(work, equal_work) if self._is_by_cost else self._limits.fall(samples, equal_work)
+        ):
             return False
         print(text_of_fall(self.rank, samples, dealt.size), file=sys.stderr, flush=True)
         return True
@@ -233,7 +235,8 @@ class Balancer:
         Raises:
             UsageError: they differ.
         """
-        if not self._has_changed:
+        is_alone = self._survival is not None and self._survival.is_alone  # the others have unequal shares then
+        if not self._has_changed and not is_alone:
             return
         rows = self._times.gather([float(sum(sizes)), float(len(sizes))])
         if len({tuple(row) for row in rows}) > 1:
@@ -261,6 +264,7 @@ class Balancer:
         """Begin anew with equal shares, among other ranks than before."""
         self.close()
         self.sums_failed()
+        self._has_changed = False
         if self._division is not None:
             self._division.begin_anew()
             if self.record is not None and self._survival is not None:
@@ -313,3 +317,10 @@ class Balancer:
                 SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
             }
             self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late, is_writer=is_writer)
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Return the device on which a model computes: parameters that FSDP shards may not be there yet."""
+    state_of: Any = getattr(model, "_get_fsdp_state", None)
+    device: torch.device = next(model.parameters()).device if state_of is None else state_of()._device
+    return device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -127,5 +128,11 @@ def equal_by_cost(batches: Sequence[Batch], cost_of: CostOf, *, is_padded: bool)
     return Dealt(tuple(map(len, batches)), len(batches[0]), work, work)
 
 
+def work_of(batches: Sequence[Batch], shares: Sequence[int], cost_of: CostOf, *, is_padded: bool) -> tuple[float, ...]:
+    """Return the cost of each rank's share of an update, whose samples are dealt in the order of ranks."""
+    costs = iter([float(cost_of(sample)) for batch in batches for sample in batch])
+    return tuple(_work(list(islice(costs, share)), is_padded=is_padded) for share in shares)
+
+
 def _work(costs: Sequence[float], *, is_padded: bool) -> float:
-    return max(costs) * len(costs) if is_padded else sum(costs)
+    return max(costs, default=0.0) * len(costs) if is_padded else sum(costs)

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, ShareBalancer, even
 from paceline.shares.batches import Dealt, cut, cut_for, divided, piece
-from paceline.shares.costs import CostOf, deal_by_cost, equal_by_cost, pads
+from paceline.shares.costs import CostOf, deal_by_cost, equal_by_cost, pads, work_of
 from paceline.shares.handed_out import Loader
 from paceline.shares.rank_batches import Batch
 from paceline.shares.survival.surviving_training import SurvivingTraining
@@ -70,9 +70,7 @@ class Division:
         if self._survival is not None and size is not None and len(self._survival.living) < self._ranks:
             if self._survival.is_alone:
                 return piece(batches, self._rank, max(2, self.sizes.size))  # batch normalization refuses one
-            equal = self._even(sum(map(len, batches)))
-            shares = self.policy.shares if is_whole and self.cost_of(loader) is None else equal
-            return cut_for(batches, shares, equal, self._rank)
+            return self._divide_among_living(loader, batches, is_whole=is_whole)
         if size is None or not is_whole:
             return own_batch(batches, self._rank)
         if (cost_of := self.cost_of(loader)) is not None:
@@ -91,6 +89,18 @@ class Division:
         if any(share * size % batch_size for share in shares):
             raise UsageError(refusal_of_sizes(batch_size, size))
         return [share * size // batch_size for share in shares]
+
+    def _divide_among_living(self, loader: Loader, batches: Sequence[Batch], *, is_whole: bool) -> tuple[Batch, Dealt]:
+        """Divide an update by speed; evenly, if it has costs or another number of samples than the policy's."""
+        shares = equal = self._even(sum(map(len, batches)))
+        cost_of = self.cost_of(loader)
+        if is_whole and sum(equal) == sum(self.policy.equal) and cost_of is None:
+            shares = self.policy.shares
+        own, dealt = cut_for(batches, shares, equal, self._rank)
+        if cost_of is not None:
+            work = work_of(batches, shares, cost_of, is_padded=pads(loader.collate_fn))
+            dealt = dealt._replace(work=work, equal_work=work)
+        return own, dealt
 
     def _divide_by_cost(self, loader: Loader, batches: Sequence[Batch], cost_of: CostOf) -> tuple[Batch, Dealt]:
         is_padded = pads(loader.collate_fn)

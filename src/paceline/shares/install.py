@@ -23,7 +23,7 @@ def _patch(settings: BalanceSettings) -> None:
         from paceline.shares.script import install_patches
         from paceline.shares.survival.install import survival_of_rank, tell_launcher_of_groups
 
-        survival = survival_of_rank(os.environ) if settings.on_death == "survive" else None
+        survival = survival_of_rank(os.environ, settings.launch) if settings.on_death == "survive" else None
         install_patches(settings, survival)
         refuse_others()
         tell_launcher_of_groups(survival)

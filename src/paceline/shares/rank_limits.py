@@ -45,9 +45,14 @@ class RankLimits:
         self._ceiling = sizes.most  # below what has run out of memory
         self._reads = 0  # updates whose peak is to be read
 
-    def fall(self, samples: int) -> bool:
-        """Note that a batch has run out of memory; return whether a smaller share than that is to be expected."""
-        if samples <= self._sizes.batch_size:
+    def fall(self, samples: int, equal: float) -> bool:
+        """Note that a batch has run out of memory; return whether a smaller share than that is to be expected.
+
+        Args:
+            samples: samples of the batch.
+            equal: those with equal shares, of which a rank has no fewer for want of memory.
+        """
+        if samples <= equal:
             return False
         self._ceiling = min(self._ceiling, samples - self._sizes.size)
         return True

@@ -225,6 +225,8 @@ def test_signals_are_not_late_while_the_store_begins(monkeypatch):
     with CaughtSignals() as signals, launch_store.LaunchStore(settings) as store:
         store.begin()
         launched = Launch(settings, [], supervisor, store, RankOutput(settings, None, print), signals)
-        launched._handle(time.monotonic())
-        launched.close()
-        begins.set()
+        try:
+            launched._handle(time.monotonic())
+        finally:
+            begins.set()
+            launched.close()

@@ -91,15 +91,20 @@ def _paths(values: Iterable[Any]) -> set[str]:
     return {os.path.abspath(each) for each in named if isinstance(each, str | os.PathLike)}
 
 
-def survival_of_rank(environment: Mapping[str, str]) -> SurvivingTraining | None:
-    """Return what lets this rank go on when others are lost; None where that is not possible."""
+def survival_of_rank(environment: Mapping[str, str], name: str) -> SurvivingTraining | None:
+    """Return what lets this rank go on when others are lost; None where that is not possible.
+
+    Args:
+        environment: variables of this process.
+        name: name that all starts of this rank by one launcher share.
+    """
     if not has_launcher_store(environment):
         return None
     launch = LaunchEnv.from_environment(environment)
     if launch.world_size == 1:
         return None
     connect = partial(launcher_store, environment)
-    survival = SurvivingTraining(connect, launch.rank, launch.world_size, is_one_host=launch.nodes == 1)
+    survival = SurvivingTraining(connect, launch.rank, launch.world_size, is_one_host=launch.nodes == 1, launch=name)
     give_up = partial(_give_up_at, survival)
     give_up(OWNERS[0], "new_group", "the script makes groups of its own")
     call_after_import(SHARDED, partial(give_up, SHARDED, "ZeroRedundancyOptimizer.__init__", "it shards its optimizer"))

@@ -31,7 +31,9 @@ class Operation:
     def __init__(self, generation: int, tensors: Tensors) -> None:
         self.generation = generation
         self.tensors = list(tensors)
-        self.future: Any = torch.futures.Future()
+        # With devices, a stream that waits for the future also waits for gloo's copies to them.
+        devices = {each.device for each in tensors if each.device.type == "cuda"}
+        self.future: Any = torch.futures.Future(devices=list(devices) or None)
         self.is_whole = False
 
     def end(self) -> None:

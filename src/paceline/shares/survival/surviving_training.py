@@ -24,13 +24,11 @@ from paceline.shares.survival.catch_up import CatchUp
 from paceline.shares.survival.group import SurvivingGroup
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
 from paceline.shares.survival.recording_rank import RecordingRank
-from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
+from paceline.shares.survival.rejoining import goes_on_without
 from paceline.shares.survival.roll_call import RollCall, as_tuples
 from paceline.utils.wording import counted
 
-# Keys in the launcher's store
-AGREED, PROGRESS = "paceline/agreed", "paceline/progress"
-BEGINNINGS = "paceline/beginnings"  # of each rank
+AGREED, PROGRESS = "paceline/agreed", "paceline/progress"  # in the launcher's store
 LEAST_UPDATES = 3  # before it is known how a script trains
 
 
@@ -50,6 +48,7 @@ class SurvivingTraining:
         rank: number of this rank.
         ranks: number of ranks.
         is_one_host: whether all ranks are on one host.
+        launch: name that all starts of this rank by one launcher share.
 
     Attributes:
         group: process group of all ranks, from the first model on.
@@ -57,8 +56,11 @@ class SurvivingTraining:
         on_regroup: functions that are called when the living ranks have changed.
     """
 
-    def __init__(self, connect: Callable[[], Any], rank: int, ranks: int, *, is_one_host: bool = True) -> None:
+    def __init__(
+        self, connect: Callable[[], Any], rank: int, ranks: int, *, is_one_host: bool = True, launch: str = ""
+    ) -> None:
         self._connect = connect
+        self._launch = launch
         self._is_one_host = is_one_host
         self._place = rank, ranks
         self.group: SurvivingGroup | None = None
@@ -76,7 +78,6 @@ class SurvivingTraining:
         self._timeout = RoundTripTimeout()
         self._catch_up = CatchUp()
         self._is_fit = True
-        self._has_begun = False
         self._epoch: Any = None
 
     @cached_property
@@ -89,19 +90,9 @@ class SurvivingTraining:
         return self.group is not None and self.group.is_alone
 
     def comes_back(self) -> bool:
-        """Return whether the other ranks go on without this one; it then begins alone.
-
-        A launcher that was lost itself has not told the loss of its ranks: this one tells its own.
-        """
-        store, (rank, ranks) = self._calls.store, self._place
-        is_again = not self._has_begun and store.add(f"{BEGINNINGS}/{rank}", 1) > 1
-        self._has_begun = True
-        if not store.check([SURVIVES]):
+        """Return whether the other ranks go on without this one; it then begins alone."""
+        if not goes_on_without(self._calls.store, *self._place, self._launch):
             return False
-        if rank in Roll.called(ranks, told(store)).living:
-            if not is_again:
-                return False
-            tell(store, Event(LOST, rank), ranks)
         self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=True)
         become_default(self.group, self._calls.store)
         return True

@@ -1,0 +1,33 @@
+"""Return of a rank to a run that goes on: whether it has been lost, as the launcher's store shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.clusters.launch_env import SURVIVES, UNFIT
+from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
+
+LAUNCH = "paceline/launch"  # in the launcher's store, for each rank: name of the launcher that has started it
+
+
+def goes_on_without(store: Any, rank: int, ranks: int, launch: str) -> bool:
+    """Return whether the other ranks go on without this one, which has just begun.
+
+    A launcher that was lost itself has not told the loss of its ranks: one that another launcher starts tells its own.
+
+    Args:
+        store: launcher's store.
+        rank: number of this rank.
+        ranks: number of ranks.
+        launch: name that all starts of this rank by one launcher share.
+    """
+    key = f"{LAUNCH}/{rank}"
+    before = store.get(key).decode() if store.check([key]) else launch
+    store.set(key, launch)
+    if not store.check([SURVIVES]):
+        return False
+    if rank in Roll.called(ranks, told(store)).living:
+        if before == launch or store.check([UNFIT]):
+            return False
+        tell(store, Event(LOST, rank), ranks)
+    return True
