@@ -8,7 +8,7 @@ class ChangingShares:
 
     def __init__(self, ranks, sizes, equal=None):
         self._ranks, self._sizes = ranks, sizes
-        self.shares = self._equal = equal or (sizes.batch_size,) * ranks
+        self.shares = self.equal = equal or (sizes.batch_size,) * ranks
         self.changes = 0
         self.limits = None
         self._updates = 0
@@ -22,8 +22,8 @@ class ChangingShares:
         if self._updates % 5 == 1:
             self.changes += 1
             pieces = min((1, 3, -2, 4, 0)[self.changes % 5], self._sizes.batch_size // self._sizes.size - 1)
-            living = [rank for rank, share in enumerate(self._equal) if share]
-            shares = list(self._equal)
+            living = [rank for rank, share in enumerate(self.equal) if share]
+            shares = list(self.equal)
             shares[living[0]] -= self._sizes.size * pieces
             shares[living[-1]] += self._sizes.size * pieces
             self.shares = tuple(shares)

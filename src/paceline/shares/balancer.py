@@ -235,12 +235,16 @@ class Balancer:
         Raises:
             UsageError: they differ.
         """
-        is_alone = self._survival is not None and self._survival.is_alone  # the others have unequal shares then
-        if not self._has_changed and not is_alone:
+        if not self._has_changed and not self._is_one_lost:
             return
         rows = self._times.gather([float(sum(sizes)), float(len(sizes))])
         if len({tuple(row) for row in rows}) > 1:
             raise UsageError(refusal_of_gather(function, [int(row[0]) for row in rows]))
+
+    @property
+    def _is_one_lost(self) -> bool:
+        """Whether a rank is lost: then the shares count as unequal on all ranks, also on one that comes back."""
+        return self._survival is not None and len(self._survival.living) < self.ranks
 
     def close(self) -> None:
         """End what is under way with the other ranks, and note the last updates."""
@@ -264,7 +268,7 @@ class Balancer:
         """Begin anew with equal shares, among other ranks than before."""
         self.close()
         self.sums_failed()
-        self._has_changed = False
+        self._has_changed = self._is_one_lost
         if self._division is not None:
             self._division.begin_anew()
             if self.record is not None and self._survival is not None:

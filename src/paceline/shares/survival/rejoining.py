@@ -1,4 +1,4 @@
-"""Return of a rank to a run that goes on: whether it has been lost, as the launcher's store shows."""
+"""Return of a rank to a run that goes on: whether it was lost, and whose turn it is, by the launcher's store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from paceline.clusters.launch_env import SURVIVES, UNFIT
 from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
 
 LAUNCH = "paceline/launch"  # in the launcher's store, for each rank: name of the launcher that has started it
+RETURNING = "paceline/returning"  # in that store: number of the rank that comes back
 
 
 def goes_on_without(store: Any, rank: int, ranks: int, launch: str) -> bool:
@@ -31,3 +32,12 @@ def goes_on_without(store: Any, rank: int, ranks: int, launch: str) -> bool:
             return False
         tell(store, Event(LOST, rank), ranks)
     return True
+
+
+def takes_turn(store: Any, rank: int) -> bool:
+    """Return whether it is this rank's turn to come back.
+
+    The others stop where one rank waits for them, and another one does not wait there. So one comes back at a time.
+    """
+    turn: bytes = store.compare_set(RETURNING, "", str(rank))
+    return turn.decode() == str(rank)

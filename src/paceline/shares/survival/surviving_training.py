@@ -24,11 +24,12 @@ from paceline.shares.survival.catch_up import CatchUp
 from paceline.shares.survival.group import SurvivingGroup
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
 from paceline.shares.survival.recording_rank import RecordingRank
-from paceline.shares.survival.rejoining import goes_on_without
+from paceline.shares.survival.rejoining import RETURNING, goes_on_without, takes_turn
 from paceline.shares.survival.roll_call import RollCall, as_tuples
 from paceline.utils.wording import counted
 
 AGREED, PROGRESS = "paceline/agreed", "paceline/progress"  # in the launcher's store
+TURN_S = 0.1  # between two looks whether another rank has come back
 LEAST_UPDATES = 3  # before it is known how a script trains
 
 
@@ -245,12 +246,12 @@ class SurvivingTraining:
         """Let ranks leave and return after a step: after the last of its parts, as the update of a GradScaler."""
         if self.group is None or not is_last:
             return
-        if not self.group.is_alone:
+        if self.group.is_alone:
+            self._return_to(self.group)
+        else:
             self.group.after_step()
-            if len(self.living) < self._place[1] and self._place[0] == self.living[0]:
-                self._calls.store.set(PROGRESS, json.dumps([self._ledger.handed_out, self.group.position]))
-            return
-        self._return_to(self.group)
+        if not self.group.is_alone and len(self.living) < self._place[1] and self._place[0] == self.living[0]:
+            self._calls.store.set(PROGRESS, json.dumps([self._ledger.handed_out, self.group.position]))
 
     def _return_to(self, group: SurvivingGroup) -> None:
         """Take part again, as soon as this rank is so far ahead that the others know in time where it waits."""
@@ -265,6 +266,8 @@ class SurvivingTraining:
             wait_s, group.position = self._catch_up.look(time.monotonic(), *own, json.loads(store.get(PROGRESS)))
             if wait_s is None:
                 return
+            if wait_s == 0 and not takes_turn(store, self._place[0]):
+                wait_s = TURN_S
             time.sleep(wait_s)
         group.come_back()
         self._step, self._is_given = StepVerdict.USED, False
@@ -331,6 +334,7 @@ class SurvivingTraining:
         if self._place[0] == self.living[0]:
             self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
             self._calls.store.delete_key(PROGRESS)  # of an earlier loss
+            self._calls.store.delete_key(RETURNING)
             print_living(self.living)
 
 

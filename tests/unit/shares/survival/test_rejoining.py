@@ -4,7 +4,7 @@ import pytest
 from torch.distributed import HashStore
 
 from paceline.clusters.launch_env import SURVIVES, UNFIT
-from paceline.shares.survival.rejoining import goes_on_without
+from paceline.shares.survival.rejoining import RETURNING, goes_on_without, takes_turn
 from paceline.shares.survival.roll import LOST, Event, tell, told
 
 RANK, RANKS = 2, 4
@@ -39,3 +39,12 @@ def test_it_does_not_where_the_others_cannot_go_on(store):
     store.set(UNFIT, "its model is sharded")
     assert not goes_on_without(store, RANK, RANKS, "second")
     assert told(store) == []
+
+
+def test_one_rank_comes_back_at_a_time(store):
+    assert takes_turn(store, 2)
+    assert not takes_turn(store, 3)
+    assert takes_turn(store, 2)
+    store.delete_key(RETURNING)
+    assert takes_turn(store, 3)
+    assert not takes_turn(store, 2)
