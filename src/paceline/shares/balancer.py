@@ -55,6 +55,7 @@ class Balancer:
     Args:
         settings: settings of the shares.
         model: first model that is taken over.
+        device: device on which it computes.
         survival: survival of this rank, where others may be lost; None where they may not.
 
     Attributes:
@@ -67,14 +68,17 @@ class Balancer:
     """
 
     def __init__(
-        self, settings: BalanceSettings, model: torch.nn.Module, survival: SurvivingTraining | None = None
+        self,
+        settings: BalanceSettings,
+        model: torch.nn.Module,
+        device: torch.device,
+        survival: SurvivingTraining | None = None,
     ) -> None:
         self._settings = settings
         self.model = name_of_model(model)
         self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         self._note = note_on_layers(model)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        device = device_of(model)
         is_host = device.type == "cpu"
         self._memory = memory_of(device)
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock(device))
@@ -321,10 +325,3 @@ class Balancer:
                 SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
             }
             self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late, is_writer=is_writer)
-
-
-def device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device on which a model computes: parameters that FSDP shards may not be there yet."""
-    state_of: Any = getattr(model, "_get_fsdp_state", None)
-    device: torch.device = next(model.parameters()).device if state_of is None else state_of()._device
-    return device

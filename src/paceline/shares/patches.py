@@ -88,8 +88,12 @@ class Patches:
             setattr(owner, name, original)
         self._originals = []
 
-    def take_over(self, module: torch.nn.Module) -> None:
+    def take_over(self, module: torch.nn.Module, device: torch.device | None = None) -> None:
         """Balance a model in DistributedDataParallel, or a module that FSDP shards.
+
+        Args:
+            module: model or module.
+            device: device on which it computes; None for that of its parameters.
 
         Raises:
             SystemExit: the model is not trained by all ranks alike.
@@ -100,7 +104,8 @@ class Patches:
             if isinstance(module, DistributedDataParallel):
                 check_group(module.module, dist.get_world_size(module.process_group))
             if self.balancer is None:
-                self.balancer = Balancer(self.settings, module, self._survival)
+                device = device or next(module.parameters()).device
+                self.balancer = Balancer(self.settings, module, device, self._survival)
         for size in self._asked:
             self.balancer.share(size)
         self._asked = []
@@ -155,7 +160,7 @@ class Patches:
             if self._survival is not None:
                 self._survival.give_up("each rank has a shard of its model")
             for module in modules if isinstance(modules, tuple) else (modules,):
-                self.take_over(module)
+                self.take_over(module, state._device)  # where the parameters may not be yet
 
         return init
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.shares.loss import LINEAR, OF_PENALTIES, name_of
 
@@ -33,7 +33,9 @@ class ForwardPasses:
 
     def __init__(self) -> None:
         self._intervals: deque[tuple[int, int]] = deque(maxlen=MOST_PASSES)
-        self._parameters = WeakTensorKeyDictionary()
+        self._models: WeakSet[torch.nn.Module] = (
+            WeakSet()
+        )  # a weak reference to a parameter would keep it from `to_empty`
 
     def watch(self, model: torch.nn.Module) -> None:
         """Note the forward passes of a model from now on."""
@@ -50,7 +52,7 @@ class ForwardPasses:
 
         model.register_forward_pre_hook(begin, prepend=True)
         model.register_forward_hook(end)
-        self._parameters.update((parameter, None) for parameter in model.parameters())
+        self._models.add(model)
 
     def are_reached_by(self, roots: Iterable[torch.Tensor]) -> bool:
         """Return whether the graph of a backward pass comes from a model.
@@ -69,11 +71,14 @@ class ForwardPasses:
                 return True
             seen.add(node)
             if (leaf := getattr(node, "variable", None)) is not None:
-                has_parameter |= leaf in self._parameters
+                has_parameter = has_parameter or self._has(leaf)
             else:
                 is_penalty &= _is_of_parameters(node)
             waiting.extend(child for child, _ in node.next_functions)
         return has_parameter and not is_penalty
+
+    def _has(self, leaf: torch.Tensor) -> bool:
+        return any(leaf is parameter for model in self._models for parameter in model.parameters())
 
     def _is_of_forward(self, number: int) -> bool:
         for first, after in reversed(self._intervals):

@@ -100,7 +100,7 @@ class Ranks:
         for rank in range(RANKS):
             monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
             monkeypatch.setattr("paceline.shares.balancer.RankTimes", lambda _, rank=rank: Exchange(self, rank))
-            self.balancers.append(Balancer(BalanceSettings(pieces=pieces), nn.Linear(1, 1)))
+            self.balancers.append(Balancer(BalanceSettings(pieces=pieces), nn.Linear(1, 1), torch.device("cpu")))
 
     def update(self, work_s):
         """Make an update, and return the seconds of each rank."""
