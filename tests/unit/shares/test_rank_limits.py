@@ -109,3 +109,9 @@ def test_a_compiled_model_of_every_size_that_a_policy_takes_is_not_given_up():
     with pytest.raises(Exception, match="fullgraph"):
         model(torch.ones(31, 3))
     torch._dynamo.reset()
+
+
+def test_a_batch_that_equal_shares_need_does_not_fall():
+    limits = RankLimits(Pieces(16), memory=None)
+    assert not limits.fall(22, equal=22.0)  # of a rank among fewer than all: it would be dealt as many again
+    assert limits.fall(24, equal=22.0)
