@@ -60,6 +60,13 @@ def flat(model):
     return torch.cat([each.detach().flatten() for each in model.parameters()]).cpu()
 
 
+def await_all(folder, iteration, rank, ranks):
+    """Wait until all ranks have come to an iteration."""
+    (folder / f"{rank}.{iteration}.there").touch()
+    while not all((folder / f"{each}.{iteration}.there").exists() for each in range(ranks)):
+        time.sleep(0.01)
+
+
 def main():
     folder, faults = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
     if "CHANGING" in os.environ:
@@ -106,9 +113,7 @@ def main():
         sampler.set_epoch(epoch)
         for x, y, indices in loader:
             if iteration in returns_at:
-                (folder / f"{rank}.{iteration}.there").touch()
-                while not all((folder / f"{each}.{iteration}.there").exists() for each in range(ranks)):
-                    time.sleep(0.01)
+                await_all(folder, iteration, rank, ranks)
             is_missing = len(list(folder.glob("*.lost"))) > len(list(folder.glob("*.back")))
             takes_part = not life or (folder / f"{rank}.{life}.back").exists()
             time.sleep((0.2 if is_missing else 0.02) if returns_at and takes_part else 0)  # so that others come back

@@ -75,7 +75,8 @@ class Division:
             return own_batch(batches, self._rank)
         if (cost_of := self.cost_of(loader)) is not None:
             return self._divide_by_cost(loader, batches, cost_of)
-        return cut(batches, self.scaled(size), self._rank), divided(self.scaled(size), size)
+        shares = self.scaled(size)
+        return cut(batches, shares, self._rank), divided(shares, size)
 
     def scaled(self, size: int) -> Sequence[int]:
         """Return the shares of batches of a size, which are in proportion to those of the first loader.
