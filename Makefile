@@ -58,7 +58,7 @@ browser:
 	touch $@
 
 # Else each of the test processes would compile all tests, and the loops of numba.
-.venv/compiled: .venv/installed $(wildcard src/paceline/server/compiled*.py)
+.venv/compiled: .venv/installed $(wildcard src/paceline/tensors/compiled*.py src/paceline/compression/compiled*.py)
 	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings -k 'test_kernels or test_compiled or test_finite or test_block_optimizer or test_mean_loops'
 	touch $@
 

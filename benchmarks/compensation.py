@@ -9,9 +9,10 @@ from torch import Tensor
 
 import paceline as pl
 from common import options, ratios, report, spread, timed
-from paceline.policies.compensation.base import StaleGradient, apply_compensators
+from paceline.policies.compensation.base import apply_compensators
 from paceline.policies.compensation.delay import DCS3GD
-from paceline.server.compiled_arithmetic import stale_arithmetic
+from paceline.tensors.compiled_arithmetic import stale_arithmetic
+from paceline.tensors.stale_vectors import StaleVectors
 
 BARS = {
     "staleness_lr": 1.5,
@@ -70,7 +71,15 @@ def compensate(
     squared_norm: float,
     memory: dict[str, list[Tensor]],
 ) -> None:
-    delayed = StaleGradient(3, 0.1, squared_norm, [gradient], [now], [then], None, stale_arithmetic([now]))
+    delayed = StaleVectors(
+        staleness=3,
+        learning_rate=0.1,
+        squared_norm=squared_norm,
+        gradient=[gradient],
+        now=[now],
+        then=[then],
+        arithmetic=stale_arithmetic([now]),
+    )
     apply_compensators(compensators, delayed, lambda _: memory)
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from common import options, ratios, report, spread, timed
+from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import int4, int8, top_k
-from paceline.server.compression import CompressedFormat
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 
 BAR_COPIES, BAR_OF_SAVED = 8.0, 0.25
 BYTES_PER_S = 125e6

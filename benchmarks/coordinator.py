@@ -14,6 +14,7 @@ from common import options, report, spread
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Arrival, Event
 from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 
 BAR = 150_000
@@ -71,7 +72,7 @@ def simulate(name: str, n: int, events: int) -> float:
 
 
 def make_coordinator(name: str, n: int, events: int) -> Coordinator:
-    plan = as_plan(PROTOCOLS[name]()).checked(n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(PROTOCOLS[name]()), n, total=None, per_epoch=None)
     return Coordinator(plan, workers=n, stop=pl.Stop(updates=updates_for(name, n, events)))
 
 

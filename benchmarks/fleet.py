@@ -29,6 +29,7 @@ import paceline as pl
 from common import options, ratios, report, rounded, spread
 from paceline.coordinator.coordinator import Coordinator
 from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 
 BAR = 50
@@ -137,7 +138,7 @@ def by_fleet(chosen: Protocol, cluster: pl.Cluster, updates: int, seed: int) -> 
 
 
 def by_events(chosen: Protocol, cluster: pl.Cluster, updates: int, seed: int) -> int:
-    plan = as_plan(chosen).checked(cluster.n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(chosen), cluster.n, total=None, per_epoch=None)
     with TimingEngine(cluster, seed) as engine:
         engine.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)))
     return engine.pushes

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from common import options, ratios, report, spread, timed
-from paceline.server.flat_buffers import FlatLayout
-from paceline.server.squared_norms import copy_with_squared_norm, squared_norm_of, sum_of_norms
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.squared_norms import copy_with_squared_norm, squared_norm_of, sum_of_norms
 
 BAR = 1.0
 

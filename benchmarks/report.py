@@ -17,6 +17,7 @@ from common import options, report, spread
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Arrival
 from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RunFolder
@@ -74,7 +75,7 @@ class Measured(TimingEngine):
 def write_run(path: Path, workers: int, updates: int) -> None:
     """Simulate BSP and record the run."""
     cluster = pl.Cluster(workers, pl.Exponential(mean_s=1.0))
-    plan = as_plan(pl.bsp()).checked(workers, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(pl.bsp()), workers, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=workers, stop=pl.Stop(updates=updates))
     configuration = {"job": "timing alone", "protocol": str(plan), "seed": 0, "workers": workers}
     folder = RunFolder(path, configuration)

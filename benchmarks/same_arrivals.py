@@ -35,7 +35,7 @@ from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.session import Session
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientStats, Replica
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))

@@ -21,9 +21,9 @@ import paceline as pl
 from common import options, ratios, report, spread, timed
 from paceline.core.events import Accept, Apply
 from paceline.processes.shared_memory import SharedMemory
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import VersionStore
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.version_store import VersionStore
 
 UPDATE_BAR, LAST_BAR, ADAMW_BAR = 1.1, 3.0, 1.0
 MOMENTUM = partial(torch.optim.SGD, lr=1e-6, momentum=0.9)

@@ -22,6 +22,7 @@ from common import options, report, rounded
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Command, Event
 from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 
 DISTRIBUTIONS: tuple[pl.Distribution, ...] = (
@@ -114,7 +115,7 @@ def simulated(protocol: pl.Protocol, cluster: pl.Cluster, updates: int, seed: in
     def observe(now: float, event: Event | None, commands: Sequence[Command]) -> None:
         at_s.extend(now for command in commands if type(command) is Apply)
 
-    plan = as_plan(protocol).checked(cluster.n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(protocol), cluster.n, total=None, per_epoch=None)
     with TimingEngine(cluster, seed) as engine:
         engine.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)), observe)
     return at_s, engine.totals().mean_staleness

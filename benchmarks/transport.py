@@ -27,7 +27,7 @@ from common import options, ratios, report, spread
 from distributed import Job, free_port, rate
 from namespaces import DEVICE, hosts
 from paceline.engines.distributed.transport.wire_format import WireFormat
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 
 RANKS = Path(__file__).with_name("transport_ranks.py")
 LOOPBACK = "127.0.0.1"

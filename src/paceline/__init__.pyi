@@ -111,10 +111,10 @@ from .policies.controllers.straggler_policies import Elastic as Elastic
 from .policies.controllers.straggler_policies import Greedy as Greedy
 from .policies.controllers.straggler_policies import Stragglers as Stragglers
 from .policies.learning_rate import LinearSchedule as LinearSchedule
-from .policies.outer_optimizer import DelayedNesterov as DelayedNesterov
-from .policies.outer_optimizer import OuterSGD as OuterSGD
 from .protocols.allreduce import AllReduceConfig as AllReduceConfig
 from .protocols.local_steps import LocalSteps as LocalSteps
+from .protocols.outer_optimizer import DelayedNesterov as DelayedNesterov
+from .protocols.outer_optimizer import OuterSGD as OuterSGD
 from .protocols.protocol import Phase as Phase
 from .protocols.protocol import Plan as Plan
 from .protocols.protocol import Protocol as Protocol

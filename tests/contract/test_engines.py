@@ -10,9 +10,9 @@ from paceline.core.events import Apply
 from paceline.core.records import UpdateMade
 from paceline.engines.local import LocalEngine
 from paceline.protocols.protocol import as_plan
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.local_steps import make_replica
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model

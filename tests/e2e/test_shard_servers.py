@@ -14,8 +14,8 @@ from end_when import FOREVER
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.records import GradientArrived, StepMeasured, WorkInterrupted
 from paceline.protocols.protocol import as_plan
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from pausing_job import large_job, sgd_over

@@ -13,7 +13,7 @@ from paceline.core.records import GradientArrived
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientUnneeded
 from paceline.recording.run_folder import SavedRun
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from pausing_job import LR, large_job, sgd_over
 from rank_threads import LIMIT_S, ranks
 from rounding import single_job

@@ -7,10 +7,10 @@ import torch
 
 import paceline as pl
 from end_when import FOREVER, EndWhen
+from paceline.compression import compiled_codec
+from paceline.compression.compiled_codec import CompiledIntegerCodec
 from paceline.core.records import GradientArrived, WorkerJoined
 from paceline.core.wire import IntegerCode
-from paceline.server import compiled_codec
-from paceline.server.compiled_codec import CompiledIntegerCodec
 from rank_threads import ranks, run
 from ranks import flat, lost
 from rounding import single_job

@@ -18,7 +18,7 @@ from paceline.experiments.comparison import FailedRunsError
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.recording.event_log import read_records
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from selections import parametrize_few
 from tiny_controllers import Replacing
 from tiny_jobs import batch_norm_net, tiny_job

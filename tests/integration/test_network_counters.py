@@ -5,7 +5,7 @@ from torch import nn
 
 import paceline as pl
 import rank_threads
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from tiny_jobs import tiny_job
 
 

@@ -12,7 +12,7 @@ from paceline.checkpoint.store import TENSORS
 from paceline.core.records import RunResumed
 from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, RUN, versions
-from paceline.server.compiled_arithmetic import CompiledArithmetic
+from paceline.tensors.compiled_arithmetic import CompiledArithmetic
 from paceline.utils.files import replace_file
 from selections import parametrize_few
 from tiny_jobs import dataset, parameters_of, tiny_job

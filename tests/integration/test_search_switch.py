@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import paceline as pl
-from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
+from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.cli import main
 from paceline.core.records import VersionEvaluated
 from paceline.experiments.runner.ending import is_finished
@@ -20,6 +20,7 @@ from paceline.experiments.runner.progress import ProgressBars
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
+from paceline.protocols.found_for import FoundFor
 from paceline.recording.run_folder import EVENTS, SavedRun
 from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states

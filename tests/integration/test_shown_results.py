@@ -15,14 +15,15 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
-from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
+from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.core.events import Outcome
 from paceline.experiments.advise.result import Advice, GradientSummary
-from paceline.experiments.comparison import ComparisonRow
+from paceline.experiments.comparison_row import ComparisonRow
 from paceline.experiments.lr_range_test.search import Knee, Knees
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
+from paceline.protocols.found_for import FoundFor
 from paceline.recording.history import History
 from paceline.recording.run_stats import RunStats
 from paceline.theory import Constants, tradeoff

@@ -14,6 +14,7 @@ from paceline.catalogue.parser import parse_plan
 from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
 from paceline.jobs.datasets.images import ImageDataset
+from paceline.protocols.plan_checks import checked_plan
 from papers.dbw import draw, run, table
 from papers.dbw.grid import reasons
 from papers.dbw.interrupts import Interrupted
@@ -59,7 +60,9 @@ def test_every_figure_has_compatible_protocols_and_clusters(figure):
         names = [series.name for series in case.series]
         assert len(set(names)) == len(names)
         for series in case.series:
-            case.cluster.check_plan(parse_plan(series.protocol).checked(case.cluster.n, total=None, per_epoch=None))
+            case.cluster.check_plan(
+                checked_plan(parse_plan(series.protocol), case.cluster.n, total=None, per_epoch=None)
+            )
 
 
 def test_the_static_runs_of_the_paper_have_the_learning_rate_of_the_paper():

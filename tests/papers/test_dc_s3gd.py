@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.core.events import Outcome
+from paceline.protocols.plan_checks import checked_plan
 from papers.dc_s3gd import draw, run, table, training
 from papers.dc_s3gd.jobs import imagenet_job, make_job
 from papers.dc_s3gd.settings import ALL, FIGURES, ITERATIONS, MNIST, RESNETS, STRAGGLERS, TABLE_I, Series
@@ -77,7 +78,7 @@ def test_every_panel_has_runnable_series_and_whole_minibatches(figure):
         assert len({series.name for series in case.series}) == len(case.series)
         assert case.setup.minibatch * case.setup.n == case.setup.batch_size
         for series in case.series:
-            parse_plan(series.name).checked(case.setup.n, total=None, per_epoch=None)
+            checked_plan(parse_plan(series.name), case.setup.n, total=None, per_epoch=None)
 
 
 def test_runs_shared_by_two_figures_run_once():

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.errors import UsageError
+from paceline.protocols.plan_checks import checked_plan
 from papers.slow_and_stale import draw, jobs, run, table
 from papers.slow_and_stale.predicted import changes
 from papers.slow_and_stale.settings import BOUNDS, CIFAR10, DISTRIBUTIONS, FIGURES, K_SYNC, MINIBATCHES, MNIST, TIMES, C
@@ -71,7 +72,9 @@ def test_every_panel_has_runnable_series_with_distinct_names(figure):
     for case in FIGURES[figure].cases.values():
         assert len({series.name for series in case.series}) == len(case.series)
         for series in case.series:
-            case.cluster.check_plan(parse_plan(series.protocol).checked(case.cluster.n, total=None, per_epoch=None))
+            case.cluster.check_plan(
+                checked_plan(parse_plan(series.protocol), case.cluster.n, total=None, per_epoch=None)
+            )
 
 
 def test_figures_that_show_the_same_runs_run_them_once():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.timing.slowdowns import SlownessProfile
+from paceline.protocols.plan_checks import checked_plan
 from papers.sync_switch import draw, jobs, run, table
 from papers.sync_switch.predicted import Workers, done, theirs_s, when
 from papers.sync_switch.settings import (
@@ -91,7 +92,7 @@ def test_every_panel_has_runnable_series_with_distinct_names(figure):
         assert len(set(names)) == len(names)
         assert case.reference in names
         for series in case.series:
-            plan = parse_plan(series.protocol).checked(case.setup.cluster.n, total=64_000, per_epoch=390)
+            plan = checked_plan(parse_plan(series.protocol), case.setup.cluster.n, total=64_000, per_epoch=390)
             case.setup.cluster.check_plan(plan)
 
 

@@ -28,6 +28,7 @@ from paceline.core.events import (
 )
 from paceline.core.stop import Stop as StopRule
 from paceline.policies.controllers.base import Controller
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 
 SETTINGS = {each.name for each in fields(CoordinatorSettings)}
@@ -38,7 +39,7 @@ def coordinator(plan, n, **knobs):
     total = knobs.pop("total", None)
     stop = StopRule(**knobs.pop("stop", {"updates": 10**9}))
     per_epoch = knobs.get("per_epoch")
-    plan = as_plan(plan).checked(n, total=total or stop.workload(per_epoch), per_epoch=per_epoch)
+    plan = checked_plan(as_plan(plan), n, total=total or stop.workload(per_epoch), per_epoch=per_epoch)
     timeout_s = knobs.pop("worker_timeout_s", None)
     settings = CoordinatorSettings(**{name: knobs.pop(name) for name in SETTINGS & knobs.keys()})
     parts = {"failure_detector": FailureDetector(timeout_s), **knobs}

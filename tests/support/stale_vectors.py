@@ -3,8 +3,8 @@
 import torch
 
 import paceline as pl
-from paceline.policies.compensation.base import StaleGradient
-from paceline.policies.compensation.stale_arithmetic import BLOCK
+from paceline.tensors.stale_arithmetic import BLOCK
+from paceline.tensors.stale_vectors import StaleVectors
 from tiny_jobs import tiny_job
 
 SIZES = (BLOCK + 7, 3)  # sizes of two flat vectors: more than a block, and less
@@ -18,7 +18,14 @@ def vectors(seed, dtype=torch.float64):
 def delayed(staleness=3, learning_rate=0.5, g=None, now=None, then=None):
     g = g or vectors(0)
     squared_norm = sum(float((each.double() ** 2).sum()) for each in g)
-    return StaleGradient(staleness, learning_rate, squared_norm, g, now or vectors(1), then or vectors(2))
+    return StaleVectors(
+        staleness=staleness,
+        learning_rate=learning_rate,
+        squared_norm=squared_norm,
+        gradient=g,
+        now=now or vectors(1),
+        then=then or vectors(2),
+    )
 
 
 def trained(protocol, **changes):

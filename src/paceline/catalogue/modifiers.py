@@ -10,9 +10,9 @@ from paceline.policies.controllers.base import Controller
 from paceline.policies.controllers.grace import Grace
 from paceline.policies.controllers.restart_after import RestartAfter
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
-from paceline.policies.outer_optimizer import OuterOptimizer, parse_outer
 from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
+from paceline.protocols.outer_optimizer import OuterOptimizer, parse_outer
 from paceline.utils.argument_types import checked_types
 
 

@@ -4,8 +4,8 @@ from numbers import Integral
 
 from paceline.errors import UsageError
 from paceline.policies.compensation.delay import DCS3GD
-from paceline.policies.outer_optimizer import DelayedNesterov, parse_outer
 from paceline.protocols.allreduce import AllReduceConfig
+from paceline.protocols.outer_optimizer import DelayedNesterov, parse_outer
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range

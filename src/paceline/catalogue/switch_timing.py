@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError, describe_read_error
+from paceline.protocols.found_for import FoundFor
 from paceline.utils.files import ContentError, read_toml
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -18,35 +19,6 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "then": str,
     "fraction": (int, float),
 }
-
-
-@dataclass(frozen=True)
-class FoundFor:
-    """Runs for which a search has found a plan; other runs are refused.
-
-    Attributes:
-        file: path of the timing file.
-        job: name of the job.
-        model: digest of the architecture.
-        batch_size: number of samples in a worker's minibatch.
-        workers: number of workers.
-    """
-
-    file: str
-    job: str
-    model: str
-    batch_size: int
-    workers: int
-
-    def check(self, **given: object) -> None:
-        """Check properties of a run, given by the names of these attributes."""
-        for what, value in given.items():
-            found = getattr(self, what)
-            if found != value:
-                raise UsageError(
-                    f"{self.file} was found for {what} {found}, and this run has {value}; search again with "
-                    "paceline search, or type sync_switch(fraction=...) if you know better"
-                )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from paceline.checkpoint.codec import Tensors, decode, encode
 from paceline.errors import PacelineWarning, RunError, UsageError
-from paceline.server import tensor_file
+from paceline.tensors import tensor_file
 from paceline.utils.files import UNFINISHED, ContentError, parse_json, read_bytes, refuse_link, replace_file, writing
 
 SCHEMA = 2

@@ -3,85 +3,81 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
 
-from paceline.clusters.launch_env import NEW_TOKEN, TO_JOIN
+from paceline.clusters.launch_env import NEW_TOKEN, TO_JOIN, LaunchEnv
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.utils.wording import counted
 
-if TYPE_CHECKING:
-    from paceline.clusters.torchrun import Torchrun
-
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 
 
-def check_rank(cluster: Torchrun) -> None:
+def check_rank(ranks: LaunchEnv, max_workers: int | None) -> None:
     """Check that this rank is one of those that were started, if no others may join."""
-    rank, world_size = cluster.ranks.rank, cluster.ranks.world_size
-    if rank >= world_size and cluster.max_workers is None:
+    if ranks.rank >= ranks.world_size and max_workers is None:
         raise UsageError(
-            f"RANK='{rank}', expected a whole number >= 0 and <= {world_size - 1}: ranks are counted from 0; {TO_JOIN}"
+            f"RANK='{ranks.rank}', expected a whole number >= 0 and <= {ranks.world_size - 1}: ranks are counted from "
+            f"0; {TO_JOIN}"
         )
 
 
-def check_workers(cluster: Torchrun) -> None:
+def check_least_workers(least: int | None, workers: int) -> None:
+    """Check that a run has the workers that it is to begin with."""
+    if least is not None and least > workers:
+        raise UsageError(f"min_workers={least}, but the run has {counted(workers, 'worker')}: give at most {workers}")
+
+
+def check_most_workers(most: int, ranks: LaunchEnv, *, started: int, worker: int) -> None:
     """Check the number of workers that were started, and that of this process, against `max_workers`."""
-    least, most = cluster.min_workers, cluster.n
-    if least is not None and least > most:
-        raise UsageError(f"min_workers={least}, but the run has {counted(most, 'worker')}: give at most {most}")
-    if cluster.max_workers is None or cluster.ranks.sidecar is not None:
+    if ranks.sidecar is not None:
         return
-    if cluster.is_server and cluster.started > most:  # a process that joins later may have another WORLD_SIZE
+    if ranks.rank == 0 and started > most:  # a process that joins later may have another WORLD_SIZE
+        raise UsageError(f"max_workers={most}, but {counted(started, 'worker')} were started: give at least {started}")
+    if ranks.rank != 0 and worker >= most:
         raise UsageError(
-            f"max_workers={most}, but {counted(cluster.started, 'worker')} were started: give at least "
-            f"{cluster.started}"
-        )
-    if not cluster.is_server and cluster.worker >= most:
-        raise UsageError(
-            f"RANK={cluster.ranks.rank} is worker {cluster.worker}, but max_workers={most} admits 0 to {most - 1}: "
-            "give every process a larger max_workers, or this one the RANK of a process that has ended"
+            f"RANK={ranks.rank} is worker {worker}, but max_workers={most} admits 0 to {most - 1}: give every process "
+            "a larger max_workers, or this one the RANK of a process that has ended"
         )
 
 
-def check_standby(cluster: Torchrun, plan: Plan) -> None:
-    """Raise a UsageError if a standby is asked for that this plan or launcher cannot have."""
-    if not cluster.standby:
-        for name, default in {"standby_address": None, "standby_sync": False}.items():
-            if (given := getattr(cluster, name)) != default:
-                raise UsageError(f"{name}={given!r} without a standby: give standby=1 too")
-        return
+def check_standby(plan: Plan, ranks: LaunchEnv, *, shards: int, workers: str) -> None:
+    """Raise a UsageError if this plan or launcher cannot have a standby."""
     reasons = {
         f"{plan} has no server": plan.allreduce is not None,
-        f"the servers of shards={cluster.shards} would need one each": cluster.shards > 1,
-        "the processes of a worker with workers='node' stay with rank 0": cluster.workers == "node",
-        "torchrun ends all ranks when one fails, which paceline run does not": cluster.ranks.ends_together,
-        "the command of the processes cannot be run again": cluster.ranks.spawns_sidecars,
-        "there is one process only": cluster.ranks.world_size == 1,
+        f"the servers of shards={shards} would need one each": shards > 1,
+        "the processes of a worker with workers='node' stay with rank 0": workers == "node",
+        "torchrun ends all ranks when one fails, which paceline run does not": ranks.ends_together,
+        "the command of the processes cannot be run again": ranks.spawns_sidecars,
+        "there is one process only": ranks.world_size == 1,
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise UsageError(f"standby=1, but {found[0]}; omit standby")
-    if cluster.standby_address is not None:
-        host_and_port(cluster.standby_address)
 
 
-def check_address(cluster: Torchrun) -> None:
-    """Raise a UsageError for an address that is invalid, or that the ranks cannot or may not use."""
-    is_host = bool(cluster.host) and not NO_HOST & {*cluster.host}
-    if not is_host or (cluster.port is not None and not 1 <= cluster.port <= 65535):
+def check_address(address: str, host: str, port: int | None, ranks: LaunchEnv, *, has_certificate: bool) -> None:
+    """Raise a UsageError for an address that is invalid, or that the ranks cannot or may not use.
+
+    Args:
+        address: address as it was given.
+        host: its host.
+        port: its port; None if it has none.
+        ranks: this rank, and what the launcher has set.
+        has_certificate: whether connections use certificates of an organisation.
+    """
+    is_host = bool(host) and not NO_HOST & {*host}
+    if not is_host or (port is not None and not 1 <= port <= 65535):
         raise UsageError(
-            f"address={cluster.address!r}: expected a host, or a host and a port from 1 to 65535, as 10.0.0.1, "
+            f"address={address!r}: expected a host, or a host and a port from 1 to 65535, as 10.0.0.1, "
             "fd00::1 or 10.0.0.1:29511"
         )
-    has_secret = bool(cluster.ranks.token) or cluster.tls_cert is not None
-    if not is_loopback(cluster.host):
+    has_secret = bool(ranks.token) or has_certificate
+    if not is_loopback(host):
         if not has_secret:
-            raise UsageError(f"address={cluster.address!r} is reachable from other machines: {NEW_TOKEN}")
-    elif cluster.ranks.local_world_size < cluster.ranks.world_size and not is_loopback(cluster.ranks.master[0]):
+            raise UsageError(f"address={address!r} is reachable from other machines: {NEW_TOKEN}")
+    elif ranks.local_world_size < ranks.world_size and not is_loopback(ranks.master[0]):
         raise UsageError(
-            f"the ranks are on several hosts, which cannot reach {cluster.address}: give the address of the host of "
-            f"rank 0, for example pl.Torchrun(address='{cluster.ranks.master[0]}')"
-            + ("" if has_secret else f"; {NEW_TOKEN}")
+            f"the ranks are on several hosts, which cannot reach {address}: give the address of the host of "
+            f"rank 0, for example pl.Torchrun(address='{ranks.master[0]}')" + ("" if has_secret else f"; {NEW_TOKEN}")
         )
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from paceline.clusters.devices import check_device, cores
 from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.launch_env import LaunchEnv
-from paceline.clusters.rank_checks import check_address, check_rank, check_standby, check_workers
+from paceline.clusters.rank_checks import (
+    check_address,
+    check_least_workers,
+    check_most_workers,
+    check_rank,
+    check_standby,
+    host_and_port,
+)
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.spot_notice import parse_notice
 from paceline.clusters.tls_files import TLS_FILES, check_tls_files
@@ -167,10 +174,10 @@ class Torchrun:
         check_device(self.device)
         is_certain = self.worker_at_server is not None or self.workers == "node" or self.max_workers is not None
         check_faults(self.faults, self.n if is_certain else self.ranks.world_size)
-        check_rank(self)
+        check_rank(self.ranks, self.max_workers)
         files = {name: getattr(self, name) for name in TLS_FILES if getattr(self, name) is not None}
         check_tls_files(files, encrypt=self.encrypt)
-        check_address(self)
+        check_address(self.address, self.host, self.port, self.ranks, has_certificate=self.tls_cert is not None)
 
     def __str__(self) -> str:
         # A run may be resumed on other hosts, and with other workers if it is elastic.
@@ -201,13 +208,25 @@ class Torchrun:
                     f"wire={self.wire!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
                     "wire=int8, int4 or top_k(share=0.01)"
                 )
-        check_workers(fitted)
-        check_standby(fitted, plan)
+        check_least_workers(fitted.min_workers, fitted.n)
+        if fitted.max_workers is not None:
+            check_most_workers(fitted.max_workers, fitted.ranks, started=fitted.started, worker=fitted.worker)
+        fitted._check_standby(plan)
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
         check_faults(fitted.faults, fitted.n)
         return fitted
+
+    def _check_standby(self, plan: Plan) -> None:
+        if self.standby:
+            check_standby(plan, self.ranks, shards=self.shards, workers=self.workers)
+            if self.standby_address is not None:
+                host_and_port(self.standby_address)
+            return
+        for name, default in {"standby_address": None, "standby_sync": False}.items():
+            if (given := getattr(self, name)) != default:
+                raise UsageError(f"{name}={given!r} without a standby: give standby=1 too")
 
     @property
     def is_elastic(self) -> bool:

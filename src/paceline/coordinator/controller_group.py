@@ -17,7 +17,7 @@ class ControllerGroup:
     """
 
     def __init__(self, phase: Phase | None = None) -> None:
-        self._controllers: tuple[control.Controller[Any], ...] = phase.controllers if phase is not None else ()
+        self._controllers: tuple[control.Controller[Any], ...] = () if phase is None else control.controllers_of(phase)
         self._states: list[Any] = []
         self.reads_steps = any(each.reads == "steps" for each in self._controllers)
         self.reads_work = any(each.reads_work for each in self._controllers)

@@ -18,7 +18,7 @@ from paceline.coordinator.worker_table import BUSY, EXCLUDED, LOST, WorkerState
 from paceline.core.duration import Duration
 from paceline.core.events import Arrival, RestartWorker, Step
 from paceline.errors import UsageError
-from paceline.policies.compensation.base import Compensator
+from paceline.policies.compensation.base import Compensator, compensators_of
 from paceline.policies.controllers import base as control
 from paceline.protocols.momentum import KEEP, MomentumTracker
 from paceline.protocols.protocol import Phase, Plan, Protocol
@@ -109,7 +109,7 @@ class PhaseRunner:
         self._progress = PhaseProgress(phase.end)
         self._controllers = ControllerGroup(phase)
         self.has_controllers = bool(phase.controllers)
-        self.compensators = phase.compensators
+        self.compensators = compensators_of(phase)
         self.measures_steps = self._settings.measure_steps or self._controllers.reads_steps
 
     def _change_protocol(

@@ -13,8 +13,8 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.engines.signals import Signals
 from paceline.recording.metrics.network_counters import NetworkCounters
-from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers
 
 Observer = Callable[[float, events.Event | None, Sequence[events.Command]], None]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.checkpoint.worker_states import WorkerStates
 from paceline.errors import RunError
 from paceline.recording.validation import believed
-from paceline.server.flat_buffers import FlatBuffers, copy_checked
+from paceline.tensors.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import Replica

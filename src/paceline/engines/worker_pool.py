@@ -10,9 +10,9 @@ from typing import Any, Generic, Self, TypeVar
 from paceline.core.events import AbortRun, Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Outcome
 from paceline.engines.base import compensated
 from paceline.engines.wall_clock import WallClockEngine
-from paceline.server.flat_buffers import FlatBuffers
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import VersionStore
+from paceline.tensors.flat_buffers import FlatBuffers
+from paceline.tensors.version_store import VersionStore
 from paceline.worker.parameter_guard import ParameterGuard
 from paceline.worker.replica import GradientStats, TaskProgress
 

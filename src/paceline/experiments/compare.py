@@ -11,7 +11,8 @@ from paceline.clusters.parser import parse_cluster, without_launcher
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
-from paceline.experiments.comparison import Comparison, ComparisonRow, FailedRunsError
+from paceline.experiments.comparison import Comparison, FailedRunsError
+from paceline.experiments.comparison_row import ComparisonRow
 from paceline.experiments.runner.cell import GridSpec, RunSpec
 from paceline.experiments.runner.ending import is_finished
 from paceline.experiments.runner.folder import FolderKind, Request, cells_of, request

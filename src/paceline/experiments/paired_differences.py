@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from paceline.core.stop import Stop
+from paceline.experiments.comparison_row import ComparisonRow
+from paceline.recording.run_stats import RunStats
 from paceline.utils.confidence_intervals import Interval, paired_difference, paired_ratio
 from paceline.utils.wording import counted
-
-if TYPE_CHECKING:
-    from paceline.core.stop import Stop
-    from paceline.experiments.comparison import ComparisonRow
-    from paceline.recording.run_stats import RunStats
 
 
 class PairedDifference(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 
 PAGE_BYTES = mmap.PAGESIZE
 WORD_BYTES = 8

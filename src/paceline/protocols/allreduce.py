@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paceline.errors import UsageError
+from paceline.protocols.additions import CompensatorPart
+from paceline.protocols.outer_optimizer import OuterSGD
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
-
-if TYPE_CHECKING:
-    from paceline.policies.compensation.base import Compensator
-    from paceline.policies.outer_optimizer import OuterSGD
 
 
 @checked_dataclass(frozen=True)
@@ -43,7 +41,7 @@ class AllReduceConfig:
 
     sums: Literal["gradients", "updates"]
     lag: int = 0
-    correction: Compensator | None = None
+    correction: CompensatorPart | None = None
     period: int = 1
     outer: OuterSGD | None = None
     fragments: int = 1

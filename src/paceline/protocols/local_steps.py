@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from paceline.errors import UsageError
+from paceline.protocols.outer_optimizer import DelayedNesterov, OuterSGD
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_optional_range
-
-if TYPE_CHECKING:
-    from paceline.policies.outer_optimizer import DelayedNesterov, OuterSGD
-    from paceline.protocols.protocol import Phase
 
 FIRST_BUDGET = 8
 UNLIMITED = 1_000_000
@@ -62,12 +58,6 @@ class LocalSteps:
 
     def __repr__(self) -> str:
         return short_repr(self, self.name)
-
-    def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with these local steps."""
-        if phase.local_steps is not None:
-            raise UsageError(f"{phase} has local steps already; leave {self} out")
-        return replace(phase, local_steps=self)
 
     @property
     def most(self) -> int:

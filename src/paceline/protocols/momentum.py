@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError, did_you_mean
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
-
-if TYPE_CHECKING:
-    from paceline.protocols.protocol import Phase
 
 LIMITS: Mapping[str, Callable[[int, int], float]] = {
     "keep": lambda i, n: inf,
@@ -64,12 +59,6 @@ class Momentum:
         """
         limit = LIMITS[self.rule](i, n)
         return limit if limit < 1 else inf
-
-    def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with this momentum rule."""
-        if phase.momentum != KEEP:
-            raise UsageError(f"{phase} + {self}: the momentum has a rule already; expected one")
-        return replace(phase, momentum=self)
 
 
 KEEP = Momentum("keep")

@@ -1,21 +1,57 @@
-"""Checks of a plan: ends of its phases, and parts that contradict each other."""
+"""Checks of a plan: workers, ends of its phases, and parts that contradict each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
 
 from paceline.core.duration import Unit
 from paceline.errors import UsageError
 from paceline.protocols.momentum import KEEP
-
-if TYPE_CHECKING:
-    from paceline.protocols.protocol import Phase
+from paceline.protocols.protocol import Phase, Plan
 
 
-def check_ends(phases: Sequence[Phase]) -> None:
+def checked_plan(
+    plan: Plan,
+    n: int,
+    total: float | None,
+    per_epoch: float | None,
+    updates: float | None = None,
+    seconds: float | None = None,
+) -> Plan:
+    """Return a plan with workload in gradients, and check that n workers can run it.
+
+    Args:
+        plan: plan as it was written.
+        n: number of workers, >= 1.
+        total: gradients of the whole run; None if its stop does not fix them.
+        per_epoch: gradients of one epoch; None if the data have no length.
+        updates: updates of the whole run; None if its stop does not limit them.
+        seconds: seconds of the whole run; None if its stop does not limit them.
+    """
+    if plan.found_for is not None:
+        plan.found_for.check(workers=n)
+    phases = []
+    for phase in plan.phases:
+        for controller in phase.controllers:
+            controller.check(phase.protocol, n)
+        phase.protocol.check_workers(n)
+        _check_serverless(phase, len(plan.phases))
+        _check_compensators(phase)
+        _check_local_steps(phase, plan.phases[0])
+        if phase.momentum.counts_epochs and per_epoch is None:
+            raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
+        end = phase.end and phase.end.in_gradients(total, per_epoch)
+        phases.append(replace(phase, end=end))
+    _check_ends(plan.phases)
+    _check_ends(phases)
+    _check_reach(phases, {"gradients": total, "updates": updates, "seconds": seconds})
+    return replace(plan, phases=tuple(phases))
+
+
+def _check_ends(phases: Sequence[Phase]) -> None:
     """Check that every phase but the last one ends, each later than the one before."""
     *firsts, last = phases
     for phase, follower in zip(firsts, phases[1:], strict=True):
@@ -38,7 +74,7 @@ def check_ends(phases: Sequence[Phase]) -> None:
         reached[phase.end.unit] = phase
 
 
-def check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
+def _check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) -> None:
     """Check that no phase ends where the whole run does, as far as that is known.
 
     An update is made of at least one gradient, so a run has at most as many updates as gradients.
@@ -54,7 +90,7 @@ def check_reach(phases: Sequence[Phase], limits: Mapping[Unit, float | None]) ->
             )
 
 
-def check_compensators(phase: Phase) -> None:
+def _check_compensators(phase: Phase) -> None:
     """Check that a phase has stale gradients to compensate, which no controller needs as they were measured."""
     if not phase.compensators:
         return
@@ -71,7 +107,7 @@ def check_compensators(phase: Phase) -> None:
             )
 
 
-def check_serverless(phase: Phase, phases: int) -> None:
+def _check_serverless(phase: Phase, phases: int) -> None:
     """Check that a phase without a server is the only one, with nothing added at a server."""
     if phase.allreduce is None:
         return
@@ -92,7 +128,7 @@ def check_serverless(phase: Phase, phases: int) -> None:
         )
 
 
-def check_local_steps(phase: Phase, first: Phase) -> None:
+def _check_local_steps(phase: Phase, first: Phase) -> None:
     """Check that all phases have the same local steps, which its compensators and controllers allow."""
     if phase.local_steps != first.local_steps:
         raise UsageError(

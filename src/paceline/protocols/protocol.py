@@ -6,24 +6,18 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from paceline.core.duration import Duration
 from paceline.errors import UsageError
-from paceline.protocols import plan_checks
+from paceline.protocols.additions import Addition, CompensatorPart, ControllerPart
 from paceline.protocols.allreduce import AllReduceConfig
+from paceline.protocols.found_for import FoundFor
+from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import KEEP, Momentum
 from paceline.utils.argument_types import checked_types
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.wording import counted
-
-if TYPE_CHECKING:
-    from paceline.catalogue.switch_timing import FoundFor
-    from paceline.policies.compensation.base import Compensator
-    from paceline.policies.controllers.base import Controller
-    from paceline.protocols.local_steps import LocalSteps
-
-    Addition: TypeAlias = "Compensator | Controller[Any] | Momentum | LocalSteps | Phase"
 
 
 class PlanPart(ABC):
@@ -47,15 +41,10 @@ class PlanPart(ABC):
         end = Duration.of(fraction=fraction, updates=updates, gradients=gradients, epochs=epochs, seconds=seconds)
         return replace(self._as_phase(), end=end)
 
-    def __add__(self, added: Addition | tuple[Addition, ...]) -> Phase:
+    def __add__(self, added: Added | tuple[Added, ...]) -> Phase:
         phase = self._as_phase()
         for each in added if isinstance(added, tuple) else (added,):
-            if not hasattr(each, "added_to"):
-                raise UsageError(
-                    f"{each!r} cannot be added to {phase}; expected a compensator, a controller, a momentum or local "
-                    "steps, such as pl.staleness_lr(C=0.01), pl.elastic(), pl.momentum('1/n') or pl.local_steps(H=16)"
-                )
-            phase = each.added_to(phase)
+            phase = phase._with(each)
         return phase
 
     def __rshift__(self, other: Protocol | Phase | Plan) -> Plan:
@@ -126,7 +115,7 @@ class Protocol(PlanPart):
                 f"k_batch_sync(k={self.quorum})"
             )
 
-    def controlled_by(self, *controllers: Controller[Any]) -> Phase:
+    def controlled_by(self, *controllers: ControllerPart) -> Phase:
         """Return a phase with these controllers, which may change the knobs."""
         return Phase(self, controllers)
 
@@ -157,22 +146,40 @@ class Phase(PlanPart):
     """
 
     protocol: Protocol
-    controllers: tuple[Controller[Any], ...] = ()
+    controllers: tuple[ControllerPart, ...] = ()
     end: Duration | None = None
     name: str = ""
-    compensators: tuple[Compensator, ...] = ()
+    compensators: tuple[CompensatorPart, ...] = ()
     momentum: Momentum = KEEP
     allreduce: AllReduceConfig | None = None
     local_steps: LocalSteps | None = None
 
-    def added_to(self, phase: Phase) -> Phase:
-        """Return the phase with the correction of this phase, as in ``pl.asp() + pl.dc_s3gd()``."""
-        if self.allreduce is None or self.allreduce.correction is None or self.allreduce.lag > 1:
-            raise UsageError(
-                f"{self} cannot be added to {phase}: it is a protocol of its own; expected a compensator, a controller "
-                "or a momentum, such as pl.staleness_lr(C=0.01)"
-            )
-        return self.allreduce.correction.added_to(phase)
+    def _with(self, added: Added) -> Phase:
+        extended: Phase
+        match added:
+            case Addition():
+                extended = added.added_to(self)
+                return extended
+            case Momentum():
+                if self.momentum != KEEP:
+                    raise UsageError(f"{self} + {added}: the momentum has a rule already; expected one")
+                return replace(self, momentum=added)
+            case LocalSteps():
+                if self.local_steps is not None:
+                    raise UsageError(f"{self} has local steps already; leave {added} out")
+                return replace(self, local_steps=added)
+            case Phase():  # which stands for its correction, as in pl.asp() + pl.dc_s3gd()
+                if added.allreduce is None or added.allreduce.correction is None or added.allreduce.lag > 1:
+                    raise UsageError(
+                        f"{added} cannot be added to {self}: it is a protocol of its own; expected a compensator, a "
+                        "controller or a momentum, such as pl.staleness_lr(C=0.01)"
+                    )
+                extended = added.allreduce.correction.added_to(self)
+                return extended
+        raise UsageError(
+            f"{added!r} cannot be added to {self}; expected a compensator, a controller, a momentum or local steps, "
+            "such as pl.staleness_lr(C=0.01), pl.elastic(), pl.momentum('1/n') or pl.local_steps(H=16)"
+        )
 
     def _as_phase(self) -> Phase:
         return self
@@ -250,43 +257,8 @@ class Plan:
         """Whether a controller cuts the minibatches of an update into unequal shares."""
         return any(controller.sets_shares for phase in self.phases for controller in phase.controllers)
 
-    def checked(
-        self,
-        n: int,
-        total: float | None,
-        per_epoch: float | None,
-        updates: float | None = None,
-        seconds: float | None = None,
-    ) -> Plan:
-        """Return this plan with workload in gradients, and check that n workers can run it.
 
-        Args:
-            n: number of workers, >= 1.
-            total: gradients of the whole run; None if its stop does not fix them.
-            per_epoch: gradients of one epoch; None if the data have no length.
-            updates: updates of the whole run; None if its stop does not limit them.
-            seconds: seconds of the whole run; None if its stop does not limit them.
-        """
-        if self.found_for is not None:
-            self.found_for.check(workers=n)
-        phases = []
-        for phase in self.phases:
-            for controller in phase.controllers:
-                controller.check(phase.protocol, n)
-            phase.protocol.check_workers(n)
-            plan_checks.check_serverless(phase, len(self.phases))
-            plan_checks.check_compensators(phase)
-            plan_checks.check_local_steps(phase, self.phases[0])
-            if phase.momentum.counts_epochs and per_epoch is None:
-                raise UsageError(f"{phase}: these data have no epochs to raise the momentum by; give another rule")
-            end = phase.end and phase.end.in_gradients(total, per_epoch)
-            phases.append(replace(phase, end=end))
-        plan_checks.check_ends(self.phases)
-        plan_checks.check_ends(phases)
-        plan_checks.check_reach(phases, {"gradients": total, "updates": updates, "seconds": seconds})
-        return replace(self, phases=tuple(phases))
-
-
+Added: TypeAlias = Addition | Momentum | LocalSteps | Phase
 _KNOBS = attrgetter("end", "controllers", "compensators", "momentum", "allreduce")
 
 

@@ -129,7 +129,7 @@ class RunFolder(Callback):
         """Write the parameters and buffers of the model, if the run has started."""
         from safetensors import SafetensorError
 
-        from paceline.server import tensor_file
+        from paceline.tensors import tensor_file
 
         if self._log is None:
             return

@@ -15,7 +15,7 @@ from paceline.recording.event_log import Prefix
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import CHECKPOINTS, RunFolder, versions
 from paceline.run.session import Session
-from paceline.server.finite import count_not_finite
+from paceline.tensors.finite import count_not_finite
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

@@ -20,6 +20,7 @@ from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.policies.learning_rate import ScheduleCurve
 from paceline.policies.noise_rule import NoiseRule
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Plan
 from paceline.run.noise_reference import reference_of
 from paceline.utils.validation import check_range
@@ -68,7 +69,7 @@ class RunConfig:
         check_range("[0, inf)", Integral, seed=self.seed)
         total = self.stop.workload(self.per_epoch)
         limits = {"updates": self.stop.updates, "seconds": self.stop.seconds}
-        plan = self.plan.checked(self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
+        plan = checked_plan(self.plan, self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
         self.cluster.check_plan(plan)
         if plan.found_for is not None:
             model = model_in_short(build_model(self.job, self.seed))

@@ -7,7 +7,7 @@ import psutil
 from paceline.errors import UsageError
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.protocol import Plan
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.utils.wording import counted
 
 OPTIMIZER = 2  # vectors of the state of Adam and AdamW; most optimizers have as many, or fewer

@@ -9,13 +9,13 @@ from typing import Any
 from paceline.checkpoint.codec import Json, decode, encode
 from paceline.core.duration import Duration
 from paceline.errors import UsageError
-from paceline.policies.compensation.base import Compensator
+from paceline.policies.compensation.base import Compensator, compensators_of
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import StalenessLR, StalenessWeight
 from paceline.policies.controllers.adasync import AdaSync
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.balance import Balance
-from paceline.policies.controllers.base import Controller
+from paceline.policies.controllers.base import Controller, controllers_of
 from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.fixed_quorum import FixedQuorum, ScheduledQuorum
@@ -24,10 +24,10 @@ from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.controllers.restart_after import RestartAfter
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, Stragglers
-from paceline.policies.outer_optimizer import DelayedNesterov, OuterOptimizer, OuterSGD
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.momentum import Momentum
+from paceline.protocols.outer_optimizer import DelayedNesterov, OuterOptimizer, OuterSGD
 from paceline.protocols.protocol import Phase, Plan, Protocol
 
 Part = Controller[Any] | Compensator | OuterOptimizer
@@ -88,8 +88,8 @@ def _with_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _phase_as_data(phase: Phase) -> dict[str, Any]:
     return {
         "protocol": _knobs(phase.protocol),
-        "controllers": [_part_as_data(each) for each in phase.controllers],
-        "compensators": [_part_as_data(each) for each in phase.compensators],
+        "controllers": [_part_as_data(each) for each in controllers_of(phase)],
+        "compensators": [_part_as_data(each) for each in compensators_of(phase)],
         "momentum": _knobs(phase.momentum),
         "allreduce": _with_parts(phase.allreduce, "correction", "outer") if phase.allreduce is not None else None,
         "end": _knobs(phase.end) if phase.end is not None else None,

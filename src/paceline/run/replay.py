@@ -16,6 +16,7 @@ from paceline.core import records
 from paceline.core.events import Command, EndRun, Outcome, Restarted
 from paceline.core.stop import Stop as StopRule
 from paceline.errors import UsageError
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.callback import Memory
 from paceline.recording.event_log import to_line
@@ -242,7 +243,7 @@ def _reason_of_end(commands: Sequence[Command]) -> str:
 def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
     rules, stop = saved.configuration["rules"], StopRule.parse(saved.configuration["stop"])
     per_epoch = rules["per_epoch"]
-    plan = as_plan(given).checked(rules["workers"], total=stop.workload(per_epoch), per_epoch=per_epoch)
+    plan = checked_plan(as_plan(given), rules["workers"], total=stop.workload(per_epoch), per_epoch=per_epoch)
     if str(plan) != saved.configuration["protocol"]:
         raise UsageError(f"{saved.path} ran {saved.configuration['protocol']}, given {plan}; expected the same plan")
     return plan

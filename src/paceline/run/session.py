@@ -33,11 +33,11 @@ from paceline.run.config import RunConfig
 from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.memory import check_memory, memory_note
 from paceline.run.plan_json import plan_as_json
-from paceline.server.compiled_arithmetic import stale_arithmetic
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.compiled_arithmetic import stale_arithmetic
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.evaluation import evaluate

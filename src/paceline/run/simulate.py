@@ -22,6 +22,7 @@ from paceline.engines.virtual.timing import TimingEngine
 from paceline.engines.virtual.vectorized.accounting import VectorizedAccounting
 from paceline.engines.virtual.vectorized.selection import vectorized_simulation
 from paceline.errors import RunError, UsageError
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.recording.history import Totals
 from paceline.utils.argument_types import checked_types
@@ -148,7 +149,7 @@ def simulate(
     simulated = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if not isinstance(simulated, Cluster):
         raise UsageError(f"{cluster!r} runs in real time; give a simulated cluster such as '4*exp(mean=1)'")
-    plan = plan.checked(simulated.n, total=None, per_epoch=None, updates=updates)
+    plan = checked_plan(plan, simulated.n, total=None, per_epoch=None, updates=updates)
     simulated.check_plan(plan)
     _check_times_suffice(plan)
     if worker_timeout_s is None:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.server.blocks import block_like, in_blocks
-from paceline.server.finite import are_finite
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean
-from paceline.server.mean_loops import move_mean, update_mean
+from paceline.tensors.blocks import block_like, in_blocks
+from paceline.tensors.finite import are_finite
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean
+from paceline.tensors.mean_loops import move_mean, update_mean
 
 
 class _Queued(NamedTuple):

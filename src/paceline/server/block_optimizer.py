@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from paceline.server.accumulator import MeanGradient
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.kernels import loops_of, step
-from paceline.server.mean_loops import loops_of_mean
 from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.mean_loops import loops_of_mean
 
 
 class BlockOptimizer:

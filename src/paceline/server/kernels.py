@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
-from paceline.server.compiled_loops import LEAST, TRIED, in_threads, loops_for
 from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
+from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

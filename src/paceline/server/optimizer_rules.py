@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
-from paceline.server.blocks import block_length, block_like, in_blocks
-from paceline.server.finite import check_sum
+from paceline.tensors.blocks import block_length, block_like, in_blocks
+from paceline.tensors.finite import check_sum
 
 ROOTS = 2**18  # elements between two calls of torch for square roots: a call costs more than the last-level cache
 

@@ -12,10 +12,10 @@ from paceline.core.events import Step
 from paceline.core.sharding import FullVector
 from paceline.server.accumulator import MeanGradient
 from paceline.server.block_optimizer import BlockOptimizer
-from paceline.server.finite import are_finite
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
-from paceline.server.squared_norms import squared_norm_of
 from paceline.server.step_stats import StepMeter
+from paceline.tensors.finite import are_finite
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, bind
+from paceline.tensors.squared_norms import squared_norm_of
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.jobs.job import Job
-from paceline.policies.outer_optimizer import DelayedNesterov, OuterOptimizer, OuterSGD
 from paceline.protocols.local_steps import LocalSteps
+from paceline.protocols.outer_optimizer import DelayedNesterov, OuterOptimizer, OuterSGD
 
 
 def server_job(job: Job, local_steps: LocalSteps | None) -> Job:

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from paceline.core.events import Apply, Compensation, Step
 from paceline.core.sharding import FullVector, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
-from paceline.policies.compensation.base import Compensator, StaleGradient, apply_compensators
+from paceline.policies.compensation.base import Compensator, apply_compensators
 from paceline.server.accumulator import GradientAccumulator, MeanGradient
-from paceline.server.compiled_arithmetic import stale_arithmetic
-from paceline.server.finite import count_not_finite
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked, is_a_mean
 from paceline.server.optimizer import load_checked, make_optimizer, scaled_part, stepping
 from paceline.server.optimizer_step import OptimizerStep, max_learning_rate
 from paceline.server.workload_scheduler import WorkloadScheduler
 from paceline.server.zero_gradients import ZeroGradientMonitor
+from paceline.tensors.compiled_arithmetic import stale_arithmetic
+from paceline.tensors.finite import count_not_finite
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, bind, copy_checked, is_a_mean
+from paceline.tensors.stale_vectors import StaleVectors
 from paceline.utils.user_code import at_place
 
 
@@ -143,15 +144,15 @@ class ParameterServer:
             UsageError: a step scale is not in (0, inf).
         """
         now = self.state.flat_parameters
-        delayed = StaleGradient(
-            staleness,
-            max_learning_rate(self.optimizer),
-            squared_norm,
-            gradient.flat_parameters,
-            now,
-            then.flat_parameters,
-            self._vector,
-            stale_arithmetic(now),
+        delayed = StaleVectors(
+            staleness=staleness,
+            learning_rate=max_learning_rate(self.optimizer),
+            squared_norm=squared_norm,
+            gradient=gradient.flat_parameters,
+            now=now,
+            then=then.flat_parameters,
+            whole=self._vector,
+            arithmetic=stale_arithmetic(now),
         )
         factors = apply_compensators(compensators, delayed, self.memory)
         done = [Compensation(by.formula, factor) for by, factor in zip(compensators, factors, strict=True)]

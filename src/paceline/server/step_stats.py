@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.core.events import Step
 from paceline.core.sharding import FullVector
-from paceline.server.squared_norms import squared_norm_of
+from paceline.tensors.squared_norms import squared_norm_of
 
 
 class StepMeter:

@@ -9,6 +9,7 @@ from paceline.clusters.timing.distributions import Distribution
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Arrival, Command, Compute
 from paceline.core.stop import Stop
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.theory.assumptions import NoTheoryError, protocol_family, round_trip
 from paceline.theory.runtime import Expected, expected
@@ -47,7 +48,7 @@ def expected_or_simulated(protocol: Protocol, cluster: Cluster) -> Expected:
 
 def _seconds_per_update(protocol: Protocol, n: int, times: Distribution, updates: int) -> float:
     """Return the mean seconds of an update of n workers, by the rules of the coordinator."""
-    plan = as_plan(protocol).checked(n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(protocol), n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=n, stop=Stop(updates=updates))
     next_s = _samples(times)
     now, arriving = 0.0, list[tuple[float, int, int]]()

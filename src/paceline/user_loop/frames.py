@@ -9,7 +9,7 @@ from typing import IO, TypeVar
 import msgspec
 from torch import Tensor
 
-from paceline.server import tensor_file
+from paceline.tensors import tensor_file
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from paceline.recording.run_folder import MODEL
-from paceline.server import tensor_file
+from paceline.tensors import tensor_file
 from paceline.utils import files
 from paceline.worker.kept_values import KeptValues
 from paceline.worker.write_watch import WriteWatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,20 @@ from paceline.user_loop.frozen_parameters import FrozenParameters
 from paceline.user_loop.loop_data import rebuild_loader
 from paceline.user_loop.loop_replica import LoopTask
 
-if TYPE_CHECKING:
-    from paceline.user_loop.attached_run import AttachedRun
+
+class TaskSource(Protocol):
+    """Tasks that the server gives to this rank."""
+
+    over: bool
+
+    def begin_iteration(self) -> None:
+        """Begin an epoch, of which the tasks follow."""
+
+    def next_task(self) -> LoopTask | None:
+        """Return the task of this rank, None if it is of a later epoch or the run is over."""
+
+    def settle_without_step(self, task: LoopTask) -> None:
+        """Settle a task whose batches were used without a step."""
 
 
 class LeasedLoader:
@@ -26,7 +38,7 @@ class LeasedLoader:
     The processes of the DataLoader load the leased minibatches ahead, and live until the end of the run.
 
     Args:
-        run: run of this rank.
+        tasks: tasks of this rank.
         loader: DataLoader of the user, of which all but the order of the samples is used.
         accumulate: batches of each step, >= 1.
         ranks: ranks that share the batches, >= 1.
@@ -38,9 +50,9 @@ class LeasedLoader:
     """
 
     def __init__(
-        self, run: AttachedRun, loader: DataLoader[Any], accumulate: int, ranks: int, frozen: FrozenParameters
+        self, tasks: TaskSource, loader: DataLoader[Any], accumulate: int, ranks: int, frozen: FrozenParameters
     ) -> None:
-        self._run = weakref.proxy(run)
+        self._tasks = weakref.proxy(tasks)
         self._frozen = frozen
         self._loader = loader
         self._accumulate = accumulate
@@ -61,23 +73,23 @@ class LeasedLoader:
         """
         self.is_iterating = True
         try:
-            self._run.begin_iteration()
+            self._tasks.begin_iteration()
             yield from self._epoch()
         finally:
             self.is_iterating = False
-        if self._run.over:
+        if self._tasks.over:
             return "the run is over: check run.over before next()"
         return "the epoch has no further batch for this rank: begin the next one"
 
     def _epoch(self) -> Iterator[Any]:
-        while (task := self._run.next_task()) is not None:
+        while (task := self._tasks.next_task()) is not None:
             assert self._ahead is not None
             self.begun = task
             if not task.step:
                 self._frozen.start_task()
             yield from self._ahead.batches(task)
-            if self._run.next_task() is task:
-                self._run.settle_without_step(task)
+            if self._tasks.next_task() is task:
+                self._tasks.settle_without_step(task)
 
     def start(self, rank: int) -> None:
         """Start the processes of the DataLoader, before this process has threads and connections.

@@ -9,7 +9,7 @@ from paceline.core.events import Minibatch
 from paceline.errors import UsageError
 from paceline.jobs.job import Job, trainable
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.user_loop.loop_data import UserLoop
 from paceline.user_loop.loop_optimizer import LoopOptimizer, check_steps, shared_parameters
 from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopReplica

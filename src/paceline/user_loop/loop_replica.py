@@ -19,7 +19,7 @@ from paceline.core.events import CTRL_C, Minibatch, Outcome
 from paceline.engines.distributed import End, HostProcess
 from paceline.jobs.job import Batch, Job
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.kept_values import KeptValues
 from paceline.worker.minibatch_forecast import UpcomingMinibatch

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
 from paceline.jobs.shared_memory import why_not_apart
-from paceline.server.flat_buffers import bind
 from paceline.server.zero_gradients import shortened
+from paceline.tensors.flat_buffers import bind
 from paceline.user_loop.frozen_parameters import FrozenParameters
 from paceline.user_loop.loop_tensors import copy_version
 from paceline.worker.buffer_watch import BufferWatch

@@ -27,7 +27,7 @@ from paceline.engines.signals import Signals, holding_sigterm, ignoring_ctrl_c
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
-from paceline.server import tensor_file
+from paceline.tensors import tensor_file
 from paceline.user_loop.description import FirstTensors, ServerRun, make_job, recv_run, send_run
 from paceline.user_loop.frames import frame, from_json, read_frame, to_json, write_frame
 from paceline.user_loop.optimizer_state import load_named_state, state_reader

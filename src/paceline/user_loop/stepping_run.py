@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from paceline.server.flat_buffers import bind
+from paceline.tensors.flat_buffers import bind
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.loop_replica import LoopEnd, LoopStep, LoopTask
 from paceline.user_loop.step_closure import StepArguments

@@ -191,7 +191,7 @@ def _advice(name: str, misfit: _Misfit, default: object) -> str:
 def _example(hint: Any) -> str:
     """Return an example of a public class, or of a list of its instances; empty for other types."""
     if isinstance(hint, type) and get_origin(hint) is None:
-        return _EXAMPLES.get(hint.__name__, "")
+        return _EXAMPLES.get(vars(hint).get("public_name", hint.__name__), "")
     found = next(filter(None, map(_example, get_args(hint))), "")
     return f"[{found}]" if found.startswith("pl.") and get_origin(hint) in _CONTAINERS else found
 
@@ -341,8 +341,9 @@ def describe_type(hint: Any, *, several: bool = False) -> str:
 
 
 def _title(kind: type) -> str:
-    is_public = kind.__module__.startswith("paceline.") and kind.__name__ in import_module("paceline").__all__
-    return f"pl.{kind.__name__}" if is_public else kind.__name__
+    name = vars(kind).get("public_name", kind.__name__)
+    is_public = kind.__module__.startswith("paceline.") and name in import_module("paceline").__all__
+    return f"pl.{name}" if is_public else str(name)
 
 
 def _listed(words: Sequence[str]) -> str:

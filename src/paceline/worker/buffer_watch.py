@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.server.flat_buffers import FlatBuffers, is_a_mean, write_difference
+from paceline.tensors.flat_buffers import FlatBuffers, is_a_mean, write_difference
 from paceline.worker.registered_objects import RegisteredObjects
 
 Kind = tuple[torch.dtype, torch.Size]

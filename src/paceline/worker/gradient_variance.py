@@ -8,7 +8,7 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
-from paceline.server.squared_norms import squared_norm
+from paceline.tensors.squared_norms import squared_norm
 
 
 class MicrobatchVariance:

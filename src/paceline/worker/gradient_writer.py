@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.server.flat_buffers import FlatBuffers
-from paceline.server.squared_norms import copy_with_squared_norm
+from paceline.tensors.flat_buffers import FlatBuffers
+from paceline.tensors.squared_norms import copy_with_squared_norm
 
 
 class GradientWriter:

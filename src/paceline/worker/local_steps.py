@@ -13,10 +13,10 @@ import torch
 from paceline.core.events import Accept, Apply, Minibatch
 from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers, is_a_mean, write_difference
 from paceline.server.optimizer import load_checked
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.squared_norms import squared_norm_of
+from paceline.tensors.flat_buffers import FlatBuffers, is_a_mean, write_difference
+from paceline.tensors.squared_norms import squared_norm_of
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.torch_utils import build_model

@@ -20,9 +20,9 @@ from paceline.core.events import Compute, Minibatch
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
-from paceline.server.squared_norms import squared_norm, sum_of_norms
 from paceline.server.zero_gradients import shortened
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, bind
+from paceline.tensors.squared_norms import squared_norm, sum_of_norms
 from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
 from paceline.worker.buffer_watch import BufferWatch

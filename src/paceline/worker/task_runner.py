@@ -14,7 +14,7 @@ import torch
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Minibatch
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import GradientStats, Replica
 from paceline.worker.torch_utils import usable_device

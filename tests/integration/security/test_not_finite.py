@@ -12,7 +12,7 @@ from paceline.checkpoint.store import Checkpoints
 from paceline.core.records import RunResumed
 from paceline.engines.distributed.parameter_server.worker_process import WorkerProcess
 from paceline.recording.run_folder import CHECKPOINTS
-from paceline.server.finite import are_finite
+from paceline.tensors.finite import are_finite
 from rank_threads import ranks
 from selections import each_value_once, parametrize_few
 from tiny_jobs import small_net, tiny_job

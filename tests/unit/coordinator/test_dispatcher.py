@@ -8,6 +8,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.core.events import NOT_FINITE, Arrival, Compute, Drop, Joined, Lost
 from paceline.core.stop import Stop
+from paceline.protocols.plan_checks import checked_plan
 
 
 def coordinator(n, per_epoch, partitioned, epochs, ahead):
@@ -16,7 +17,7 @@ def coordinator(n, per_epoch, partitioned, epochs, ahead):
         per_run = epochs * per_epoch
         ahead = 0 if partitioned else ahead
         minibatches = MinibatchSampler(n, per_epoch=per_epoch, partitioned=partitioned, per_run=per_run, ahead=ahead)
-    plan = parse_plan("dc_s3gd").checked(n, total=None, per_epoch=None)
+    plan = checked_plan(parse_plan("dc_s3gd"), n, total=None, per_epoch=None)
     return Coordinator(plan, workers=n, stop=Stop(updates=50), minibatches=minibatches)
 
 

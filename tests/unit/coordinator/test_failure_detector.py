@@ -21,6 +21,7 @@ from paceline.policies.estimators.round_trip_timeout import (
     false_alarm_probability,
     multiple,
 )
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from paceline.run.simulate import _simulate_by_events
 from selections import parametrize_few
@@ -77,7 +78,7 @@ def decisions(plan, n, law, seed, unit_s, timeout, fault):
         )
 
     failure_detector = FailureDetector(timeout and timeout * unit_s)
-    checked = as_plan(plan).checked(n, total=None, per_epoch=None)
+    checked = checked_plan(as_plan(plan), n, total=None, per_epoch=None)
     TimingEngine(cluster, seed).run(
         Coordinator(checked, workers=n, stop=pl.Stop(updates=15), failure_detector=failure_detector), observe
     )

@@ -18,6 +18,7 @@ from paceline.core.stop import Stop
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import SetShares
+from paceline.protocols.plan_checks import checked_plan
 from paceline.shares.batches import cut as cut_of_scripts
 
 WORKERS, BATCH = 3, 6
@@ -107,7 +108,7 @@ def test_minibatches_stay_whole_where_other_workers_are_there():
 def dealt_and_applied(faults, seed, per_run=30):
     """Return how many times each numbered sample was applied in a run of the data, by a controller of shares."""
     sampler = MinibatchSampler(WORKERS, per_epoch=10, partitioned=False, per_run=per_run)
-    plan = parse_plan("balanced(m=6, leases=1)").checked(WORKERS, total=per_run, per_epoch=10)
+    plan = checked_plan(parse_plan("balanced(m=6, leases=1)"), WORKERS, total=per_run, per_epoch=10)
     cluster = pl.Cluster(WORKERS, pl.LogNormal(1.0, 0.1), speed=[1, 0.5, 1], faults=faults)
     settings = CoordinatorSettings(per_epoch=10, batch_size=BATCH)
     driven = Coordinator(plan, workers=WORKERS, stop=Stop(epochs=3), settings=settings, minibatches=sampler)

@@ -21,8 +21,8 @@ from paceline.core.events import Accept, Apply, Step
 from paceline.core.sharding import ShardPeers, merge_shards, shard_boundaries
 from paceline.jobs.job import trainable
 from paceline.policies.compensation.delay import DCS3GD
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.torch_utils import build_model
 from selections import parametrize_few
 from tiny_jobs import batch_norm_net, small_net, tiny_job

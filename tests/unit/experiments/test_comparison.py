@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.experiments.comparison import ComparisonRow
+from paceline.experiments.comparison_row import ComparisonRow
 from paceline.experiments.runner.ending import Crash
 from paceline.recording.run_stats import RunStats
 

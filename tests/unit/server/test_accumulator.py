@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.server.accumulator import GradientAccumulator
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 
 VALUES, SAMPLES, SCALES, WORKERS = [1.0, -3.0, 5.0], [8, 4, 2], [1.0, 0.5, 2.0], [3, 1, 2]
 MEAN = (8 * 1.0 - 2 * 3.0 + 4 * 5.0) / 14

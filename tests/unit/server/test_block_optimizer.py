@@ -11,10 +11,10 @@ from torch.optim import lr_scheduler
 from paceline.core.events import Accept, Apply
 from paceline.server import kernels
 from paceline.server.block_optimizer import BlockOptimizer
-from paceline.server.blocks import BLOCK
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer_rules import AdamRule, SGDRule
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.blocks import BLOCK
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.torch_utils import build_model
 from selections import each_value_once, parametrize_few
 from tiny_jobs import tiny_job

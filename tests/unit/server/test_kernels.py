@@ -14,7 +14,7 @@ from paceline.server.accumulator import RunningMean
 from paceline.server.optimizer_rules import AdamRule, SGDRule, StepVectors
 from selections import parametrize_few
 
-compiled = pytest.importorskip("paceline.server.compiled")
+compiled = pytest.importorskip("paceline.tensors.compiled")
 
 RULES = {
     "sgd": SGDRule(0.1),
@@ -114,7 +114,7 @@ def test_loops_that_differ_from_torch_are_not_used(monkeypatch, caplog):
 
 
 def test_without_numba_torch_steps(monkeypatch):
-    monkeypatch.setitem(sys.modules, "paceline.server.compiled", None)
+    monkeypatch.setitem(sys.modules, "paceline.tensors.compiled", None)
     monkeypatch.delattr(sys.modules["paceline.server"], "compiled", raising=False)
     assert kernels.loops_for.__wrapped__(torch.float32) is None
 

@@ -10,7 +10,7 @@ import rank_threads
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_parts
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from selections import parametrize_each_once, parametrize_few
 
 pytestmark = pytest.mark.filterwarnings(

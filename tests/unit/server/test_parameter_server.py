@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 import paceline as pl
 from odd_parts import OPTIMIZERS, Odd
 from paceline.core.records import UpdateMade
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.evaluation import evaluate
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline as pl
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import parameters_of, small_net, tiny_job, update_of

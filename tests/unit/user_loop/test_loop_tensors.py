@@ -6,8 +6,8 @@ from torch import nn
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_parts
 from paceline.core.records import GradientArrived
-from paceline.server.flat_buffers import FlatLayout
-from paceline.server.squared_norms import PIECE, squared_norm
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.squared_norms import PIECE, squared_norm
 from paceline.user_loop.loop_replica import Lease, LoopTask
 from paceline.user_loop.loop_tensors import hand_in
 from paceline.worker import replica

@@ -11,9 +11,9 @@ import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import adamw, loss_of, make_parts, sgd, step
 from machine_speed import scaled
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.optimizer_rules import AdamRule
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.user_loop.optimizer_state import RemoteState, named_state, state_reader
 from paceline.worker.torch_utils import build_model
 from selections import parametrize_few

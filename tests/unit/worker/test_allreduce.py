@@ -16,9 +16,10 @@ from allreduce_runs import ALGORITHMS, DECAY, ITERATIONS, MOMENTUM, RATE, N, dec
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import VersionEvaluated
 from paceline.policies.compensation.delay import DCS3GD
-from paceline.policies.outer_optimizer import OuterSGD
-from paceline.server.flat_buffers import FlatLayout
+from paceline.protocols.outer_optimizer import OuterSGD
+from paceline.protocols.plan_checks import checked_plan
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
@@ -267,11 +268,11 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
     ("call", "says"),
     [
         (lambda: pl.train(tiny_job(), protocol="dc_s3gd", cluster="local:4", stop="updates=1"), "has no server"),
-        (lambda: parse_plan("all_reduce@25% >> asp").checked(4, 100, 10), "type all_reduce alone"),
-        (lambda: parse_plan("asp@25% >> dc_s3gd").checked(4, 100, 10), "the other parts of this plan need one"),
-        (lambda: parse_plan("all_reduce + elastic").checked(4, 100, 10), "type all_reduce alone"),
-        (lambda: parse_plan("dc_s3gd + staleness_lr(C=1)").checked(4, 100, 10), "or add to bsp or asp"),
-        (lambda: parse_plan("s3gd + dc_s3gd").checked(4, 100, 10), "dc_s3gd is s3gd with its correction"),
+        (lambda: checked_plan(parse_plan("all_reduce@25% >> asp"), 4, 100, 10), "type all_reduce alone"),
+        (lambda: checked_plan(parse_plan("asp@25% >> dc_s3gd"), 4, 100, 10), "the other parts of this plan need one"),
+        (lambda: checked_plan(parse_plan("all_reduce + elastic"), 4, 100, 10), "type all_reduce alone"),
+        (lambda: checked_plan(parse_plan("dc_s3gd + staleness_lr(C=1)"), 4, 100, 10), "or add to bsp or asp"),
+        (lambda: checked_plan(parse_plan("s3gd + dc_s3gd"), 4, 100, 10), "dc_s3gd is s3gd with its correction"),
         (lambda: pl.dc_s3gd(lambda0=-0.1), "lambda0=-0.1"),
         (lambda: pl.dc_s3gd(lambda0=float("nan")), "lambda0=nan"),
         (lambda: parse_plan("dc_s3gd(lambda0=much)"), "lambda0='much'"),

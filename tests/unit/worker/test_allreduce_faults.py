@@ -7,8 +7,8 @@ import torch
 import paceline as pl
 from allreduce_runs import ALGORITHMS, MOMENTUM, RATE
 from paceline.catalogue.parser import parse_plan
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.torch_utils import build_model
 from selections import each_value_once, parametrize_few

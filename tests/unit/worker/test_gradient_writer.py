@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.server.flat_buffers import FlatLayout
-from paceline.server.squared_norms import PIECE, squared_norm_of
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.squared_norms import PIECE, squared_norm_of
 from paceline.worker import replica
 from paceline.worker.gradient_writer import GradientWriter
 from paceline.worker.replica import GradientGroup, Replica

@@ -10,7 +10,7 @@ import paceline as pl
 from allreduce_runs import MOMENTUM, RATE, N, decaying, trained
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import VersionEvaluated
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.torch_utils import build_model
 from selections import parametrize_few

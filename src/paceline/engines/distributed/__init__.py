@@ -29,8 +29,8 @@ from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S, Side
 from paceline.engines.distributed.transport.messages import End
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.torch_utils import build_model
 

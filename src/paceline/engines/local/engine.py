@@ -25,9 +25,9 @@ from paceline.processes.shared_memory import SharedBuffers, SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import VersionStore
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import RemoteTracebackError
 

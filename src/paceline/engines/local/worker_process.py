@@ -20,7 +20,7 @@ from paceline.processes.child_process import ProcessSettings, init_child
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.user_code import at_place, failure_of, place_of
 from paceline.utils.wording import first_line
 from paceline.worker.local_steps import make_replica

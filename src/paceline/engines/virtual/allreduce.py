@@ -12,7 +12,7 @@ from paceline.core.wire import parse_wire
 from paceline.engines.virtual.allreduce_timing import AllReduceTiming
 from paceline.engines.virtual.compressed_transfers import transfers_of
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers, copy_checked
+from paceline.tensors.flat_buffers import FlatBuffers, copy_checked
 from paceline.utils.user_code import at_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.vectors import add_payload, drop_counts

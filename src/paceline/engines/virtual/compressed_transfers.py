@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import Code
-from paceline.server.compression import CompressedFormat
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 
 
 class CompressedTransfers:

@@ -26,7 +26,7 @@ from paceline.engines.virtual.compressed_transfers import transfers_of
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.parameter_server import ParameterServer
-from paceline.server.version_store import VersionStore
+from paceline.tensors.version_store import VersionStore
 from paceline.utils.user_code import at_place
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.minibatch_forecast import UpcomingMinibatch

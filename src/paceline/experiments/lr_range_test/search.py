@@ -22,6 +22,7 @@ from paceline.errors import PacelineError, RunError, UsageError, did_you_mean
 from paceline.experiments.lr_range_test.curve import Range, averaged, find_knee, smoothed
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.recording.callback import Callback
 from paceline.run.train import AnyCluster, train
@@ -198,7 +199,7 @@ def _protocol(name: str, k: int, cluster: Cluster | LocalCluster) -> Protocol:
         raise UsageError(f"{name!r} has knobs; give the name alone, {call.name!r}, and k as an argument")
     protocol = CATALOGUE[call.name](k)
     assert isinstance(protocol, Protocol)
-    cluster.check_plan(as_plan(protocol).checked(cluster.n, total=None, per_epoch=None))
+    cluster.check_plan(checked_plan(as_plan(protocol), cluster.n, total=None, per_epoch=None))
     return protocol
 
 

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Literal
 
 from paceline.catalogue.parser import switch_plan
-from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
+from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.checkpoint.fingerprint import model_in_short
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
@@ -24,6 +24,7 @@ from paceline.experiments.runner.folder import cells_of
 from paceline.experiments.runner.pool import Display, run_cells
 from paceline.experiments.switch_point.bisection import converged_accuracy
 from paceline.jobs.job import Job
+from paceline.protocols.found_for import FoundFor
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
 from paceline.worker.torch_utils import build_model

@@ -5,19 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
-from math import inf, isfinite
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast, get_args
 
-from paceline.core.sharding import FullVector
 from paceline.errors import UsageError
-from paceline.policies.compensation.stale_arithmetic import (
-    AdaptiveKnobs,
-    BlockArithmetic,
-    Corrected,
-    StaleArithmetic,
-    blocks,
-    squared_norm_of_block,
-)
+from paceline.protocols.additions import CompensatorPart, Kind
+from paceline.protocols.allreduce import AllReduceConfig
+from paceline.protocols.protocol import Phase
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
 from paceline.utils.validation import check_range
@@ -25,106 +18,81 @@ from paceline.utils.validation import check_range
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.protocols.protocol import Phase
-
     Memory = dict[str, list[Tensor]]
 
-Kind = Literal["scale", "correction"]
+
+class AdaptiveKnobs(NamedTuple):
+    """Knobs of the adaptive correction.
+
+    Attributes:
+        m: decay of the mean square of the gradients, in [0, 1).
+        epsilon: term against division by 0, > 0.
+        lambda0: strength of the correction, >= 0.
+    """
+
+    m: float
+    epsilon: float
+    lambda0: float
 
 
-class StaleGradient:
+class StaleGradient(ABC):
     """Accepted gradient, with the current parameters and those that it was computed at.
 
-    Args:
+    Attributes:
         staleness: number of versions made since those parameters, >= 0.
         learning_rate: learning rate of the optimizer, the largest of its parameter groups, >= 0.
         squared_norm: squared norm of the whole gradient, >= 0.
         gradient: flat vectors of the gradient, one per dtype, which a compensator may change in place.
-        now: flat vectors of the current parameters.
-        then: flat vectors of the parameters that the gradient was computed at.
-        whole: full vector of which these vectors are one shard; None if they are the full vector.
-        arithmetic: operations on the vectors; None for those of the vectors themselves.
     """
 
-    def __init__(
-        self,
-        staleness: int,
-        learning_rate: float,
-        squared_norm: float,
-        gradient: Sequence[Tensor],
-        now: Sequence[Tensor],
-        then: Sequence[Tensor],
-        whole: FullVector | None = None,
-        arithmetic: StaleArithmetic | None = None,
-    ) -> None:
-        self.staleness = staleness
-        self.learning_rate = learning_rate
-        self.squared_norm = squared_norm
-        self.gradient = gradient
-        self._now = now
-        self._then = then
-        self._arithmetic = arithmetic or BlockArithmetic()
-        self._squared_distance = None if staleness else 0.0
-        self._distance_of_shard: float | None = None  # squared, and so is the next one
-        self._norm_of_shard: float | None = None  # of the corrected gradient
-        self._whole = whole or FullVector(sum(flat.numel() for flat in gradient), list)
+    staleness: int
+    learning_rate: float
+    squared_norm: float
+    gradient: Sequence[Tensor]
 
     @property
+    @abstractmethod
     def elements(self) -> int:
         """Number of elements of the whole gradient."""
-        return self._whole.elements
 
+    @abstractmethod
     def total(self, share: float) -> float:
         """Return a sum over all elements of the full vector, given the sum over the elements of this shard.
 
         Every shard must call this. So whether it is called must not depend on the values of one shard.
         """
-        [total] = self._whole.summed([share])
-        return total
 
     @property
+    @abstractmethod
     def squared_distance(self) -> float:
         """Squared distance ||w_now - w_then||^2; inf if it is not a number, because training has diverged."""
-        if self._squared_distance is None:
-            if self._distance_of_shard is None:
-                pairs = zip(self._now, self._then, strict=True)
-                self._distance_of_shard = sum(self._arithmetic.squared_distance(now, then) for now, then in pairs)
-            total = self.total(self._distance_of_shard)
-            self._squared_distance = total if total < inf else inf
-        return self._squared_distance
 
     @property
+    @abstractmethod
     def is_finite(self) -> bool:
         """Whether all elements of the gradient are finite; one more pass, unless `correct` has changed it."""
-        if self._norm_of_shard is None:
-            pieces = (block for vector in self.gradient for (block,) in blocks(vector))
-            self._norm_of_shard = sum(map(squared_norm_of_block, pieces))
-        return isfinite(self.total(self._norm_of_shard))
 
+    @abstractmethod
     def squared_length(self, scale: float) -> float:
         """Return ||scale g g (w_now - w_then)||^2 of the full vector, with products element by element."""
-        return self.total(sum(self._arithmetic.squared_length(*each, scale) for each in self._vectors()))
 
+    @abstractmethod
+    def zeros(self) -> list[Tensor]:
+        """Return vectors of zeros, shaped like those of the gradient."""
+
+    @abstractmethod
     def add_correction(self, lambda_: float) -> None:
         """Add lambda g g (w_now - w_then) to the gradient, with products element by element."""
-        self._note([self._arithmetic.correct(*each, lambda_) for each in self._vectors()])
 
+    @abstractmethod
     def add_adaptive_correction(self, mean_square: Sequence[Tensor], knobs: AdaptiveKnobs) -> None:
-        """Count the gradient in the mean square of all gradients, and add lambda g g (w_now - w_then) to it.
+        """Count the gradient in the mean square of all gradients, and correct it if it is stale.
 
         The mean square becomes m * mean_square + (1 - m) g g. Then lambda is lambda0 / sqrt(mean_square + epsilon),
-        element by element.
+        element by element, and a stale gradient gets lambda g g (w_now - w_then).
         """
-        every = zip(self.gradient, self._now, self._then, mean_square, strict=True)
-        self._note([self._arithmetic.correct_adaptively(*each, knobs) for each in every])
 
-    def _note(self, corrected: Sequence[Corrected]) -> None:
-        self._norm_of_shard = sum(each.squared_norm for each in corrected)
-        self._distance_of_shard = sum(each.squared_distance for each in corrected)
-
-    def _vectors(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return zip(self.gradient, self._now, self._then, strict=True)
-
+    @abstractmethod
     def correct(self, change: Callable[..., object], *beside: Sequence[Tensor]) -> None:
         """Change the gradient in one pass.
 
@@ -133,22 +101,16 @@ class StaleGradient:
                 first one in place, and the others if it likes.
             beside: further vectors, each shaped like those of the gradient.
         """
-        self._norm_of_shard = 0.0
-        for gradient, *others in self.blocks(*beside):
-            change(gradient, *others)
-            self._norm_of_shard += squared_norm_of_block(gradient)
 
+    @abstractmethod
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Yield blocks of g, of w_now - w_then and of further vectors, in one pass.
 
         The difference is a copy, which the caller may change.
         """
-        for vectors in zip(self.gradient, self._now, self._then, *beside, strict=True):
-            for gradient, now, then, *others in blocks(*vectors):
-                yield gradient, now.sub(then), *others
 
 
-class Compensator(ABC):
+class Compensator(CompensatorPart):
     """Base class of staleness compensators; each is a frozen dataclass of its knobs.
 
     A gradient that is not stale is never changed. A subclass overrides `formula` and `compensate`.
@@ -160,21 +122,14 @@ class Compensator(ABC):
             computed after a correction, whose pass measures the distance too.
     """
 
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
     reads_gradient: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return short_repr(self, self.name)
 
-    @property
-    @abstractmethod
-    def formula(self) -> str:
-        """Formula of the factor or the correction, for the log."""
-
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with this compensator added after its present ones."""
-        return replace(phase, compensators=chain(*phase.compensators, self))
+        return replace(phase, compensators=chain(*compensators_of(phase), self))
 
     @abstractmethod
     def compensate(self, stale: StaleGradient, memory: Memory) -> float:
@@ -221,6 +176,16 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
             f"{corrections[0]!r} and {corrections[1]!r} would both correct a gradient for the same delay; give one"
         )
     return compensators
+
+
+def correction_of(allreduce: AllReduceConfig) -> Compensator | None:
+    """Return the correction of gradients that overlap an all-reduce; None without one."""
+    return cast("Compensator | None", allreduce.correction)
+
+
+def compensators_of(phase: Phase) -> tuple[Compensator, ...]:
+    """Return the compensators of a phase."""
+    return cast("tuple[Compensator, ...]", phase.compensators)
 
 
 def apply_compensators(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
-from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs
+from paceline.policies.compensation.base import AdaptiveKnobs, Compensator, StaleGradient
+from paceline.protocols.additions import Kind
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_optional_range, check_range
 
@@ -58,19 +58,13 @@ class DCASGD(Compensator):
     def compensate(self, stale: StaleGradient, memory: Memory) -> float:
         """Correct the gradient, and return lambda0, or 0 if the gradient is fresh."""
         if self.m is not None:
-            self._adapt(stale, memory, self.m)
+            if MEAN_SQUARE not in memory:
+                memory[MEAN_SQUARE] = stale.zeros()
+            knobs = AdaptiveKnobs(self.m, self.epsilon, self.lambda0)
+            stale.add_adaptive_correction(memory[MEAN_SQUARE], knobs)
         elif stale.staleness:
             stale.add_correction(self.lambda0)
         return float(self.lambda0) if stale.staleness else 0.0
-
-    def _adapt(self, stale: StaleGradient, memory: Memory, m: float) -> None:
-        if MEAN_SQUARE not in memory:
-            memory[MEAN_SQUARE] = [g.new_zeros(g.shape) for g in stale.gradient]
-        if stale.staleness:
-            stale.add_adaptive_correction(memory[MEAN_SQUARE], AdaptiveKnobs(m, self.epsilon, self.lambda0))
-            return
-        for mean_square, gradient in zip(memory[MEAN_SQUARE], stale.gradient, strict=True):
-            mean_square.mul_(m).addcmul_(gradient, gradient, value=1 - m)
 
 
 @checked_dataclass(frozen=True, repr=False)

@@ -8,7 +8,8 @@ from sys import float_info
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
-from paceline.policies.compensation.base import Compensator, Kind, StaleGradient
+from paceline.policies.compensation.base import Compensator, StaleGradient
+from paceline.protocols.additions import Kind
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 

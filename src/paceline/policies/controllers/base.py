@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
 from paceline.core.events import Arrival, Step
 from paceline.policies.estimators.critical_batch import NoiseEstimate
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseScaling
+from paceline.protocols.additions import ControllerPart
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import short_repr
@@ -281,7 +282,7 @@ Action = (
 PRECEDENCE: tuple[type[Action], ...] = get_args(Action)
 
 
-class Controller(ABC, Generic[State]):
+class Controller(ControllerPart, Generic[State]):
     """Base class of controllers, which change the knobs of a protocol while training runs.
 
     A controller is immutable: `decide` takes its state and returns the next one. So one controller can serve many
@@ -295,11 +296,6 @@ class Controller(ABC, Generic[State]):
         may_interrupt: whether the controller may change to a protocol that interrupts work.
         sets_shares: whether the controller cuts the minibatches of an update into unequal shares.
     """
-
-    reads: ClassVar[Literal["times", "losses", "steps", "noise"]] = "times"
-    reads_work: ClassVar[bool] = False
-    may_interrupt: ClassVar[bool] = False
-    sets_shares: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Return the controller as its call, the same in every process, because it identifies the plan."""
@@ -328,13 +324,6 @@ class Controller(ABC, Generic[State]):
         """Return the phase with this controller added."""
         return replace(phase, controllers=(*phase.controllers, self), name=f"{phase.title} + {self}")
 
-    def check(self, protocol: Protocol, n: int) -> None:
-        """Check that the controller can control this protocol on n workers.
-
-        Raises:
-            UsageError: it cannot. A controller that would have no effect warns instead.
-        """
-
     def state_dict(self, state: State) -> Any:
         """Return the state for a checkpoint: numbers, text, lists, tuples, sets, dicts and arrays."""
         return state
@@ -343,6 +332,11 @@ class Controller(ABC, Generic[State]):
         """Return the state that `state_dict` has saved."""
         state: State = saved
         return state
+
+
+def controllers_of(phase: Phase) -> tuple[Controller[Any], ...]:
+    """Return the controllers of a phase."""
+    return cast("tuple[Controller[Any], ...]", phase.controllers)
 
 
 StatefulState = TypeVar("StatefulState", bound=Stateful)

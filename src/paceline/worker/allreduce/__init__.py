@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.allreduce.gradient_averaging import GradientAveraging
 from paceline.worker.allreduce.update_averaging import UpdateAveraging

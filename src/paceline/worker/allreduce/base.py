@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from paceline.core.events import Apply, Compensation, Step
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.utils.state_dict import Stateful
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.events import Apply, Step
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.vectors import add_counts, scale
 

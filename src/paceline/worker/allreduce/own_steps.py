@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, copy_checked
 from paceline.worker.allreduce.vectors import Sign, add_vectors
 
 

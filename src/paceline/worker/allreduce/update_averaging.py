@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from paceline.core.events import Apply, Compensation, Step
-from paceline.policies.compensation.stale_arithmetic import BLOCK
+from paceline.policies.compensation.base import correction_of
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean, write_difference
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, copy_checked, is_a_mean, write_difference
+from paceline.tensors.stale_arithmetic import BLOCK
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
+from paceline.worker.allreduce.outer_steps import begin_outer, step_outer
 from paceline.worker.allreduce.own_steps import OwnSteps
 from paceline.worker.allreduce.vectors import Sign, drop_counts, pairs, scale
 
@@ -51,7 +53,8 @@ class UpdateAveraging(AllReduceAlgorithm):
         super().__init__(server, layout)
         self._overlaps = allreduce.overlaps
         self._outer = allreduce.outer
-        self._corrections = (allreduce.correction,) if allreduce.correction else ()
+        correction = correction_of(allreduce)
+        self._corrections = () if correction is None else (correction,)
         self._weights = layout.allocate(server.device)
         self._weights.copy_(server.state)
         self._payload = layout.allocate(server.device)
@@ -90,7 +93,7 @@ class UpdateAveraging(AllReduceAlgorithm):
     def apply_sum(self, total: FlatBuffers, shares: float, update: Apply, fragment: int | None) -> Step | None:
         """Move the average by the mean of the steps, or step the outer optimizer with it; no step is measured."""
         if self._outer is not None:
-            self._outer.begin(self.average.flat_parameters, self.server.memory(self._outer))
+            begin_outer(self.average.flat_parameters, self.server.memory(self._outer))
         moved = self.average if fragment is None else self.average.shards[fragment]
         for average, step in pairs(moved, total):
             if average.dtype == torch.bool:
@@ -107,7 +110,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         """Continue from the average of a fragment."""
         if self._outer is not None:
             flats = self.average.flat_parameters
-            self._outer.step(flats, self.server.memory(self._outer), self._flat_ranges[fragment])
+            step_outer(self._outer, flats, self.server.memory(self._outer), self._flat_ranges[fragment])
         if self._own is not None:
             self._own.end_sum()
         if not self._overlaps:  # else its next gradient is under way

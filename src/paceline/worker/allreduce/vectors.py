@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from paceline.server.flat_buffers import FlatBuffers, is_a_mean
+from paceline.tensors.flat_buffers import FlatBuffers, is_a_mean
 
 Sign = Literal[1, -1]
 

@@ -7,7 +7,7 @@ import paceline as pl
 from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost
 from paceline.core.wire import parse_wire
 from paceline.engines.virtual.compressed_transfers import CompressedTransfers
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from rounding import single_job
 from tiny_jobs import parameters_of, sgd
 

@@ -7,6 +7,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Apply, Drop, Joined, Lost
 from paceline.engines.virtual.timing import TimingEngine
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from selections import parametrize_few
 from tiny_jobs import tiny_job
@@ -135,7 +136,7 @@ def test_a_checkpoint_from_before_local_steps_is_loaded():
 
 def simulated_with(*faults, updates, n=2, protocol=None, **knobs):
     """Return the engine, its events but arrivals, its drops, and (seconds, gradients) of each update."""
-    plan = as_plan(protocol or pl.bsp()).checked(n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(protocol or pl.bsp()), n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=n, stop=pl.Stop(updates=updates), **knobs)
     engine = TimingEngine(pl.Cluster(n, pl.Deterministic(1.0), faults=faults), seed=0)
     events, drops, made = [], [], []

@@ -25,6 +25,7 @@ from paceline.engines.virtual.vectorized.rounds import Rounds
 from paceline.engines.virtual.vectorized.sampling import RoundTripSampler, event_order
 from paceline.engines.virtual.vectorized.selection import is_exact, vectorized_simulation
 from paceline.engines.virtual.vectorized.shares import SharedRounds
+from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 from paceline.run.simulate import _simulate_by_events
 from selections import parametrize_each_once, parametrize_few
@@ -54,7 +55,7 @@ class Seen:
 
 
 def by_events(protocol, cluster, updates, seed=0, payload_bytes=0):
-    plan = as_plan(protocol).checked(cluster.n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(protocol), cluster.n, total=None, per_epoch=None)
     engine = TimingEngine(cluster, seed, payload_bytes)
     made, given = [], Counter()
 
@@ -157,7 +158,7 @@ def comparable(simulated):
 
 
 def event_by_event(protocol, cluster, updates, payload_bytes=0, failure_detector=None):
-    plan = as_plan(protocol).checked(cluster.n, total=None, per_epoch=None)
+    plan = checked_plan(as_plan(protocol), cluster.n, total=None, per_epoch=None)
     return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes, failure_detector)
 
 

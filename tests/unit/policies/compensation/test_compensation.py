@@ -15,8 +15,8 @@ from paceline.catalogue.parser import parse_plan
 from paceline.core.records import GradientArrived
 from paceline.policies.compensation.base import StaleGradient, apply_compensators
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
-from paceline.policies.compensation.stale_arithmetic import BlockArithmetic
 from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
+from paceline.tensors.stale_arithmetic import BlockArithmetic
 from stale_vectors import SIZES, delayed, trained, vectors
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, small_net
 

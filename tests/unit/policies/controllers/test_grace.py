@@ -9,6 +9,7 @@ from paceline.core import events
 from paceline.core.stop import Stop
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import UsageError
+from paceline.protocols.plan_checks import checked_plan
 from tiny_jobs import tiny_job
 
 
@@ -98,7 +99,7 @@ def test_a_protocol_without_a_fixed_quorum_is_refused(protocol):
 )
 def test_bad_grace_periods_are_refused(plan, says):
     with pytest.raises(UsageError) as raised:
-        parse_plan(plan).checked(4, 100, 10)
+        checked_plan(parse_plan(plan), 4, 100, 10)
     assert says in str(raised.value)
 
 

@@ -14,7 +14,7 @@ from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 
 MakeState = Callable[[list[Event]], dict[str, Any]]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import Code
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.transport.process_group import PendingCollective
-from paceline.server.compression import CompressedFormat
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.allreduce.vectors import add_payload
 
 

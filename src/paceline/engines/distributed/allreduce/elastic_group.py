@@ -17,7 +17,7 @@ from paceline.engines.distributed.transport.process_group import AbortableGroup,
 from paceline.engines.distributed.transport.tensor_descriptions import DTYPES, describe
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 
 CHUNK_BYTES = 1 << 24  # of a vector in one operation
 THREADS = 2  # of gloo

@@ -43,7 +43,7 @@ from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.sum_messages import StepSummary
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.replica import Replica, TaskProgress
 

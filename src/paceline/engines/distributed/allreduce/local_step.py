@@ -15,7 +15,7 @@ from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.vectors import drop_counts

@@ -11,7 +11,7 @@ from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.sum_messages import StepReport
 from paceline.errors import RunError
 from paceline.recording.validation import believed
-from paceline.server.flat_buffers import copy_checked
+from paceline.tensors.flat_buffers import copy_checked
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 

@@ -14,7 +14,7 @@ from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.compressed_sums import CompressedSum
 from paceline.engines.distributed.transport.process_group import CompletionTimer, PendingCollective
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 
 

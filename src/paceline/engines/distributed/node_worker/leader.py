@@ -29,7 +29,7 @@ from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.parameter_guard import checksum

@@ -13,7 +13,7 @@ from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.process_group import AbortableGroup
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import RunError
-from paceline.server.flat_buffers import FlatBuffers
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientGroup, Interrupted, PartialGradient
 
 LOOPBACK = "127.0.0.1"

@@ -58,8 +58,8 @@ from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
-from paceline.server.flat_buffers import FlatLayout, flat_copy
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout, flat_copy
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
 

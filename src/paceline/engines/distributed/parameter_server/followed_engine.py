@@ -24,8 +24,8 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

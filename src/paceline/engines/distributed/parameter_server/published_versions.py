@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from paceline.engines.distributed.transport.wire_format import WHOLE, AnyFormat, CompressedWire, WireFormat
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
-from paceline.server.version_store import VersionStore
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.version_store import VersionStore
 
 
 class PublishedVersions(VersionStore):

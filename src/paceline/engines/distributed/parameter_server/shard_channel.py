@@ -8,7 +8,7 @@ from paceline.engines.distributed.transport.buckets import BucketSender
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
 from paceline.engines.distributed.transport.wire_format import CompressedWire, WireBuffer, make_format
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import Replica
 

@@ -35,10 +35,10 @@ from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
 from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
-from paceline.policies.compensation.base import Compensator
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.policies.compensation.base import Compensator, compensators_of
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -82,7 +82,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         try:
             published = PublishedVersions(layout, wire)
             gradients = [buffer.vectors for buffer in buffers]
-            named = {repr(each): each for phase in rank.plan.phases for each in phase.compensators}
+            named = {repr(each): each for phase in rank.plan.phases for each in compensators_of(phase)}
             return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
         finally:
             acceptor.close()

@@ -37,8 +37,8 @@ from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived, split_events
 from paceline.engines.signals import holding_sigterm
 from paceline.errors import RunError
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

@@ -23,7 +23,7 @@ from paceline.engines.distributed.transport.standby_messages import (
     joined_events,
 )
 from paceline.errors import RunError
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

@@ -17,8 +17,8 @@ from paceline.engines.distributed.rendezvous.acceptor import Acceptor
 from paceline.engines.distributed.rendezvous.first_workers import await_peers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import publish_successor
 from paceline.errors import RunError
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 
 
 class SucceedingEngine(ParameterServerEngine):

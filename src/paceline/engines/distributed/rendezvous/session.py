@@ -18,7 +18,7 @@ from paceline.engines.distributed.transport.connection import Connection, Connec
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Address, Transport
 from paceline.errors import RunError, UsageError, describe_error
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 
 LEAVE_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 30.0  # of a server to a process that joins

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.server.flat_buffers import ALIGNMENT_BYTES
+from paceline.tensors.flat_buffers import ALIGNMENT_BYTES
 
 BUCKET_BYTES = 1 << 21
 MAX_BUCKETS = 48

@@ -9,10 +9,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import Code, parse_wire
 from paceline.engines.distributed.transport.buckets import Bucket, make_buckets
-from paceline.server.compression import CompressedFormat
-from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
 WHOLE = 1  # number of the bucket of a whole version, for a process that has none to add a difference to
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}

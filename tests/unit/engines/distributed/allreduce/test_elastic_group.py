@@ -19,7 +19,7 @@ from paceline.engines.distributed.transport import process_group as process_grou
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
 from paceline.engines.distributed.transport.sum_messages import GroupBroken
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from rank_threads import run
 from ranks import ranks
 from sum_groups import HOST, stores, transport

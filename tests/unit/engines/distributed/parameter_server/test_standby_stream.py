@@ -12,7 +12,7 @@ from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived, split_events
 from paceline.errors import RunError
-from paceline.server.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 
 PEER_ID = 7
 

@@ -17,7 +17,7 @@ from paceline.engines.distributed.transport.buckets import (
     make_buckets,
 )
 from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
-from paceline.server.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
 from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job

@@ -10,8 +10,8 @@ import paceline as pl
 from paceline.core.wire import WIRES
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.transport.wire_format import DTYPES, WireBuffer, WireFormat
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import dataset, sgd, small_net, tiny_job, update_of
 

@@ -1,6 +1,6 @@
 """Loops that numba compiles: steps of an optimizer in one pass over memory, with the bits of torch's operations.
 
-This module needs numba; `paceline.server.compiled_loops` decides whether it is used.
+This module needs numba; `paceline.tensors.compiled_loops` decides whether it is used.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from paceline.core.events import Accept, Apply
-from paceline.server import kernels, mean_loops
-from paceline.server.finite import are_finite, check_sum
-from paceline.server.flat_buffers import FlatLayout
+from paceline.server import kernels
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors import mean_loops
+from paceline.tensors.finite import are_finite, check_sum
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import tiny_job
 

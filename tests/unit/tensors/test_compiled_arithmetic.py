@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs, BlockArithmetic
-from paceline.server import compiled_arithmetic
-from paceline.server.compiled_arithmetic import CompiledArithmetic, stale_arithmetic
+from paceline.tensors import compiled_arithmetic
+from paceline.tensors.compiled_arithmetic import CompiledArithmetic, stale_arithmetic
+from paceline.tensors.stale_arithmetic import AdaptiveKnobs, BlockArithmetic
 
-compiled = pytest.importorskip("paceline.server.compiled")
+compiled = pytest.importorskip("paceline.tensors.compiled")
 LENGTHS = st.sampled_from([0, 1, 31, 33, 2048, 2049, 70_001])
 KNOBS = AdaptiveKnobs(m=0.9, epsilon=1e-7, lambda0=2.0)
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])

@@ -22,7 +22,7 @@ def loops_for(dtype: torch.dtype) -> Any | None:
     if dtype not in (torch.float32, torch.float64):
         return None
     try:
-        from paceline.server import compiled
+        from paceline.tensors import compiled
     except ImportError:
         return None
     return compiled

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.squared_norms import PIECE, copy_with_squared_norm, squared_norm, squared_norm_of
+from paceline.tensors.squared_norms import PIECE, copy_with_squared_norm, squared_norm, squared_norm_of
 from selections import parametrize_few
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]

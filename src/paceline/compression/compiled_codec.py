@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.compression.codecs import Chunk, Codec, IntegerCodec, make_codec
 from paceline.core.wire import BLOCK, Code, IntegerCode
-from paceline.server.codecs import Chunk, Codec, IntegerCodec, make_codec
-from paceline.server.compiled_loops import LEAST, TRIED, in_threads, loops_for
+from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -34,7 +34,7 @@ def fastest_codec(code: Code, longest: int, *, loads_numba: bool) -> Codec:
 def _compiled_codec(code: IntegerCode) -> CompiledIntegerCodec | None:
     if loops_for(torch.float32) is None:
         return None
-    from paceline.server import compiled_integers
+    from paceline.compression import compiled_integers
 
     codec = CompiledIntegerCodec(code, compiled_integers)
     if not all(map(torch.equal, _tried(codec), _tried(IntegerCodec(code)))):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from paceline.compression.codecs import Chunk
+from paceline.compression.compiled_codec import fastest_codec
 from paceline.core.wire import Code
-from paceline.server.codecs import Chunk
-from paceline.server.compiled_codec import fastest_codec
-from paceline.server.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
 
 
 class CompressedFormat:

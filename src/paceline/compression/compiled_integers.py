@@ -1,6 +1,6 @@
 """Loops that numba compiles: blocks of float32 values as integers and a scale, with the bits of torch's operations.
 
-This module needs numba; `paceline.server.compiled_codec` decides whether it is used.
+This module needs numba; `paceline.compression.compiled_codec` decides whether it is used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from paceline.compression.codecs import TINY
 from paceline.core.wire import BLOCK
-from paceline.server.codecs import TINY
-from paceline.server.compiled import compiled
+from paceline.tensors.compiled import compiled
 
 HALF = BLOCK // 2
 MAGNITUDE = 2**31 - 1  # bits of a float32 without its sign

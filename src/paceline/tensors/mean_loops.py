@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.server.blocks import in_blocks
-from paceline.server.compiled_loops import LEAST, TRIED, in_threads, loops_for
-from paceline.server.finite import check_sum
+from paceline.tensors.blocks import in_blocks
+from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for
+from paceline.tensors.finite import check_sum
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from paceline.compression.codecs import make_codec
+from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import parse_wire
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.transport.wire_format import WHOLE, WireBuffer, make_format
 from paceline.errors import UsageError
-from paceline.server.codecs import make_codec
-from paceline.server.compression import CompressedFormat
-from paceline.server.flat_buffers import FlatLayout
 from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
 from selections import parametrize_few
 from tiny_jobs import tiny_job
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from torch import Tensor
 
-    from torch import Tensor
+from paceline.policies.compensation.base import AdaptiveKnobs
 
 BLOCK = 2**16  # elements; a few blocks fit into the cache of a core, so that intermediate results stay in it
 
@@ -22,20 +22,6 @@ class Corrected(NamedTuple):
 
     squared_norm: float
     squared_distance: float
-
-
-class AdaptiveKnobs(NamedTuple):
-    """Knobs of the adaptive correction.
-
-    Attributes:
-        m: decay of the mean square of the gradients, in [0, 1).
-        epsilon: term against division by 0, > 0.
-        lambda0: strength of the correction, >= 0.
-    """
-
-    m: float
-    epsilon: float
-    lambda0: float
 
 
 class StaleArithmetic(Protocol):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.server.flat_buffers import FlatBuffers, copy_checked
+from paceline.tensors.flat_buffers import FlatBuffers, copy_checked
 
 
 class VersionStore:

@@ -5,8 +5,8 @@ from math import inf, isfinite, nan
 import pytest
 import torch
 
-from paceline.server import mean_loops
-from paceline.server.mean_loops import exact_loops, move_mean, update_mean
+from paceline.tensors import mean_loops
+from paceline.tensors.mean_loops import exact_loops, move_mean, update_mean
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from paceline.server.flat_buffers import FlatLayout
-from paceline.server.version_store import VersionStore
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.version_store import VersionStore
 
 LAYOUT = FlatLayout(nn.Linear(3, 2))
 

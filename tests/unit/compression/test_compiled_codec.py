@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from paceline.compression import compiled_codec
+from paceline.compression.codecs import TINY, Chunk, IntegerCodec, TopKCodec
+from paceline.compression.compiled_codec import CompiledIntegerCodec, fastest_codec
 from paceline.core.wire import BLOCK, IntegerCode, TopKCode, parse_wire
 from paceline.engines.distributed.transport.wire_format import make_format
-from paceline.server import compiled_codec, kernels
-from paceline.server.codecs import TINY, Chunk, IntegerCodec, TopKCodec
-from paceline.server.compiled_codec import CompiledIntegerCodec, fastest_codec
-from paceline.server.flat_buffers import FlatLayout
+from paceline.server import kernels
+from paceline.tensors.flat_buffers import FlatLayout
 from selections import parametrize_few
 
-loops = pytest.importorskip("paceline.server.compiled_integers")
+loops = pytest.importorskip("paceline.compression.compiled_integers")
 
 LEVELS = pytest.mark.parametrize("levels", [127, 7])
 LONG = [IntegerCodec.chunk - 1, IntegerCodec.chunk, IntegerCodec.chunk + 1, 300_001]
@@ -135,7 +136,7 @@ def test_loops_are_for_processes_that_load_numba_for_long_vectors_and_for_intege
     assert type(fastest_codec(TopKCode(0.01), kernels.LEAST, loads_numba=True)) is TopKCodec
     monkeypatch.setattr(compiled_codec, "_compiled_codec", compiled_codec._compiled_codec.__wrapped__)
     monkeypatch.setattr(compiled_codec, "loops_for", kernels.loops_for.__wrapped__)
-    monkeypatch.setitem(sys.modules, "paceline.server.compiled", None)
+    monkeypatch.setitem(sys.modules, "paceline.tensors.compiled", None)
     monkeypatch.delattr(sys.modules["paceline.server"], "compiled", raising=False)
     assert type(fastest_codec(code, kernels.LEAST, loads_numba=True)) is IntegerCodec
 
@@ -152,6 +153,6 @@ def test_loops_that_differ_from_torch_are_not_used(monkeypatch, caplog):
             loops.compress(values, error, *code)
             error[3] *= 1 + 2**-20
 
-    monkeypatch.setattr("paceline.server.compiled_integers", Other)
+    monkeypatch.setattr("paceline.compression.compiled_integers", Other)
     assert compiled_codec._compiled_codec.__wrapped__(IntegerCode(127)) is None
     assert "differ from torch for integers up to 127" in caplog.text

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING
 
 from paceline.utils.argument_types import checked_types
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import bind, parse_call
 from paceline.utils.validation import check_range
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.policies.compensation.base import Memory
 
 
 @checked_dataclass(frozen=True, repr=False)
@@ -45,33 +39,6 @@ class OuterSGD:
 
     def __repr__(self) -> str:
         return f"{'nesterov' if self.nesterov else 'sgd'}(lr={self.lr:g}, momentum={self.momentum:g})"
-
-    def begin(self, average: Sequence[Tensor], memory: Memory) -> None:
-        """Store the average from which the workers step; nothing if it is stored.
-
-        Args:
-            average: flat vectors of the average.
-            memory: vectors that outlive this call, empty before the first one.
-        """
-        if not memory:
-            memory["start"] = [flat.clone() for flat in average]
-            memory["momentum"] = [flat.new_zeros(flat.shape) for flat in average]
-
-    def step(self, average: Sequence[Tensor], memory: Memory, fragment: slice = slice(None)) -> None:
-        """Change the mean of the workers' parameters to the next average, in place.
-
-        Args:
-            average: flat vectors of the mean.
-            memory: vectors that `begin` has stored.
-            fragment: flat vectors that are changed; all of them by default.
-        """
-        vectors = zip(average[fragment], memory["start"][fragment], memory["momentum"][fragment], strict=True)
-        for now, start, momentum in vectors:
-            change = start - now
-            momentum.mul_(self.momentum).add_(change)
-            change = change.add_(momentum, alpha=self.momentum) if self.nesterov else momentum
-            start.sub_(change, alpha=self.lr)
-            now.copy_(start)
 
 
 @checked_dataclass(frozen=True, repr=False)

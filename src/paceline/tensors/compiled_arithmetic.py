@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.policies.compensation.stale_arithmetic import AdaptiveKnobs, BlockArithmetic, Corrected, StaleArithmetic
-from paceline.server.compiled_loops import LEAST, TRIED, loops_for
+from paceline.policies.compensation.base import AdaptiveKnobs
+from paceline.tensors.compiled_loops import LEAST, TRIED, loops_for
+from paceline.tensors.stale_arithmetic import BlockArithmetic, Corrected, StaleArithmetic
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
