@@ -30,6 +30,9 @@ class VersionStore:
     def __len__(self) -> int:
         return len(self._stored)
 
+    def __contains__(self, version: int) -> bool:
+        return version in self._stored
+
     def __getitem__(self, version: int) -> FlatBuffers:
         return self._stored[version]
 

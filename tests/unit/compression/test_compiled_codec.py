@@ -11,8 +11,8 @@ from torch import nn
 from paceline.compression import compiled_codec
 from paceline.compression.codecs import TINY, Chunk, IntegerCodec, TopKCodec
 from paceline.compression.compiled_codec import CompiledIntegerCodec, fastest_codec
+from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import BLOCK, IntegerCode, TopKCode, parse_wire
-from paceline.engines.distributed.transport.wire_format import make_format
 from paceline.server import kernels
 from paceline.tensors.flat_buffers import FlatLayout
 from selections import parametrize_few
@@ -111,7 +111,7 @@ def test_threads_change_no_bit(levels):
 def test_a_process_with_loops_and_one_without_exchange_the_same_messages(text):
     layout = FlatLayout(nn.Linear(600, 601))
     vectors, left = layout.allocate(), []
-    with_loops, without = (make_format(text, layout, loads_numba=each) for each in (True, False))
+    with_loops, without = (CompressedFormat(parse_wire(text), layout, loads_numba=each) for each in (True, False))
     assert isinstance(with_loops._codec, CompiledIntegerCodec)
     assert type(without._codec) is IntegerCodec
     for sender, receiver in ((with_loops, without), (without, with_loops)):

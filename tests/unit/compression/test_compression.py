@@ -10,7 +10,9 @@ from paceline.compression.codecs import make_codec
 from paceline.compression.compressed_vectors import CompressedFormat
 from paceline.core.wire import parse_wire
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
-from paceline.engines.distributed.transport.wire_format import WHOLE, WireBuffer, make_format
+from paceline.engines.distributed.transport.compressed_wire import WHOLE
+from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wires import make_wire
 from paceline.errors import UsageError
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout
@@ -81,7 +83,7 @@ def test_the_largest_values_of_a_chunk_are_kept_as_they_are(count, share, seed):
 @pytest.mark.parametrize("count", [3, 1000, 300_000])
 def test_nothing_is_lost_and_other_types_and_buffers_are_exact(text, count):
     layout = FlatLayout(Mixed(count))
-    wire = make_format(text, layout)
+    wire = CompressedFormat(parse_wire(text), layout)
     error, memory, received = layout.allocate(), wire.allocate(None), layout.allocate()
     total = torch.zeros(count, dtype=torch.float64)
     for seed in range(3):
@@ -101,7 +103,7 @@ def test_nothing_is_lost_and_other_types_and_buffers_are_exact(text, count):
 @pytest.mark.parametrize(("text", "ratio"), [("int8", 3.9), ("int4", 7.7), ("top_k(share=0.01)", 66)])
 def test_bytes_on_the_wire(text, ratio):
     layout = FlatLayout(nn.Linear(2000, 1000))
-    assert make_format("float32", layout).nbytes / make_format(text, layout).nbytes >= ratio
+    assert make_wire("float32", layout).nbytes / make_wire(text, layout).nbytes >= ratio
 
 
 @parametrize_few("text", CODES, keep=1)
@@ -110,8 +112,8 @@ def test_differences_bring_the_receiver_to_the_version_and_both_ends_agree(text)
     layout = FlatLayout(model)
     job = tiny_job()
     server = ParameterServer(job, model, layout, None)
-    published = PublishedVersions(layout, make_format(text, layout))
-    receiver = WireBuffer(make_format(text, layout), layout.allocate())
+    published = PublishedVersions(layout, make_wire(text, layout))
+    receiver = WireBuffer(make_wire(text, layout), layout.allocate())
     server.publish(published.publish(0))
     distances = []
     for _ in range(200):

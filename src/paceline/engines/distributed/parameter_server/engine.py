@@ -55,7 +55,8 @@ from paceline.engines.distributed.rendezvous.session import failed_end, successf
 from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
-from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
+from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wires import make_wire
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.parameter_server import ParameterServer
@@ -82,7 +83,7 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._cluster = cluster = rank.cluster
         self._rank = rank
         self._needs_evaluator = rank.job.eval_data is not None
-        self._wire = make_format(cluster.wire, layout, loads_numba=True)
+        self._wire = make_wire(cluster.wire, layout, loads_numba=True)
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
@@ -373,4 +374,4 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:
     """Return the bytes of each shard on the wire."""
     layouts = [FlatLayout(server.model, cluster.shards, only=number) for number in range(cluster.shards)]
-    return [make_format(cluster.wire, layout).nbytes for layout in layouts]
+    return [make_wire(cluster.wire, layout).nbytes for layout in layouts]

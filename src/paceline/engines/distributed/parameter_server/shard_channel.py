@@ -7,7 +7,8 @@ from torch import Tensor
 from paceline.engines.distributed.transport.buckets import BucketSender
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.task_messages import GradientStarted, RemoteTaskCancelled, RemoteTaskDone
-from paceline.engines.distributed.transport.wire_format import CompressedWire, WireBuffer, make_format
+from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wires import make_wire
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.replica import Replica
@@ -17,7 +18,7 @@ class ShardChannel:
     """One shard of the version and of the gradient, and the connection to its server.
 
     Args:
-        wire: format on the wire; this and the last argument are those of `make_format`.
+        wire: name of the wire; this and the last argument are those of `make_wire`.
         layout: layout of the shard.
         version: the shard's part of the version.
         gradient: the shard's part of the gradient.
@@ -33,38 +34,31 @@ class ShardChannel:
     def __init__(
         self, wire: str, layout: FlatLayout, version: FlatBuffers, gradient: FlatBuffers, *, loads_numba: bool
     ) -> None:
-        self._format = make_format(wire, layout, loads_numba=loads_numba)
+        self._wire = make_wire(wire, layout, loads_numba=loads_numba)
         self.parameters = layout.parameters
-        self._version = WireBuffer(self._format, version)
-        self._gradient = WireBuffer(self._format, gradient)
-        self._buckets = BucketSender(self._format.buckets, self._format.parameters, self._send_bucket)
+        self._version = WireBuffer(self._wire, version)
+        self._gradient = WireBuffer(self._wire, gradient)
+        self._buckets = BucketSender(self._wire.buckets, self._wire.parameters, self._send_bucket)
         self._draw = 0
         self._busy_s = 0.0
 
     def use(self, connection: Connection) -> None:
         """Receive versions over this connection from now on."""
         self.connection = connection
-        whole = [self._version.vectors.memory] if isinstance(self._format, CompressedWire) else []
-        connection.post_buckets([self._version.memory, *whole])
+        connection.post_buckets(self._wire.receivers(self._version.memory, self._version.vectors))
 
     def unpack_version(self, *, is_difference: bool = False) -> None:
         """Convert the part of a version that has been received, or add it to the version before."""
-        if not isinstance(self._format, CompressedWire):
-            self._version.unpack()
-        elif is_difference:
-            self._format.add_difference(self._version.memory, self._version.vectors)
+        self._wire.unpack_version(self._version.memory, self._version.vectors, is_difference=is_difference)
 
     def packed_version(self) -> Tensor:
         """Return the part of the version as it is now, in the wire format; whole if that is a codec."""
-        if isinstance(self._format, CompressedWire):
-            return self._version.vectors.memory
-        self._version.pack()
-        return self._version.memory
+        return self._wire.packed_version(self._version.memory, self._version.vectors)
 
     @property
     def left_out(self) -> FlatBuffers | None:
         """What the compressed gradients so far have left out; None without compression."""
-        return self._gradient.left_out if isinstance(self._format, CompressedWire) else None
+        return self._gradient.left_out
 
     def begin(self, draw: int) -> None:
         """Start a new gradient."""

@@ -32,7 +32,8 @@ from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.wire_format import WireBuffer, make_format
+from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wires import make_wire
 from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
 from paceline.policies.compensation.base import Compensator, compensators_of
@@ -72,7 +73,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         server = ParameterServer(job, model, layout, rank.per_epoch, peers, cluster.n)
         if rank.plan.local_steps is None:
             server.watch_gradients()
-        wire = make_format(cluster.wire, layout, loads_numba=True)
+        wire = make_wire(cluster.wire, layout, loads_numba=True)
         buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
         host = session.connection.local_host
         acceptor = Acceptor(rank.transport, host, 0, job_spec, [*buffers, None], QueueHandler(events))

@@ -13,7 +13,7 @@ from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Transport
-from paceline.engines.distributed.transport.wire_format import WireBuffer
+from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.recording.metrics.network_counters import RejectionCause
 
 GRACE_S = 5.0  # for other processes to end

@@ -26,7 +26,7 @@ from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.messages import Hello
 from paceline.engines.distributed.transport.security import AuthenticationFailed
 from paceline.engines.distributed.transport.transport import Address, Transport
-from paceline.engines.distributed.transport.wire_format import WireBuffer
+from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 

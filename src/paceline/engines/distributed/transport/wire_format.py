@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from paceline.compression.compressed_vectors import CompressedFormat
-from paceline.core.wire import Code, parse_wire
 from paceline.engines.distributed.transport.buckets import Bucket, make_buckets
+from paceline.engines.distributed.transport.wire import VersionMessages, Wire
 from paceline.tensors.flat_buffers import ALIGNMENT_BYTES, FlatBuffers, FlatLayout
+from paceline.tensors.version_store import VersionStore
 
-WHOLE = 1  # number of the bucket of a whole version, for a process that has none to add a difference to
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 
 
-class WireFormat:
+class WireFormat(Wire):
     """Conversion of vectors to the bytes on the wire, and back.
 
     Parameters of float32, and their gradients, are rounded to the nearest number of the wire's dtype, ties to even:
@@ -59,7 +57,12 @@ class WireFormat:
         """Return wire memory for vectors, uint8 [nbytes]: their own memory if nothing is rounded."""
         return torch.zeros(self.nbytes, dtype=torch.uint8) if self.is_rounding else vectors.memory
 
-    def pack(self, vectors: FlatBuffers, memory: Tensor, bucket: Bucket | None = None) -> None:
+    def remainder(self) -> None:
+        """Return None: rounding leaves nothing for a later message."""
+
+    def pack(
+        self, vectors: FlatBuffers, memory: Tensor, bucket: Bucket | None = None, left_out: FlatBuffers | None = None
+    ) -> None:
         """Convert vectors, or one bucket of them, to wire memory."""
         for flat, target in self._pairs(vectors, memory, bucket):
             target.copy_(flat)
@@ -79,6 +82,23 @@ class WireFormat:
             if dtype == self._rounded_to
         ]
         return any(not bool(torch.isfinite(each).all()) for each in numbers)
+
+    def messages_of(self, versions: VersionStore) -> VersionMessages:
+        """Return whole versions."""
+        return _WholeVersions(self, versions)
+
+    def receivers(self, memory: Tensor, vectors: FlatBuffers) -> list[Tensor]:
+        """Return the wire memory."""
+        return [memory]
+
+    def unpack_version(self, memory: Tensor, vectors: FlatBuffers, *, is_difference: bool) -> None:
+        """Convert a version that has been received."""
+        self.unpack(memory, vectors)
+
+    def packed_version(self, memory: Tensor, vectors: FlatBuffers) -> Tensor:
+        """Return the wire memory of a version."""
+        self.pack(vectors, memory)
+        return memory
 
     def _wire_dtype(self, parameter: Tensor) -> torch.dtype:
         return self._rounded_to if parameter.dtype == torch.float32 else parameter.dtype
@@ -109,79 +129,38 @@ def _aligned(sizes: list[int]) -> list[Bucket]:
     return [Bucket(*ends) for ends in pairwise(starts)]
 
 
-class CompressedWire(CompressedFormat):
-    """Compressed vectors in one bucket, because a code needs whole blocks.
-
-    Args:
-        code: code of the parameters; this and the next arguments are those of `CompressedFormat`.
-        layout: layout of the vectors.
-        loads_numba: whether this process loads numba.
-
-    Attributes:
-        buckets: that bucket.
-        parameters: range of each parameter on the wire: that bucket.
-    """
-
-    def __init__(self, code: Code, layout: FlatLayout, *, loads_numba: bool = False) -> None:
-        super().__init__(code, layout, loads_numba=loads_numba)
-        self.buckets = [Bucket(0, self.nbytes)]
-        self.parameters = self.buckets * len(layout.parameters)
-
-
-AnyFormat = WireFormat | CompressedWire
-
-
-def make_format(wire: str, layout: FlatLayout, *, loads_numba: bool = False) -> AnyFormat:
-    """Return a format on the wire.
-
-    Args:
-        wire: a dtype, or a code such as "int8".
-        layout: layout of the vectors.
-        loads_numba: whether this process loads numba for a code, as in `CompressedFormat`.
-    """
-    code = parse_wire(wire)
-    return WireFormat(wire, layout) if code is None else CompressedWire(code, layout, loads_numba=loads_numba)
-
-
-class WireBuffer:
-    """Vectors at one end of a connection, and their wire memory.
+class _WholeVersions(VersionMessages):
+    """Whole versions, each of which is packed once.
 
     Args:
         wire: wire format.
-        vectors: vectors at this end.
-
-    Attributes:
-        vectors: as given.
-        memory: wire memory, uint8 [nbytes].
-        buckets: views of the wire memory, one for each bucket.
+        versions: versions.
     """
 
-    def __init__(self, wire: AnyFormat, vectors: FlatBuffers) -> None:
+    def __init__(self, wire: WireFormat, versions: VersionStore) -> None:
         self._wire = wire
-        self.vectors = vectors
-        self.memory = wire.allocate(vectors)
-        self.buckets = [bucket.of(self.memory) for bucket in wire.buckets]
+        self._versions = versions
+        self._packed: dict[int, Tensor] = {}
 
-    def pack(self, number: int | None = None) -> None:
-        """Convert the vectors, or one bucket of them, before they are sent; a codec keeps the rest for next time."""
-        if isinstance(self._wire, CompressedWire):
-            self._wire.compress(self.vectors, self.left_out, self.memory)
-        else:
-            self._wire.pack(self.vectors, self.memory, None if number is None else self._wire.buckets[number])
+    def packed(self, version: int) -> Tensor:
+        """Return the wire memory of a version that is in use."""
+        vectors = self._versions[version]
+        if not self._wire.is_rounding:
+            return vectors.memory
+        if version not in self._packed:
+            past = [each for each in self._packed if each not in self._versions]
+            memory = self._packed.pop(past[0]) if past else self._wire.allocate(vectors)
+            self._wire.pack(vectors, memory)
+            self._packed[version] = memory
+        return self._packed[version]
 
-    def unpack(self, number: int | None = None) -> None:
-        """Convert the vectors, or one bucket of them, after they have been received."""
-        if isinstance(self._wire, CompressedWire):
-            self._wire.decompress(self.memory, self.vectors)
-        else:
-            self._wire.unpack(self.memory, self.vectors, None if number is None else self._wire.buckets[number])
+    def message(self, peer_id: int, version: int) -> tuple[list[tuple[int, Tensor]], bool]:
+        """Return the bucket of a version."""
+        return [(0, self.packed(version))], False
 
-    def overflows(self, squared_norm: float) -> bool:
-        """Return whether packing a finite gradient has made a number of it infinite."""
-        return isinstance(self._wire, WireFormat) and self._wire.overflows(self.memory, squared_norm)
+    def held_by(self, peer_id: int, version: int) -> Tensor:
+        """Return the wire memory of a version, the same for all processes."""
+        return self.packed(version)
 
-    @cached_property
-    def left_out(self) -> FlatBuffers:
-        """What the messages of a codec have left out so far."""
-        assert isinstance(self._wire, CompressedWire)
-        return self._wire.layout.allocate()
+    def forget(self, peer_id: int) -> None:
+        """Forget nothing: no message depends on an earlier one."""

@@ -16,7 +16,8 @@ from paceline.engines.distributed.transport.buckets import (
     BucketSender,
     make_buckets,
 )
-from paceline.engines.distributed.transport.wire_format import WireBuffer, WireFormat
+from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wire_format import WireFormat
 from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.replica import Replica
 from selections import parametrize_few

@@ -9,7 +9,8 @@ from torch import nn
 import paceline as pl
 from paceline.core.wire import WIRES
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
-from paceline.engines.distributed.transport.wire_format import DTYPES, WireBuffer, WireFormat
+from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wire_format import DTYPES, WireFormat
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.torch_utils import build_model
