@@ -21,7 +21,6 @@ from paceline.recording.callback import Memory
 from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.schema import reworded
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.validation import believed
 from paceline.run.coordinator_factory import make_coordinator
@@ -175,7 +174,7 @@ class _Replayer:
         if isinstance(record, records.RunEnded):
             return self._compared_end(record)
         self._now = record.now_s
-        self._logged.append(_reworded(record))
+        self._logged.append(record)
         found = self._compared()
         if not found and self._logged and self._feed(record):
             found = self._compared() or self.missed_decision()
@@ -251,14 +250,6 @@ def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
 def _with_singular(reason: str) -> str:
     """Return the reason of an older log, which has plurals after 1, in today's form."""
     return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
-
-
-def _reworded(record: records.Record) -> records.Record:
-    return (
-        replace(record, reason=reworded(record.reason))
-        if isinstance(record, records.DecisionMade | records.UpdateMade)
-        else record
-    )
 
 
 def _comparable(record: records.Record) -> bytes:
