@@ -301,11 +301,11 @@ def test_it_can_be_given_as_text(started):
         parse_cluster("torchrun(elastic=true)")
 
 
-@pytest.mark.parametrize("make", [pl.compare, pl.knee])
+@pytest.mark.parametrize("make", [pl.compare, pl.lr_range_test])
 def test_several_runs_are_refused(started, make):
     started()
     more = {"protocols": "bsp, asp", "stop": "updates=3"} if make is pl.compare else {"protocol": "k_sync", "k": 1}
-    with pytest.raises(pl.UsageError, match=r"(compare|knee) makes several runs, .*; give local:4 or"):
+    with pytest.raises(pl.UsageError, match=r"(compare|lr_range_test) makes several runs, .*; give local:4 or"):
         make(pl.jobs.digits(), cluster="torchrun", **more)
 
 
