@@ -21,6 +21,7 @@ from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import RunFolder
+from paceline.recording.schema import SCHEMA
 from paceline.report import write_report
 
 WRITE_BAR_S, SIZE_BAR_MB, PAINT_BAR_S = 15.0, 10.0, 2.0
@@ -77,7 +78,13 @@ def write_run(path: Path, workers: int, updates: int) -> None:
     cluster = pl.Cluster(workers, pl.Exponential(mean_s=1.0))
     plan = checked_plan(as_plan(pl.bsp()), workers, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=workers, stop=pl.Stop(updates=updates))
-    configuration = {"job": "timing alone", "protocol": str(plan), "seed": 0, "workers": workers}
+    configuration = {
+        "schema": SCHEMA,
+        "job": "timing alone",
+        "protocol": str(plan),
+        "seed": 0,
+        "workers": workers,
+    }
     folder = RunFolder(path, configuration)
     recorder = Recorder(workers, BATCH_SIZE, "", lambda: 0.1, [folder])
     with Measured(cluster, seed=0) as engine:

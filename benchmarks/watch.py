@@ -38,6 +38,7 @@ import paceline as pl
 from common import options, report, rounded, spread
 from paceline.core.records import GradientArrived, RunStarted, UpdateMade
 from paceline.recording.run_folder import RunFolder
+from paceline.recording.schema import SCHEMA
 from paceline.utils.confidence_intervals import interval_of_mean
 from paceline.watch.address import Address
 from paceline.watch.run_page import served_beside
@@ -49,7 +50,15 @@ LIMIT_MS = 600_000  # for the page to show a tenth of the long log
 SLEEP_S = 0.008  # of a worker for each gradient
 WINDOW_S = 2.0
 FREE = Address(port=0)
-CONFIGURATION = {"job": "invented", "protocol": "bsp", "cluster": "", "seed": 0, "workers": 64, "parameters": 1000}
+CONFIGURATION = {
+    "schema": SCHEMA,
+    "job": "invented",
+    "protocol": "bsp",
+    "cluster": "",
+    "seed": 0,
+    "workers": 64,
+    "parameters": 1000,
+}
 # Adds the time of the first sight of each number of updates to window.seen.
 NOTE_UPDATES = """() => {
     window.seen = [];

@@ -2,26 +2,10 @@
 
 import lazy_loader
 
-_RENAMED = {  # in version 0.2.0
-    "AskAgain": "CallAgainAt",
-    "Delayed": "StaleGradient",
-    "Extent": "Duration",
-    "Law": "Distribution",
-    "Moment": "Observation",
-    "Reduction": "AllReduceConfig",
-    "Remark": "Note",
-    "Replace": "ReplaceWorker",
-    "SetAside": "Exclude",
-    "TakeBack": "Readmit",
-    "Timeline": "PerfettoTrace",
-}
-
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> object:
-    if name in _RENAMED:
-        raise AttributeError(f"paceline.{name} is called paceline.{_RENAMED[name]} since version 0.2.0")
     try:
         return _load(name)
     except AttributeError as error:

@@ -70,7 +70,7 @@ from .experiments.advise.result import Advice as Advice
 from .experiments.advise.result import Prediction as Prediction
 from .experiments.compare import compare as compare
 from .experiments.comparison import Comparison as Comparison
-from .experiments.lr_range_test.search import knee as knee
+from .experiments.lr_range_test.search import lr_range_test as lr_range_test
 from .experiments.switch_point.result import SwitchSearch as SwitchSearch
 from .experiments.switch_point.search import search_switch as search_switch
 from .jobs.job import BATCH_NORMS as BATCH_NORMS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.records import DecisionMade, WorkerLost
+from paceline.core.records import DecisionMade
 from paceline.recording.run_folder import EVENTS, RUN, SavedRun
 from selections import each_value_once, parametrize_few
 from tiny_controllers import RandomWalk
@@ -215,28 +215,6 @@ def test_a_run_that_continued_past_its_stop_is_detected(tmp_path):
     assert "the log has" in pl.replay(tmp_path / "run").difference
 
 
-OLD_RUNS = Path(__file__).parent / "old_runs"
-
-
-@pytest.mark.parametrize("name", ["late_returns", "every_worker_lost", "lower_stop"])
-def test_run_recorded_with_the_earlier_timeout_rule(name):
-    """The earlier rule lost a worker after 20 x the longest round trip and kept no record of an earlier stop."""
-    found = pl.replay(OLD_RUNS / name)
-    assert found.difference == ""
-    lost = [each for each in SavedRun(OLD_RUNS / name).history.of(WorkerLost) if each.silent]
-    assert len(lost) == {"late_returns": 2, "every_worker_lost": 3, "lower_stop": 0}[name]
-
-
-def test_a_worker_loss_missing_in_an_older_log_is_detected(tmp_path):
-    shutil.copytree(OLD_RUNS / "late_returns", tmp_path / "run")
-    log = tmp_path / "run" / EVENTS
-    lines = log.read_text().splitlines(keepends=True)
-    at = next(i for i, line in enumerate(lines) if '"worker_lost"' in line)
-    del lines[at]
-    log.write_text("".join(lines))
-    assert "the log has" in pl.replay(tmp_path / "run").difference
-
-
 def test_with_a_controller(tmp_path):
     simulated(WALK, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run", protocol=WALK).difference == ""
@@ -283,10 +261,3 @@ def test_a_changed_log_is_detected(edit, recorded, tmp_path):
     lines[at : at + 1] = [lines[at].replace(old, new)] if new else []
     log.write_text("".join(lines))
     assert difference in pl.replay(tmp_path / "run").difference
-
-
-def test_the_end_of_an_older_log_has_the_plural_after_one(tmp_path):
-    pl.train(tiny_job(), protocol="bsp", cluster="1*exp(mean=1)", stop="updates=1", out=tmp_path / "run")
-    log = tmp_path / "run" / EVENTS
-    log.write_text(log.read_text().replace("1 update made", "1 updates made"))
-    assert pl.replay(tmp_path / "run").is_same

@@ -19,7 +19,7 @@ from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.core.events import Outcome
 from paceline.experiments.advise.result import Advice, GradientSummary
 from paceline.experiments.comparison_row import ComparisonRow
-from paceline.experiments.lr_range_test.search import Knee, Knees
+from paceline.experiments.lr_range_test.search import Knee, LRRangeTest
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
@@ -62,9 +62,9 @@ def a_comparison(name="bsp"):
     return pl.Comparison([ComparisonRow(name, {0: figures, 1: figures})], pl.Stop(loss=0.2), Path("runs"))
 
 
-def knees():
+def lr_range_test():
     curve = tuple(np.linspace(1, 0, 400))
-    return Knees("digits", "k_sync", "4*exp(mean=1)", (0, 1), (Knee(1, curve[0], True, curve, curve),))
+    return LRRangeTest("digits", "k_sync", "4*exp(mean=1)", (0, 1), (Knee(1, curve[0], True, curve, curve),))
 
 
 def a_search():
@@ -94,8 +94,8 @@ RESULTS = {
     "simulated": lambda: pl.simulate("asp", CLUSTER, updates=100),
     "search": a_search,
     "advice": advice,
-    "knees": knees,
-    "knee": lambda: knees().knees[0],
+    "lr_range_test": lr_range_test,
+    "knee": lambda: lr_range_test().knees[0],
     "replay": lambda: pl.Replay(3, 20, "at line 7"),
     "tradeoff": a_tradeoff,
 }
@@ -148,7 +148,7 @@ def test_results_show_their_main_figures():
     assert "microbatches=2" in repr(a_job(microbatches=2))
     assert "microbatches" not in repr(a_job())
     assert repr(pl.Replay(3, 20, "")) == "Replay(is_same=True, updates=3, decisions=20)"
-    assert repr(knees()) == "Knees(job=digits, protocol=k_sync, learning_rates={1: 1})"
+    assert repr(lr_range_test()) == "LRRangeTest(job=digits, protocol=k_sync, learning_rates={1: 1})"
 
 
 def test_a_comparison_is_its_table():

@@ -230,13 +230,6 @@ def test_every_public_name_can_be_imported_and_has_a_docstring():
     assert [name for name in paceline.__all__ if not getattr(paceline, name).__doc__] == []
 
 
-def test_an_old_public_name_raises_an_error_with_the_new_one():
-    for old, new in paceline._RENAMED.items():
-        assert hasattr(paceline, new)
-        with pytest.raises(AttributeError, match=f"paceline.{old} is called paceline.{new} since version 0.2.0"):
-            getattr(paceline, old)
-
-
 def test_a_public_module_is_the_module():
     assert paceline.jobs is import_module("paceline.jobs")
 

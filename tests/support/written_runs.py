@@ -6,9 +6,11 @@ import paceline as pl
 from paceline.core.events import Outcome
 from paceline.core.records import GradientArrived, RunEnded, RunStarted, UpdateMade
 from paceline.recording.run_folder import RunFolder, SavedRun
+from paceline.recording.schema import SCHEMA
 from tiny_jobs import dataset, tiny_job
 
 CONFIGURATION = {
+    "schema": SCHEMA,
     "job": "made up",
     "protocol": "bsp",
     "cluster": "2*exp(mean=1)",

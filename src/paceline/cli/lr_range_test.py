@@ -1,4 +1,4 @@
-"""`paceline knee`."""
+"""`paceline lr-range-test`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.cli.options import ClusterName, Format, JobName, Output, Overwrite
 from paceline.utils.files import write_out, writing
 
 if TYPE_CHECKING:
-    from paceline.experiments.lr_range_test.search import Knees
+    from paceline.experiments.lr_range_test.search import LRRangeTest
 
 
-def knee(
+def lr_range_test(
     context: typer.Context,
     job: JobName,
     protocol: Annotated[str, typer.Option(help="Protocol with a quorum k, given without it, for example k_sync.")],
@@ -30,7 +30,7 @@ def knee(
     output: Output = Format.TEXT,
 ) -> None:
     """Find the learning rate for each quorum k with a learning-rate range test."""
-    from paceline import knee as search
+    from paceline import lr_range_test as search
     from paceline.cli.log_handler import progress_console
     from paceline.jobs import load_job
     from paceline.recording.callbacks.progress_line import ProgressLine
@@ -38,22 +38,22 @@ def knee(
     if out is not None:
         check_out(out, overwrite)
     console = progress_console()
-    knees = search(
+    found = search(
         load_job(job),
         **arguments(context, "job", "k", "out", "overwrite", "output"),
         k=quorums(k),
         watch=lambda title, stop: ProgressLine(title, stop, console),
     )
-    print(knees.to_json().decode() if output is Format.JSON else knees.text(), end="")
+    print(found.to_json().decode() if output is Format.JSON else found.text(), end="")
     if output is Format.TEXT:
-        print(_advice(job, knees))
+        print(_advice(job, found))
     if out is not None:
         with writing(out, "; the rates are printed above"):
-            write_out(out, knees.to_json())
+            write_out(out, found.to_json())
 
 
-def _advice(job: str, knees: Knees) -> str:
-    last = knees.knees[-1]
+def _advice(job: str, found: LRRangeTest) -> str:
+    last = found.knees[-1]
     rate = f"lr={last.learning_rate:.2g}"
     shown = rate if ":" in job else f"{job.partition('(')[0]}({rate})"
     return f"Use these rates in a job with lr_rule='constant': {shown} for k = {last.k}."

@@ -15,7 +15,7 @@ from paceline.cli.docs import docs
 from paceline.cli.doctor import doctor
 from paceline.cli.flags import command_of, flags_of, in_flags, own_words
 from paceline.cli.log_handler import logging_to_terminal, set_verbosity
-from paceline.cli.lr_range_test import knee
+from paceline.cli.lr_range_test import lr_range_test
 from paceline.cli.options import check_not_empty
 from paceline.cli.protocols import fetch, protocols
 from paceline.cli.record import record
@@ -50,7 +50,7 @@ All commands: paceline --help. Options of one: paceline train --help.
 app = typer.Typer(pretty_exceptions_enable=False)
 data_app = typer.Typer(help="Download data sets for the jobs mnist, cifar10 and cifar100.", no_args_is_help=True)
 data_app.command()(fetch)
-RUNS = (train, watch, compare, knee, search, search_cost, theory, report, trace, replay, advise)
+RUNS = (train, watch, compare, lr_range_test, search, search_cost, theory, report, trace, replay, advise)
 for command in (*RUNS, protocols, doctor, token, docs):
     app.command()(command)
 PASSING_ON = {"allow_interspersed_args": False}  # the words after the script or the program are its own

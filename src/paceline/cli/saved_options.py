@@ -16,7 +16,6 @@ from paceline.core.records import Record
 from paceline.errors import UsageError
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import RUN, FolderGoneError, SavedRun
-from paceline.recording.schema import upgrade_cluster
 from paceline.recording.script_runs import refuse_to_resume
 from paceline.user_loop.loop_data import ATTACHED
 from paceline.utils.files import ContentError, read_json, replace_file
@@ -113,8 +112,6 @@ def _read(folder: Path) -> dict[str, Any]:
     except (OSError, ContentError) as error:
         raise UsageError(f"cannot read {path}: {error}; give all options again") from error
     _check(path, options)
-    if options.get("cluster") is not None:
-        options["cluster"] = upgrade_cluster(options["cluster"])
     return {name: value for name, value in options.items() if value is not None}
 
 

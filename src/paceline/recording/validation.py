@@ -174,6 +174,8 @@ def configuration(content: object, source: str) -> Configuration:
             raise ContentError(f"{name} is {ascii(text)[:SHOWN]}, expected text without control characters")
     try:
         content = upgrade(content)
+    except ContentError:
+        raise
     except _OF_CONTENT as error:
         raise ContentError(f"its plan is not what a run writes ({type(error).__name__}: {error})") from error
     if "rules" in content:

@@ -29,7 +29,7 @@ def make_coordinator(
         failure_detector: timeout on silent workers; None for the one in the rules.
     """
     every = rules["evaluate_every"]
-    schedule = rules.get("schedule")  # missing in early runs
+    schedule = rules["schedule"]
     return Coordinator(
         plan,
         workers=rules["workers"],
@@ -41,7 +41,7 @@ def make_coordinator(
             schedule=ScheduleCurve(**schedule) if schedule else None,
             evaluate_every=Duration(**every) if every else None,
             batch_size=rules.get("batch_size"),  # missing in early runs
-            measure_steps=rules.get("measure_steps", False),
+            measure_steps=rules["measure_steps"],
         ),
         minibatches=_minibatches(rules["minibatches"], stop) if rules["minibatches"] else None,
         failure_detector=failure_detector or _failure_detector(rules),
@@ -55,4 +55,4 @@ def _minibatches(dealing: Mapping[str, Any], stop: Stop) -> MinibatchSampler:
 
 
 def _failure_detector(rules: Mapping[str, Any]) -> FailureDetector:
-    return RoundTripFailureDetector() if rules.get("derives_timeout") else FailureDetector(rules["worker_timeout_s"])
+    return RoundTripFailureDetector() if rules["derives_timeout"] else FailureDetector(rules["worker_timeout_s"])

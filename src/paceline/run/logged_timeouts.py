@@ -58,10 +58,8 @@ class LoggedFailureDetector(FailureDetector):
         """Ignore the state."""
 
 
-def is_needed(history: Iterable[Record], rules: Mapping[str, Any]) -> bool:
+def is_needed(history: Iterable[Record]) -> bool:
     """Return whether the run used another rule for timeouts than the current one."""
-    if "derives_timeout" not in rules:
-        return True
     for record in history:  # the timeout is recorded at the first round trip
         if isinstance(record, DecisionMade) and record.kind == KIND:
             return CURRENT_RULE not in record.reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from paceline.recording.callback import Memory
 from paceline.recording.event_log import to_line
 from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
-from paceline.recording.schema import reworded
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.validation import believed
 from paceline.run.coordinator_factory import make_coordinator
@@ -33,7 +31,6 @@ from paceline.utils.argument_types import checked_types
 from paceline.utils.representation import Representation
 
 DECISIONS = (records.UpdateMade, records.DecisionMade, records.GradientArrived, records.WorkInterrupted)
-NEVER = 2**62  # updates
 FROM_OUTSIDE = {Outcome.STOPPED, Outcome.INTERRUPTED, Outcome.NO_WORKERS, Outcome.FAILED, Outcome.NOT_FINITE}
 
 
@@ -86,11 +83,7 @@ def _replayed(saved: SavedRun, protocol: Protocol | Phase | Plan | None) -> Repl
         return Replay(*replay_shares(saved))
     _check_unchanged(saved.path, saved.history.of(records.RunResumed))
     plan = plan_of(saved.configuration["plan"]) if protocol is None else _checked(protocol, saved)
-    found = _compared(saved, plan, _stops(saved))
-    if found.difference and "stops_before" not in saved.configuration:
-        again = _compared(saved, plan, _lenient_stops(saved))
-        return again if again.is_same else found
-    return found
+    return _compared(saved, plan, _stops(saved))
 
 
 class _Stops(NamedTuple):
@@ -99,17 +92,15 @@ class _Stops(NamedTuple):
     Attributes:
         rules: stop conditions; the next one applies from each `RunResumed` and from each place below.
         places: numbers of the records before which a run was resumed with another stop and without a restart.
-        ended_before: whether the run had ended at those places.
     """
 
     rules: list[StopRule]
     places: Counter[int]
-    ended_before: bool = True
 
 
 def _stops(saved: SavedRun) -> _Stops:
     """Return the stops in `run.json` and in the records of resumed runs."""
-    without_restart = saved.configuration.get("stops_before", [])
+    without_restart = saved.configuration["stops_before"]
     places = saved.records_until([log_bytes for _, log_bytes in without_restart])
     found = [(place, stop) for place, (stop, _) in zip(places, without_restart, strict=True)]
     found += [
@@ -121,17 +112,6 @@ def _stops(saved: SavedRun) -> _Stops:
     return _Stops([StopRule.parse(stop) for stop in (*in_order, saved.configuration["stop"])], Counter(places))
 
 
-def _lenient_stops(saved: SavedRun) -> _Stops:
-    """Return stops of which the last one applies to the last event only.
-
-    Older logs have no record of a stop that was changed without a restart. A later stop changes no decision before it;
-    a stop that is met already ends the run at once, so only the last event can show it.
-    """
-    stops = _stops(saved)
-    last = max((number for number, record in enumerate(saved.history) if records.event_of(record)), default=0)
-    return _Stops([*stops.rules[:-1], StopRule(updates=NEVER), stops.rules[-1]], Counter([last]), ended_before=False)
-
-
 def _compared(saved: SavedRun, plan: Plan, stops: _Stops) -> Replay:
     """Compare the log with a replay under these stops."""
     replayer = _Replayer(plan, stops, saved)
@@ -139,7 +119,7 @@ def _compared(saved: SavedRun, plan: Plan, stops: _Stops) -> Replay:
     for number, (record, after) in enumerate(pairwise(chain(saved.history, [None]))):
         assert record is not None
         if number in stops.places:
-            replayer.change_stop(stops.places[number], ended_before=stops.ended_before)
+            replayer.change_stop(stops.places[number])
         if isinstance(record, records.VersionEvaluated) and isinstance(after, records.RunEnded):
             continue  # evaluation of the final version, after the last decision
         updates += isinstance(record, records.UpdateMade)
@@ -160,7 +140,7 @@ class _Replayer:
         self._plan = plan
         self._stops = iter(stops.rules)
         self._rules = configuration["rules"]
-        self._failure_detector = LoggedFailureDetector(saved.history) if is_needed(saved.history, self._rules) else None
+        self._failure_detector = LoggedFailureDetector(saved.history) if is_needed(saved.history) else None
         self._now = 0.0
         self._coordinator = self._next_coordinator()
         self._memory = Memory()
@@ -176,20 +156,19 @@ class _Replayer:
         if isinstance(record, records.RunEnded):
             return self._compared_end(record)
         self._now = record.now_s
-        self._logged.append(_reworded(record))
+        self._logged.append(record)
         found = self._compared()
         if not found and self._logged and self._feed(record):
             found = self._compared() or self.missed_decision()
         return found
 
-    def change_stop(self, times: int, *, ended_before: bool) -> None:
+    def change_stop(self, times: int) -> None:
         """Apply the next stop as a resumed run does, several times if each stop ended the run at once."""
         for _ in range(times):
             self._replace_coordinator()
-            if ended_before:
-                commands = self._coordinator.begin(self._now)
-                self._recorder.observe(self._now, None, commands)
-                self._end = _reason_of_end(commands)
+            commands = self._coordinator.begin(self._now)
+            self._recorder.observe(self._now, None, commands)
+            self._end = _reason_of_end(commands)
 
     def missed_decision(self) -> str:
         """Return the first decision that the log has and the replay has not, as text; empty if none."""
@@ -206,7 +185,7 @@ class _Replayer:
         return ""
 
     def _compared_end(self, record: records.RunEnded) -> str:
-        if _with_singular(record.reason) == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
+        if record.reason == self._end or (not self._end and record.outcome in FROM_OUTSIDE):
             return self.missed_decision()
         return f"the log ends because {record.reason}, the replay {f'because {self._end}' if self._end else 'goes on'}"
 
@@ -247,19 +226,6 @@ def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
     if str(plan) != saved.configuration["protocol"]:
         raise UsageError(f"{saved.path} ran {saved.configuration['protocol']}, given {plan}; expected the same plan")
     return plan
-
-
-def _with_singular(reason: str) -> str:
-    """Return the reason of an older log, which has plurals after 1, in today's form."""
-    return re.sub(r"\b1 (update|gradient|epoch|second)s\b", r"1 \1", reason).replace("1 second have", "1 second has")
-
-
-def _reworded(record: records.Record) -> records.Record:
-    return (
-        replace(record, reason=reworded(record.reason))
-        if isinstance(record, records.DecisionMade | records.UpdateMade)
-        else record
-    )
 
 
 def _comparable(record: records.Record) -> bytes:

@@ -145,12 +145,8 @@ class Resumption:
 
     def _note_stop(self, log_bytes: int) -> None:
         """Add the old stop and the byte of the log up to which it applied to `run.json`, if no `RunResumed` has it."""
-        configuration = self._session.configuration
-        if "stops_before" not in self._before:
-            del configuration["stops_before"]  # the run is older than this list, which would be incomplete
-            return
         here = [[self._before["stop"], log_bytes]] if self._is_seamless else []
-        configuration["stops_before"] = [*self._before["stops_before"], *here]
+        self._session.configuration["stops_before"] = [*self._before["stops_before"], *here]
 
     @property
     def _is_seamless(self) -> bool:
@@ -217,6 +213,6 @@ def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:
         "cluster": configuration["cluster"],
         "evaluate_every": configuration["rules"]["evaluate_every"],
         "worker_timeout_s": configuration["rules"]["worker_timeout_s"],
-        "measure_steps": configuration["rules"].get("measure_steps", False),
-        "schedule": configuration["rules"].get("schedule"),
+        "measure_steps": configuration["rules"]["measure_steps"],
+        "schedule": configuration["rules"]["schedule"],
     }

@@ -32,7 +32,7 @@ EXEMPT = {
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*|(?<![\w-])--$")
 
 TRAIN = flags_of(app, ["train", "digits"])[1]
-KNEE = flags_of(app, ["knee"])[1]
+RANGE_TEST = flags_of(app, ["lr-range-test"])[1]
 
 
 def texts(tree):
@@ -121,7 +121,7 @@ def test_arguments_become_flags(message, said):
     ],
 )
 def test_names_shared_with_knobs_and_durations_are_kept(message, said):
-    assert in_flags(message, KNEE, "knee") == (message if said is None else said)
+    assert in_flags(message, RANGE_TEST, "lr-range-test") == (message if said is None else said)
 
 
 @given(st.sampled_from(sorted(TRAIN)), st.integers() | st.floats() | st.text("abc,=() '-", max_size=9))

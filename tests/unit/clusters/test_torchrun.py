@@ -9,6 +9,7 @@ import paceline as pl
 from paceline.cli.saved_options import SavedOptions
 from paceline.clusters.parser import parse_cluster
 from paceline.protocols.protocol import as_plan
+from paceline.recording.schema import SCHEMA
 
 NO_HOSTS = ["tcp://x", "", "10.0.0.1:0", "10.0.0.1:65536", "[::1]:29511", "a b", "10.0.0.1\n"]
 
@@ -300,11 +301,11 @@ def test_it_can_be_given_as_text(started):
         parse_cluster("torchrun(elastic=true)")
 
 
-@pytest.mark.parametrize("make", [pl.compare, pl.knee])
+@pytest.mark.parametrize("make", [pl.compare, pl.lr_range_test])
 def test_several_runs_are_refused(started, make):
     started()
     more = {"protocols": "bsp, asp", "stop": "updates=3"} if make is pl.compare else {"protocol": "k_sync", "k": 1}
-    with pytest.raises(pl.UsageError, match=r"(compare|knee) makes several runs, .*; give local:4 or"):
+    with pytest.raises(pl.UsageError, match=r"(compare|lr_range_test) makes several runs, .*; give local:4 or"):
         make(pl.jobs.digits(), cluster="torchrun", **more)
 
 
@@ -377,21 +378,7 @@ def test_other_ranks_resume_without_the_folder(started, tmp_path):
 
 
 def test_other_ranks_read_the_folder_if_it_exists(started, tmp_path):
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text(json.dumps({"schema": SCHEMA}))
     (tmp_path / "command.json").write_text('{"seed": 7}')
     started(RANK="1")
     assert SavedOptions(OPTIONS).completed(tmp_path)["seed"] == 7
-
-
-def test_old_names_in_the_saved_options_of_a_run_are_read(started, tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    typed = {"cluster": "torchrun(silence_s=20, slices=2, wire=bf16)", "protocol": "asp + staleness_lr(C=0.01)"}
-    (tmp_path / "command.json").write_text(json.dumps(typed))
-    started()
-    completed = SavedOptions({**OPTIONS, "cluster": None, "protocol": None}).completed(tmp_path)
-    assert (completed["cluster"], completed["protocol"]) == (
-        "torchrun(heartbeat_timeout_s=20, shards=2, wire=bf16)",
-        typed["protocol"],
-    )
-    cluster = parse_cluster(completed["cluster"])
-    assert (cluster.heartbeat_timeout_s, cluster.shards) == (20, 2)

@@ -1,14 +1,17 @@
+import json
+
 import pytest
 
 import paceline as pl
 from paceline.protocols.protocol import Plan
-from paceline.recording.schema import SCHEMA, reworded, upgrade
+from paceline.recording.run_folder import RUN, SavedRun
+from paceline.recording.schema import SCHEMA, upgrade
 from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.utils.files import ContentError
 
 
 def test_the_current_schema_is_unchanged():
-    content = {"schema": SCHEMA, "plan": [{"name": "Extent("}], "identity": {}}
+    content = {"schema": SCHEMA, "plan": [{"name": "first"}], "identity": {}}
     assert upgrade(content) == content
 
 
@@ -37,16 +40,13 @@ def test_a_newer_schema_is_refused():
         upgrade({"schema": SCHEMA + 1})
 
 
-def test_a_controller_text_that_is_not_a_call_is_its_name():
-    protocol = {"$Protocol": {"name": "asp", "on_update": "finish"}}
-    phase = {"protocol": protocol, "end": ["updates", 4], "controllers": ["<mine>", "AdaSync(D=3)"]}
-    [upgraded] = upgrade({"plan": [phase]})["plan"]
-    assert upgraded["controllers"] == [{"name": "<mine>"}, {"name": "AdaSync", "D": 3}]
-    assert upgraded["end"] == {"unit": "updates", "amount": 4}
-    assert upgraded["momentum"] == {"rule": "keep"}
-
-
-def test_reasons_of_version_0_1_are_translated():
-    assert reworded("workers 1, 2, 3 fell behind") == "workers 1, 2 and 3 fell behind"
-    assert reworded("worker 2: as fast as it should be") == "worker 2: no longer a straggler"
-    assert reworded("quorum of 2 reached") == "quorum of 2 reached"
+@pytest.mark.parametrize(
+    ("content", "given"), [({"job": "digits"}, "no entry 'schema'"), ({"schema": 1}, "schema 1")], ids=["none", "one"]
+)
+def test_an_older_schema_is_refused(content, given, tmp_path):
+    (tmp_path / RUN).write_text(json.dumps(content))
+    with pytest.raises(pl.UsageError) as refused:
+        SavedRun(tmp_path)
+    assert str(refused.value) == (
+        f"cannot read {tmp_path / RUN}: it has {given}, expected schema 2 to {SCHEMA}; start a new run"
+    )

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.recording.run_folder import SavedRun
+from paceline.recording.schema import SCHEMA
 from paceline.report import figures as drawings
 from paceline.report.curves import groups
 from paceline.report.write import check_same_job, read_runs, write_report
@@ -111,9 +112,9 @@ def test_protocol_and_cluster_may_differ(tmp_path):
     check_same_job([SavedRun(tmp_path / "one"), SavedRun(tmp_path / "two")])
 
 
-def test_an_old_configuration_without_some_keys_is_read(tmp_path):
+def test_a_configuration_without_some_keys_is_read(tmp_path):
     write_run(tmp_path / "run", two_updates())
-    (tmp_path / "run/run.json").write_text(json.dumps({"job": "old"}))
+    (tmp_path / "run/run.json").write_text(json.dumps({"schema": SCHEMA, "job": "old"}))
     assert write_report([tmp_path / "run"]).exists()
 
 

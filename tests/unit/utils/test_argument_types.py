@@ -151,7 +151,7 @@ OF_CALL = {
     "Job": {"loss": F.cross_entropy},
     "Ray": {"workers": 2},
     "compare": {"protocols": ["bsp"], "processes": 1, "seeds": 1},
-    "knee": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
+    "lr_range_test": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
     "search_switch": {"settings": 1, "runs": 1, "processes": 1},
     "Trace": {"rows": [TraceRow(0, 1, 0.0, 0.0, 1.0, 0.0, 1.0, False)]},
     "Stop": {"updates": 1},

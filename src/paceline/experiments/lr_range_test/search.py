@@ -1,4 +1,4 @@
-"""`knee`: the learning rate for each quorum k, by learning-rate range tests."""
+"""`lr_range_test`: the learning rate for each quorum k, by learning-rate range tests."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Knee(Representation):
 
 
 @dataclass(frozen=True, repr=False)
-class Knees(TableRepresentation):
-    """Learning rates for several quorums.
+class LRRangeTest(TableRepresentation):
+    """Learning rates of several quorums, with the loss curves that they are read from.
 
     Attributes:
         job: name of the job.
@@ -107,7 +107,7 @@ class Knees(TableRepresentation):
 
 
 @checked_types
-def knee(
+def lr_range_test(
     job: Job,
     *,
     protocol: str,
@@ -120,7 +120,7 @@ def knee(
     runs: int = 3,
     progress: bool | None = None,
     watch: Watch | None = None,
-) -> Knees:
+) -> LRRangeTest:
     """Find the learning rate for each quorum k by the knee rule: the largest rate at which training progresses.
 
     For each k, the job is trained with a learning rate that rises with every update from ``lowest`` to ``highest``, or
@@ -152,14 +152,15 @@ def knee(
     Example:
         >>> import paceline as pl
         >>> job = pl.jobs.digits()
-        >>> list(pl.knee(job, protocol="k_sync", k=[1, 2], cluster="2*exp(mean=1)", updates=20).learning_rates)
+        >>> found = pl.lr_range_test(job, protocol="k_sync", k=[1, 2], cluster="2*exp(mean=1)", updates=20)
+        >>> list(found.learning_rates)
         [1, 2]
 
     Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, Sect. 3.3; Xu et al. (DBW)
     2020, Sect. 4.
     """
     refuse_while_unpickling()
-    cluster = without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "knee")
+    cluster = without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "lr_range_test")
     check_range("[0, inf)", Integral, seed=seed)
     check_range("[1, inf)", Integral, runs=runs)
     shows = progress if watch is None else False
@@ -167,7 +168,7 @@ def knee(
     search = _Search(job, cluster, rates, range(seed, seed + runs), watch or _unwatched, shows)
     protocols = {each: _protocol(protocol, each, cluster) for each in _quorums(k)}
     knees = tuple(search.knee(made, each) for each, made in protocols.items())
-    return Knees(job.name, protocol, str(cluster), tuple(search.seeds), knees)
+    return LRRangeTest(job.name, protocol, str(cluster), tuple(search.seeds), knees)
 
 
 def _unwatched(title: str, stop: Stop) -> AbstractContextManager[Callback]:

@@ -186,7 +186,7 @@ class UpdateAveraging(AllReduceAlgorithm):
                 self._own.clear()
                 self._write_steps()
                 self._own.take_newest(self._payload)
-        self.share = state.get("share", 0.0)  # checkpoints of version 0.1 have none
+        self.share = state.get("share", 0.0)  # missing in early runs
 
     def _set_weights(self) -> None:
         """Set the weights to the average with the worker's own steps."""

@@ -44,7 +44,7 @@ def line(**changes):
 
 def find(job=None, **changes):
     settings = {"protocol": "k_sync", "k": [4], "cluster": CLUSTER, "lowest": 0.01, "highest": 100.0, "updates": 100}
-    return pl.knee(job or line(), **{**settings, "runs": 1, **changes})
+    return pl.lr_range_test(job or line(), **{**settings, "runs": 1, **changes})
 
 
 def watched(**changes):
@@ -254,12 +254,12 @@ def test_a_range_test_without_live_workers_is_an_error():
 
 @pytest.fixture
 def program(monkeypatch, capsys, tmp_path):
-    """Run `paceline knee digits` in an empty folder; return its status and what it says."""
+    """Run `paceline lr-range-test digits` in an empty folder; return its status and what it says."""
     monkeypatch.chdir(tmp_path)
     asked = ["--cluster", CLUSTER, "--updates", "20", "--runs", "1"]
 
     def run(*arguments, protocol="k_sync", k="1,4"):
-        words = ["paceline", "knee", "digits", "--protocol", protocol, "--k", k, *asked, *arguments]
+        words = ["paceline", "lr-range-test", "digits", "--protocol", protocol, "--k", k, *asked, *arguments]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:
             main()
@@ -275,7 +275,7 @@ def test_the_command_prints_a_table_and_the_next_command(program):
     assert status == 0, err
     assert all(len(row) <= 80 for row in out.splitlines())
     rates = {int(row.split()[0]): float(row.split()[1]) for row in out.splitlines() if row[:4].strip().isdigit()}
-    found = pl.knee(
+    found = pl.lr_range_test(
         pl.jobs.digits(), protocol="k_sync", k=[1, 4], cluster=CLUSTER, updates=20, runs=1, highest=30
     ).learning_rates
     assert rates == pytest.approx(found, rel=0.01)
@@ -289,12 +289,12 @@ def test_the_command_reports_a_range_that_is_too_short(program):
 
 
 def test_the_command_writes_json(program, tmp_path):
-    status, out, _ = program("--format", "json", "--out", "knee.json")
-    assert (status, out) == (0, (tmp_path / "knee.json").read_text())
+    status, out, _ = program("--format", "json", "--out", "rates.json")
+    assert (status, out) == (0, (tmp_path / "rates.json").read_text())
     assert [knee["k"] for knee in json.loads(out)["knees"]] == [1, 4]
-    status, _, err = program("--out", "knee.json")
-    assert (status, err) == (2, "paceline: knee.json exists already; give another file, or --overwrite\n")
-    assert program("--out", "knee.json", "--overwrite")[0] == 0
+    status, _, err = program("--out", "rates.json")
+    assert (status, err) == (2, "paceline: rates.json exists already; give another file, or --overwrite\n")
+    assert program("--out", "rates.json", "--overwrite")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -313,9 +313,9 @@ def test_the_command_refuses_invalid_options_in_one_line(program, options, words
 
 
 def test_a_missing_folder_is_refused_before_the_search(program):
-    status, out, err = program("--out", "missing/knee.json")
+    status, out, err = program("--out", "missing/rates.json")
     assert (status, out) == (2, "")
-    assert err == "paceline: there is no folder missing for knee.json; make it, or give another file\n"
+    assert err == "paceline: there is no folder missing for rates.json; make it, or give another file\n"
 
 
 def test_a_run_that_crashes_is_named():
@@ -324,5 +324,5 @@ def test_a_run_that_crashes_is_named():
             raise ValueError("my mistake")
 
     with pytest.raises(ValueError, match="my mistake") as failure:
-        pl.knee(tiny_job(loss=Breaks()), protocol="k_sync", k=2, cluster="2*exp(mean=1)", updates=20, seed=3)
+        pl.lr_range_test(tiny_job(loss=Breaks()), protocol="k_sync", k=2, cluster="2*exp(mean=1)", updates=20, seed=3)
     assert "in the run of k_sync(k=2), seed 3" in failure.value.__notes__
