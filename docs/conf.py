@@ -18,6 +18,7 @@ extensions = [
     "myst_parser",
     "sphinx_copybutton",
     "command_line_page",
+    "module_tables",
     "protocol_pictures",
     "public_names",
     "record_fields",

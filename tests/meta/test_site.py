@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
 from command_line_page import command_line  # noqa: E402 - the folder is no package
+from module_tables import floors, module_tables, modules  # noqa: E402
 from public_names import NAMESPACES, documented_name, public_names  # noqa: E402
 from record_fields import field_meanings, record_tables  # noqa: E402
 from shown_files import shown_file, text_on_site  # noqa: E402
@@ -36,6 +37,12 @@ def entries(page):
         else:
             names.append(name if name.startswith("paceline.") else f"{module}.{name}")
     return names
+
+
+def test_every_module_is_in_the_table_of_its_floor():
+    page = (DOCS / "concepts/architecture.md").read_text(encoding="utf-8")
+    assert module_tables(page).count(".py` |") == len(modules())
+    assert floors(page)[0] == "errors"
 
 
 def test_every_public_name_is_on_exactly_one_page():

@@ -165,6 +165,12 @@ def test_the_distributed_engine_is_imported_only_through_its_package():
     assert [pair for pair in found if pair[1].startswith("engines/distributed/")] == []
 
 
+def test_the_page_on_the_architecture_lists_the_floors():
+    page = (ROOT / "docs/concepts/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`[\w/]+`(?:, )?)+) \|", page, re.MULTILINE)
+    assert [" ".join(re.findall(r"`([\w/]+)`", row)) for row in rows] == FLOORS
+
+
 def test_every_floor_has_modules():
     assert {floor_of_file(path) for path in FILES} == set(range(len(FLOORS)))
 

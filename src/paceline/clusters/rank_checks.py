@@ -40,8 +40,23 @@ def check_most_workers(most: int, ranks: LaunchEnv, *, started: int, worker: int
         )
 
 
-def check_standby(plan: Plan, ranks: LaunchEnv, *, shards: int, workers: str) -> None:
-    """Raise a UsageError if this plan or launcher cannot have a standby."""
+def check_no_standby(**options: str | bool | None) -> None:
+    """Check that a cluster without a standby has no options of one, given by their names."""
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"{name}={value!r} without a standby: give standby=1 too")
+
+
+def check_standby(plan: Plan, ranks: LaunchEnv, *, address: str | None, shards: int, workers: str) -> None:
+    """Check that this plan and launcher can have a standby, and its address.
+
+    Args:
+        plan: plan of the run.
+        ranks: this rank, and what the launcher has set.
+        address: host and port of the standby; None if not given.
+        shards: number of parameter servers.
+        workers: unit of a worker.
+    """
     reasons = {
         f"{plan} has no server": plan.allreduce is not None,
         f"the servers of shards={shards} would need one each": shards > 1,
@@ -52,6 +67,8 @@ def check_standby(plan: Plan, ranks: LaunchEnv, *, shards: int, workers: str) ->
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise UsageError(f"standby=1, but {found[0]}; omit standby")
+    if address is not None:
+        host_and_port(address)
 
 
 def check_address(address: str, host: str, port: int | None, ranks: LaunchEnv, *, has_certificate: bool) -> None:

@@ -16,9 +16,9 @@ from paceline.clusters.rank_checks import (
     check_address,
     check_least_workers,
     check_most_workers,
+    check_no_standby,
     check_rank,
     check_standby,
-    host_and_port,
 )
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.spot_notice import parse_notice
@@ -211,22 +211,16 @@ class Torchrun:
         check_least_workers(fitted.min_workers, fitted.n)
         if fitted.max_workers is not None:
             check_most_workers(fitted.max_workers, fitted.ranks, started=fitted.started, worker=fitted.worker)
-        fitted._check_standby(plan)
+        if fitted.standby:
+            address = fitted.standby_address
+            check_standby(plan, fitted.ranks, address=address, shards=fitted.shards, workers=fitted.workers)
+        else:
+            check_no_standby(standby_address=fitted.standby_address, standby_sync=fitted.standby_sync)
         if fitted.slowness is not None and fitted.slowness.n != fitted.n:
             n = fitted.n
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
         check_faults(fitted.faults, fitted.n)
         return fitted
-
-    def _check_standby(self, plan: Plan) -> None:
-        if self.standby:
-            check_standby(plan, self.ranks, shards=self.shards, workers=self.workers)
-            if self.standby_address is not None:
-                host_and_port(self.standby_address)
-            return
-        for name, default in {"standby_address": None, "standby_sync": False}.items():
-            if (given := getattr(self, name)) != default:
-                raise UsageError(f"{name}={given!r} without a standby: give standby=1 too")
 
     @property
     def is_elastic(self) -> bool:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.policies.compensation.base import Memory
 from paceline.protocols.outer_optimizer import OuterSGD
 
 
-def begin_outer(average: Sequence[Tensor], memory: Memory) -> None:
+def begin_outer(average: Sequence[Tensor], memory: dict[str, list[Tensor]]) -> None:
     """Store the average from which the workers step; nothing if it is stored.
 
     Args:
@@ -22,7 +21,9 @@ def begin_outer(average: Sequence[Tensor], memory: Memory) -> None:
         memory["momentum"] = [flat.new_zeros(flat.shape) for flat in average]
 
 
-def step_outer(outer: OuterSGD, average: Sequence[Tensor], memory: Memory, fragment: slice = slice(None)) -> None:
+def step_outer(
+    outer: OuterSGD, average: Sequence[Tensor], memory: dict[str, list[Tensor]], fragment: slice = slice(None)
+) -> None:
     """Change the mean of the workers' parameters to the next average, in place.
 
     Args:
