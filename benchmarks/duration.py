@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import options, ratios, report, spread
-from paceline.policies.estimators.update_time import UpdateTimeEstimator
+from paceline.policies.estimators.dbw.update_time import UpdateTimeEstimator
 
 BARS = {16: 50, 100: 80}
 ALONE, GROWTH_FROM, GROWTH_BAR = 1000, 100, 40

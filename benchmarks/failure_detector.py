@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import options, report, rounded, spread
-from paceline.policies.estimators.round_trip_timeout import MOST_SIGMA, RoundTripTimeout
+from paceline.policies.estimators.timeouts.round_trip_timeout import MOST_SIGMA, RoundTripTimeout
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]

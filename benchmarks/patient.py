@@ -25,7 +25,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.core.stop import Stop
 from paceline.engines.virtual.timing import TimingEngine
-from paceline.policies.estimators.update_closing import gain
+from paceline.policies.estimators.arrivals.update_closing import gain
 from paceline.protocols.protocol import Phase, Plan
 
 PHIS = (1.0, 10.0, 50.0)

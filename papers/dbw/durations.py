@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import paceline as pl
 from paceline.policies.controllers.base import Action
 from paceline.policies.controllers.update_times import UpdateTimes
-from paceline.policies.estimators.update_time import UpdateTimeEstimator
+from paceline.policies.estimators.dbw.update_time import UpdateTimeEstimator
 from papers.store import Line, rounded
 from papers.tasks import Where
 

@@ -11,8 +11,8 @@ import numpy as np
 import paceline as pl
 from paceline.policies.controllers.base import Action
 from paceline.policies.controllers.update_times import UpdateTimes
-from paceline.policies.estimators.isotonic import Floats
-from paceline.policies.estimators.update_time import UpdateTimeEstimator
+from paceline.policies.estimators.dbw.isotonic import Floats
+from paceline.policies.estimators.dbw.update_time import UpdateTimeEstimator
 from paceline.theory import expected
 from papers.dbw.jobs import make_job
 from papers.dbw.settings import N, cluster

@@ -18,7 +18,7 @@ import paceline as pl
 from paceline.core.events import Step
 from paceline.core.records import GradientArrived, StepMeasured
 from paceline.jobs.datasets.images import ImageDataset
-from paceline.policies.estimators.gain import GainEstimator, GainInput
+from paceline.policies.estimators.dbw.gain import GainEstimator, GainInput
 from paceline.recording.history import History
 from paceline.worker.data_loader import fetch
 from papers.dbw.jobs import make_job

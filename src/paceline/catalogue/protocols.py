@@ -16,7 +16,7 @@ from paceline.policies.controllers.dbw import BDBW, DBW
 from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
-from paceline.policies.estimators.update_time import Unobserved
+from paceline.policies.estimators.dbw.update_time import Unobserved
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import bind, parse_call

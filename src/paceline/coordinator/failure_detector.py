@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.coordinator.worker_table import WorkerState
 from paceline.errors import UsageError
-from paceline.policies.estimators.round_trip_timeout import RoundTripTimeout
+from paceline.policies.estimators.timeouts.round_trip_timeout import RoundTripTimeout
 
 NOTICEABLE = 2.0  # a change of the timeout by this factor is logged
 

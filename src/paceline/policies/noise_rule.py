@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.core.gradient import Arrival
 from paceline.core.update import Step
-from paceline.policies.estimators.critical_batch import LARGEST_PHI, CriticalBatch, UpdateStats
-from paceline.policies.estimators.staleness_price import PLAIN, Reference, StalenessPrice
+from paceline.policies.estimators.noise.critical_batch import LARGEST_PHI, CriticalBatch, UpdateStats
+from paceline.policies.estimators.noise.staleness_price import PLAIN, Reference, StalenessPrice
 from paceline.utils.state_dict import Stateful
 
 

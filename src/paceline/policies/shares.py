@@ -10,7 +10,7 @@ from math import inf, log, sqrt
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from paceline.policies.estimators.restarting_median import JumpCounts, RestartingMedian
+from paceline.policies.estimators.speeds.restarting_median import JumpCounts, RestartingMedian
 from paceline.policies.share_limits import ShareLimits, longest, of_few_sizes
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.policies.estimators.loss_hazard import loss_hazards
+from paceline.policies.estimators.timeouts.loss_hazard import loss_hazards
 from paceline.report.run_data import FATES, Column, RunData
 
 QUANTILES = (5, 25, 50, 75, 95, 100)  # percent

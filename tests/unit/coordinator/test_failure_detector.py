@@ -14,7 +14,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.core.events import NOT_JOINED, PAUSE, Accept, Decision, Drop, Lost
 from paceline.engines.virtual.timing import TimingEngine
-from paceline.policies.estimators.round_trip_timeout import (
+from paceline.policies.estimators.timeouts.round_trip_timeout import (
     MOST_SIGMA,
     RoundTripTimeout,
     RunningMedian,

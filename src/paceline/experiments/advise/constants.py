@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.experiments.advise.observed_run import read_run
-from paceline.policies.estimators.convergence import Noise, ObservedUpdate, estimate_noise
+from paceline.policies.estimators.noise.convergence import Noise, ObservedUpdate, estimate_noise
 from paceline.recording.run_folder import SavedRun
 from paceline.theory import Constants
 from paceline.utils.argument_types import checked_types
@@ -28,7 +28,7 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
         m V = sigma2 + M_G N        fitted by non-negative least squares,
         c   = min N / (2 (F - F*)),   L = max h,   initial_error = F_0 - F*,
 
-    with h the curvature in the directions of the noise (``policies.estimators.convergence.estimate_noise``), and the
+    with h the curvature in the directions of the noise (``policies.estimators.noise.convergence.estimate_noise``), and the
     minimum over the tenths in which N differs from 0 significantly.
 
     Args:

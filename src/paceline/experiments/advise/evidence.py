@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from paceline.clusters.timing.trace import Trace
-from paceline.policies.estimators.slowness_pattern import SlownessPattern, slowness_pattern
+from paceline.policies.estimators.speeds.slowness_pattern import SlownessPattern, slowness_pattern
 
 
 class Evidence(NamedTuple):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from paceline.core.records import DecisionMade, GradientArrived, StepMeasured, UpdateMade
 from paceline.errors import UsageError
 from paceline.experiments.advise.result import PARTS, GradientSummary
-from paceline.policies.estimators.convergence import (
+from paceline.policies.estimators.dbw.gain import GainInput, variance_of
+from paceline.policies.estimators.noise.convergence import (
     Noise,
     ObservedUpdate,
     energy_curvature,
@@ -21,8 +22,7 @@ from paceline.policies.estimators.convergence import (
     loss_at_end,
     relative_updates,
 )
-from paceline.policies.estimators.critical_batch import CriticalBatch, UpdateStats
-from paceline.policies.estimators.gain import GainInput, variance_of
+from paceline.policies.estimators.noise.critical_batch import CriticalBatch, UpdateStats
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseRule
 from paceline.recording.history import History, mean_loss
@@ -82,7 +82,7 @@ class ConstantRateRun(ObservedRun):
     """Recorded run whose learning rate does not depend on its gradients.
 
     The updates to the loss that the run reached grow as the noise floor of a protocol comes near this loss
-    (``policies.estimators.convergence``).
+    (``policies.estimators.noise.convergence``).
     """
 
     def __init__(self, saved: SavedRun) -> None:

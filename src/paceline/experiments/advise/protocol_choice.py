@@ -9,9 +9,9 @@ from paceline.clusters.simulated import Cluster
 from paceline.errors import PacelineWarning
 from paceline.experiments.advise.result import AutoChoice
 from paceline.policies.controllers.auto_candidates import default_candidates
-from paceline.policies.estimators.protocol_replay import ProtocolReplay
-from paceline.policies.estimators.protocol_scores import Score, score_of, steady
-from paceline.policies.estimators.staleness_price import price_of
+from paceline.policies.estimators.noise.staleness_price import price_of
+from paceline.policies.estimators.replay.protocol_replay import ProtocolReplay
+from paceline.policies.estimators.replay.protocol_scores import Score, score_of, steady
 from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Protocol
 

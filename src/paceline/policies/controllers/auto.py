@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 from paceline.policies.controllers.auto_candidates import default_candidates, named
 from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Observation, StatefulController
 from paceline.policies.controllers.stale_trial import StaleTrial
-from paceline.policies.estimators.critical_batch import NoiseEstimate
-from paceline.policies.estimators.protocol_scores import Score, Scoring
-from paceline.policies.estimators.staleness_price import Reference
-from paceline.policies.estimators.trip_history import Trip, TripHistory
+from paceline.policies.estimators.noise.critical_batch import NoiseEstimate
+from paceline.policies.estimators.noise.staleness_price import Reference
+from paceline.policies.estimators.replay.protocol_scores import Score, Scoring
+from paceline.policies.estimators.replay.trip_history import Trip, TripHistory
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from paceline.protocols.protocol import Protocol
 from paceline.utils.checked_dataclass import checked_dataclass

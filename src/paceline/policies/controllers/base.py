@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
 from paceline.core.events import Arrival, Step
-from paceline.policies.estimators.critical_batch import NoiseEstimate
+from paceline.policies.estimators.noise.critical_batch import NoiseEstimate
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseScaling
 from paceline.protocols.additions import ControllerPart

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 from paceline.errors import PacelineWarning
 from paceline.policies.controllers.base import Action, Observation, SetQuorum, StatefulController
 from paceline.policies.controllers.update_times import UpdateTimes, fastest
-from paceline.policies.estimators.gain import GainEstimator, GainInput
-from paceline.policies.estimators.update_time import Unobserved, UpdateTimeEstimator
+from paceline.policies.estimators.dbw.gain import GainEstimator, GainInput
+from paceline.policies.estimators.dbw.update_time import Unobserved, UpdateTimeEstimator
 from paceline.protocols.protocol import Protocol
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful

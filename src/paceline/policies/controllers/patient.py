@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.policies.controllers.base import Action, CallAgainAt, CloseUpdate, Observation, StatefulController
-from paceline.policies.estimators.arrival_hazards import ArrivalHazards
-from paceline.policies.estimators.critical_batch import FIRST_PHI
-from paceline.policies.estimators.update_closing import GainPerSecond, best_wait, largest_gain_per_s
+from paceline.policies.estimators.arrivals.arrival_hazards import ArrivalHazards
+from paceline.policies.estimators.arrivals.update_closing import GainPerSecond, best_wait, largest_gain_per_s
+from paceline.policies.estimators.noise.critical_batch import FIRST_PHI
 from paceline.protocols.protocol import Protocol
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful

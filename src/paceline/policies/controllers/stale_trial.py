@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.policies.estimators.loss_rise import LossRise
+from paceline.policies.estimators.noise.loss_rise import LossRise
 from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import Stateful
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.policies.controllers import base as control
-from paceline.policies.estimators.stragglers import StragglerDetector
+from paceline.policies.estimators.speeds.stragglers import StragglerDetector
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.spec_parser import short_repr

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from paceline.policies.controllers.base import Observation
-from paceline.policies.estimators.update_time import UpdateTimeEstimator
+from paceline.policies.estimators.dbw.update_time import UpdateTimeEstimator
 from paceline.utils.state_dict import Stateful
 
 MOST_ROUNDS = 1000  # latest versions whose late gradients are still counted

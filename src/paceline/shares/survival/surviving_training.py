@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
 
 from paceline.clusters.launch_env import SILENCE, SURVIVES, UNFIT
-from paceline.policies.estimators.round_trip_timeout import RoundTripTimeout
+from paceline.policies.estimators.timeouts.round_trip_timeout import RoundTripTimeout
 from paceline.shares.handed_out import Loader
 from paceline.shares.survival.agreement import Agreement, PlaceReport
 from paceline.shares.survival.catch_up import CatchUp

@@ -10,8 +10,8 @@ from paceline.core.records import DecisionMade
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.auto_candidates import default_candidates
 from paceline.policies.controllers.base import ChangeProtocol, Note, Observation, Work
-from paceline.policies.estimators.critical_batch import NoiseEstimate
-from paceline.policies.estimators.protocol_scores import Scoring
+from paceline.policies.estimators.noise.critical_batch import NoiseEstimate
+from paceline.policies.estimators.replay.protocol_scores import Scoring
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from selections import parametrize_few
 from tiny_jobs import tiny_job

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerLost
 from paceline.policies.controllers.straggler_policies import Elastic, Greedy, _best_exclusion
-from paceline.policies.estimators.stragglers import KNOWN, StragglerDetector, ThroughputStats
+from paceline.policies.estimators.speeds.stragglers import KNOWN, StragglerDetector, ThroughputStats
 from selections import parametrize_few
 from timed_runs import timed_run
 from tiny_jobs import tiny_job

@@ -9,7 +9,7 @@ import pytest
 import paceline as pl
 from paceline.core.events import END_OF_LOOP, NOT_JOINED, PAUSE
 from paceline.core.records import DecisionMade, VersionEvaluated, WorkerJoined, WorkerLost
-from paceline.policies.estimators.loss_hazard import loss_hazards
+from paceline.policies.estimators.timeouts.loss_hazard import loss_hazards
 from paceline.report.curves import groups
 from paceline.report.page.page import SCRIPTS, page, script
 from paceline.report.page.parts import straggler_paragraphs

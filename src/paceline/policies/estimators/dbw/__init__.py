@@ -1,0 +1,1 @@
+"""Estimators of DBW: the gain of an update of k gradients, and its duration."""

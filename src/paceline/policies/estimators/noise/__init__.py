@@ -1,0 +1,1 @@
+"""Estimators from the noise of gradients and the course of the loss."""

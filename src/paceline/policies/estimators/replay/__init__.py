@@ -1,0 +1,1 @@
+"""Replay of protocols over recorded round trips."""

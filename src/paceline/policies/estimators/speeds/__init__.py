@@ -1,0 +1,1 @@
+"""Speeds of workers: medians, stragglers, and patterns of slowness."""

@@ -1,0 +1,1 @@
+"""Losses of workers, and the silence after which one counts as lost."""
