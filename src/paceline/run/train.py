@@ -99,7 +99,7 @@ def train(
             update later, and with `local_sgd` at the first sum or evaluation after the interval.
         keep_checkpoints: number of checkpoints kept, >= 1.
         worker_timeout_s: seconds without an answer after which a worker is lost, > 0. The default is derived from the
-            round trips and losses of real workers (``paceline.policies.estimators.timeouts.round_trip_timeout``); simulated
+            round trips and losses of real workers (``policies.estimators.timeouts.round_trip_timeout``); simulated
             workers then have no timeout.
         measure_steps: whether to record how far each update moves the parameters, which `pl.advise` needs; it costs up
             to three additions of the parameters per update.

@@ -45,8 +45,8 @@ def advise(
     """Rank protocols by the predicted time in which they lower the loss as much as a recorded run.
 
     The seconds per update of each protocol are simulated with the round trips of the run. The number of updates follows
-    from the gradients of the run (``policies.estimators.noise.convergence``): fewer or staler gradients per update have a
-    higher noise floor. If the learning rate followed the rule "noise", protocols are ranked by progress per second,
+    from the gradients of the run (``policies.estimators.noise.convergence``): fewer or staler gradients per update have
+    a higher noise floor. If the learning rate followed the rule "noise", protocols are ranked by progress per second,
     S = Lambda / (K d + phi), with the phi and d of the run. The advice also has the choice of `auto`, by the same S,
     and the comparison with DDP on the cluster that is nearest to the recorded one.
 

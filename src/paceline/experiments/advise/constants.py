@@ -28,8 +28,8 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
         m V = sigma2 + M_G N        fitted by non-negative least squares,
         c   = min N / (2 (F - F*)),   L = max h,   initial_error = F_0 - F*,
 
-    with h the curvature in the directions of the noise (``policies.estimators.noise.convergence.estimate_noise``), and the
-    minimum over the tenths in which N differs from 0 significantly.
+    with h the curvature in the directions of the noise (``policies.estimators.noise.convergence.estimate_noise``), and
+    the minimum over the tenths in which N differs from 0 significantly.
 
     Args:
         run: folder of a run with fresh gradients, at least two per update.

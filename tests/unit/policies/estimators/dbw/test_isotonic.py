@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
-from paceline.policies.estimators import isotonic_blocks as blocks
+from paceline.policies.estimators.dbw import isotonic_blocks as blocks
 from paceline.policies.estimators.dbw.isotonic import IsotonicFit
 from paceline.policies.estimators.dbw.isotonic_blocks import Block, GridCell, choose, optimal_parts, unions
 from selections import parametrize_few

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.core.update import Step
-from paceline.policies.estimators import loss_to_go
+from paceline.policies.estimators.noise import loss_to_go
 from paceline.policies.estimators.noise.critical_batch import CriticalBatch, UpdateStats
 
 NAN = float("nan")
