@@ -27,7 +27,7 @@ docs: .venv/installed
 # The training frameworks, experiment trackers and launchers, in an environment of their own. SkyPilot needs another one,
 # with an older click.
 test-integrations: .venv-integrations/installed .venv-skypilot/installed
-	.venv-integrations/bin/pytest -m integrations -n 2 tests/integrations
+	.venv-integrations/bin/pytest -m integrations -n 2 tests/frameworks
 
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow
