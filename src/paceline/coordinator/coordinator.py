@@ -136,9 +136,18 @@ class Coordinator:
     def expected_update(self) -> events.Apply:
         """Return the next update as it would be if every busy worker contributed to it."""
         run, table = self._run, self._membership.table
-        expected = tuple(events.Accept(worker, state.draw, 0, 1) for worker, state in table.in_flight.items())
+        expected = tuple(
+            events.Accept(worker=worker, draw=state.draw, staleness=0, samples=1)
+            for worker, state in table.in_flight.items()
+        )
         scales = self._scaling.scales(len(expected) or 1, table.live, run.workload)
-        return events.Apply(run.version + 1, expected, scales.lr, "expected", weight_decay_scale=scales.weight_decay)
+        return events.Apply(
+            version=run.version + 1,
+            gradients=expected,
+            lr_scale=scales.lr,
+            reason="expected",
+            weight_decay_scale=scales.weight_decay,
+        )
 
     def expected_work(self) -> dict[int, events.Compute]:
         """Return the work of the next version by worker, if every busy worker contributed to it."""

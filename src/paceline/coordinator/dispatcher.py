@@ -117,7 +117,15 @@ class Dispatcher(Stateful):
             count = 1 if self._local_steps is None else self._local_steps.budget(state.minibatches)
             state.minibatch = self._minibatches.next(worker, count)
             upcoming = self._minibatches.upcoming(worker)
-        return Compute(worker, version, state.draw, state.minibatch, upcoming, workload, state.accepted)
+        return Compute(
+            worker=worker,
+            version=version,
+            draw=state.draw,
+            minibatch=state.minibatch,
+            upcoming=upcoming,
+            workload=workload,
+            accepted=state.accepted,
+        )
 
     def probe(self, worker: int, version: int, now: float) -> Compute:
         """Assign work to an excluded worker to measure its time; the gradient is not used."""
@@ -173,7 +181,13 @@ class Dispatcher(Stateful):
                 continue
             minibatch = coming.next(worker) if coming is not None else None
             upcoming = coming.upcoming(worker) if coming is not None else ()
-            work[worker] = Compute(worker, version, self._workers[worker].draw + 1, minibatch, upcoming)
+            work[worker] = Compute(
+                worker=worker,
+                version=version,
+                draw=self._workers[worker].draw + 1,
+                minibatch=minibatch,
+                upcoming=upcoming,
+            )
         return work
 
     @property

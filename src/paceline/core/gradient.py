@@ -131,7 +131,7 @@ class Drop(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientArrived:
     """Arrival of a gradient, and whether it was used. See `Arrival` for the fields that are its own.
 

@@ -120,8 +120,20 @@ class UpdateRecords:
         )
         for now_s, rank, samples, seconds in arrivals:
             yield GradientArrived(
-                *(now_s, rank, self.version + 1, self.version, began_s, 0, True, "", nan, samples, nan),
-                *(0.0, seconds, sum_s),
+                now_s=now_s,
+                worker=rank,
+                draw=self.version + 1,
+                version=self.version,
+                started_s=began_s,
+                staleness=0,
+                used=True,
+                reason="",
+                loss=nan,
+                samples=samples,
+                squared_norm=nan,
+                pull_s=0.0,
+                compute_s=seconds,
+                push_s=sum_s,
                 event_s=now_s,
                 sum_s=sum_s,
             )
@@ -129,10 +141,24 @@ class UpdateRecords:
             numbers = {str(rank): float(each) for rank, each in zip(update.ranks, update.work, strict=True)}
             equal = zip(update.ranks, update.equal_work, strict=True)
             numbers |= {EQUAL.format(rank): float(each) for rank, each in equal}
-            yield DecisionMade(ended_s, DEALT, "work of each rank, and with equal shares", numbers=numbers)
+            yield DecisionMade(
+                now_s=ended_s, kind=DEALT, reason="work of each rank, and with equal shares", numbers=numbers
+            )
         self.version += 1
         self.workload += count
         self.busy_s += sum(now_s - began_s for now_s, *_ in arrivals)
         self.live_s += count * (ended_s - began_s)
-        counts = (self.version, count, self.workload, total)
-        yield UpdateMade(ended_s, *counts, nan, nan, 0.0, 0, WHY, self.busy_s, self.live_s)
+        yield UpdateMade(
+            now_s=ended_s,
+            version=self.version,
+            k=count,
+            workload=self.workload,
+            samples=total,
+            loss=nan,
+            learning_rate=nan,
+            staleness=0.0,
+            max_staleness=0,
+            reason=WHY,
+            busy_s=self.busy_s,
+            live_s=self.live_s,
+        )

@@ -117,7 +117,15 @@ def end_log(folder: Path, launch: str, status: int) -> None:
         writer = RunFolder(folder, SavedRun(folder).configuration, keep=log.prefix)
         try:
             outcome, reason = _outcome(status)
-            writer.on_record(RunEnded(log.now_s, outcome, reason, log.records.busy_s, log.records.live_s))
+            writer.on_record(
+                RunEnded(
+                    now_s=log.now_s,
+                    outcome=outcome,
+                    reason=reason,
+                    busy_s=log.records.busy_s,
+                    live_s=log.records.live_s,
+                )
+            )
         finally:
             writer.close()
     except (PacelineError, OSError) as error:

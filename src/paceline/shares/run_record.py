@@ -146,7 +146,9 @@ class RunRecord:
             if _is_continued(self._path, self._configuration[SCRIPT]["launch"]):
                 log = self._continue(self._path, with_end=True)
                 self._zero_s -= log.now_s
-                first = RunResumed(log.now_s, self._records.version, ranks, "", "")
+                first = RunResumed(
+                    now_s=log.now_s, version=self._records.version, workers=ranks, stop_before="", changes=""
+                )
             else:
                 self._folder = RunFolder(self._path, self._configuration, overwrite=self._settings.overwrite)
         self._serve_metrics()
@@ -188,12 +190,12 @@ class RunRecord:
         self._write(is_last=True)
         at_s, living = now_s - self._zero_s, {rank for rank, share in enumerate(equal) if share}
         for rank in sorted(self._living - living):
-            self._pass_on(WorkerLost(at_s, rank, LOST, event_s=at_s))
+            self._pass_on(WorkerLost(now_s=at_s, worker=rank, reason=LOST, event_s=at_s))
         for rank in sorted(living - self._living):
-            self._pass_on(WorkerJoined(at_s, rank, event_s=at_s))
+            self._pass_on(WorkerJoined(now_s=at_s, worker=rank, event_s=at_s))
         self._living = living
         reason = f"ranks {_listed(sorted(living))} go on, with equal shares"
-        self._pass_on(DecisionMade(at_s, REGROUPED, reason, numbers=_by_rank(equal)))
+        self._pass_on(DecisionMade(now_s=at_s, kind=REGROUPED, reason=reason, numbers=_by_rank(equal)))
         if self._folder is not None:
             self._folder.settle()
 
@@ -206,7 +208,11 @@ class RunRecord:
     def _close(self, outcome: Outcome, reason: str) -> None:
         self._write(is_last=True)
         now_s = self._ended_s - self._zero_s
-        self._pass_on(RunEnded(now_s, outcome, reason, self._records.busy_s, self._records.live_s))
+        self._pass_on(
+            RunEnded(
+                now_s=now_s, outcome=outcome, reason=reason, busy_s=self._records.busy_s, live_s=self._records.live_s
+            )
+        )
         for callback in (self._folder, self._metrics):
             if callback is not None:
                 callback.close()

@@ -95,7 +95,14 @@ def test_objects_that_are_not_plain_data_are_refused_with_their_path(value):
 def store(path, count=3, keep=3):
     checkpoints = Checkpoints(path, keep)
     for version in range(count):
-        checkpoints.save(version, {"version": version, "held": (Accept(1, version, 0, 8),), "w": torch.full((5,), 1.0)})
+        checkpoints.save(
+            version,
+            {
+                "version": version,
+                "held": (Accept(worker=1, draw=version, staleness=0, samples=8),),
+                "w": torch.full((5,), 1.0),
+            },
+        )
     return checkpoints
 
 
@@ -104,7 +111,7 @@ def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["000003-update-2", "000004-update-3", "000005-update-4", LATEST]
     assert (tmp_path / LATEST).read_text() == "000005-update-4"
-    assert newest(checkpoints)["held"] == (Accept(1, 4, 0, 8),)
+    assert newest(checkpoints)["held"] == (Accept(worker=1, draw=4, staleness=0, samples=8),)
 
 
 def test_an_empty_store_loads_nothing(tmp_path):

@@ -116,7 +116,13 @@ def drive(plan, n=4, updates=300, **rule):
         applied += [command for command in commands if isinstance(command, Apply)]
         decided += [each for each in commands if isinstance(each, Decision) and each.kind == "learning_rate"]
         if ours.awaits_step:
-            commands = ours.handle(UpdateApplied(float(arrivals), ours.version, Step(0.9, 0.09, 0.01, 0.1, 0.1)))
+            commands = ours.handle(
+                UpdateApplied(
+                    float(arrivals),
+                    ours.version,
+                    Step(squared_norm=0.9, progress=0.09, squared_step=0.01, learning_rate=0.1, next_learning_rate=0.1),
+                )
+            )
             continue
         task = tasks.pop(random.randrange(len(tasks)))
         arrivals += 1
@@ -180,7 +186,9 @@ def test_a_step_that_only_this_rank_knows_changes_nothing():
             tracker.accept(arrival)
         tracker.make((0, 0), 1.0)
         assert tracker.needs_step() == (tracker is common)
-        tracker.finish(Step(0.75, 0.1, 0.1, 0.1, 0.1))
+        tracker.finish(
+            Step(squared_norm=0.75, progress=0.1, squared_step=0.1, learning_rate=0.1, next_learning_rate=0.1)
+        )
         tracker.accept(arrival)
         tracker.make((0,), 1.0)
     assert (alone.estimate.variance, common.estimate.variance) == (1.0, 0.5)

@@ -42,7 +42,9 @@ def test_a_log_gives_back_the_updates(run):
 def test_the_records_are_those_of_a_run(run):
     writer, order = UpdateRecords(), RecordOrder()
     records = [RunStarted(0.0, RANKS, ""), *(record for update in run for record in writer.of(update))]
-    records.append(RunEnded(run[-1].ended_s, Outcome.STOPPED, "", writer.busy_s, writer.live_s))
+    records.append(
+        RunEnded(now_s=run[-1].ended_s, outcome=Outcome.STOPPED, reason="", busy_s=writer.busy_s, live_s=writer.live_s)
+    )
     for record in records:
         order.check(record)
     stats = count(records)

@@ -99,7 +99,20 @@ def test_a_trace_has_a_row_for_each_task():
 
 def arrival(now_s, draw, started_s, **changes):
     times = {"pull_s": 0.25, "compute_s": 0.5, "push_s": 0.25, **changes}
-    return pl.GradientArrived(now_s, 0, draw, 0, started_s, 0, True, "", 1.0, 8, 1.0, **times)
+    return pl.GradientArrived(
+        now_s=now_s,
+        worker=0,
+        draw=draw,
+        version=0,
+        started_s=started_s,
+        staleness=0,
+        used=True,
+        reason="",
+        loss=1.0,
+        samples=8,
+        squared_norm=1.0,
+        **times,
+    )
 
 
 def test_a_run_with_local_steps_is_refused():
@@ -111,10 +124,10 @@ def test_a_run_with_local_steps_is_refused():
 def test_late_arrivals_are_not_censored():
     history = History(
         lambda: [
-            WorkInterrupted(3.0, 0, 1, 0, started_s=2.0, samples=8),
-            WorkInterrupted(3.5, 0, 2, 0, started_s=3.0, samples=8),
+            WorkInterrupted(now_s=3.0, worker=0, draw=1, version=0, started_s=2.0, samples=8),
+            WorkInterrupted(now_s=3.5, worker=0, draw=2, version=0, started_s=3.0, samples=8),
             arrival(4.0, draw=1, started_s=2.0, crossed_interrupt=True),
-            WorkUnfinished(9.0, 0, 3, 0, started_s=5.0),
+            WorkUnfinished(now_s=9.0, worker=0, draw=3, version=0, started_s=5.0),
             arrival(10.0, draw=3, started_s=5.0),  # late return
         ]
     )

@@ -103,7 +103,10 @@ def test_microbatches_give_the_variance_at_k_1():
 def test_an_update_with_unobserved_gradients_does_not_change_the_gain():
     driven = Driven(pl.DBW(), 4)
     driven.version, driven.update_size = 1, 4
-    driven.ask("open", step=Step(0.9, 0.09, 0.009, 0.1, 0.1))
+    driven.ask(
+        "open",
+        step=Step(squared_norm=0.9, progress=0.09, squared_step=0.009, learning_rate=0.1, next_learning_rate=0.1),
+    )
     assert driven.state.gain.gains([0.1]) is None
 
 

@@ -25,7 +25,13 @@ def observed(gradients, samples=4, scale=1.0):
     """Return the statistics of an update of these gradients [k, d], with plain SGD."""
     mean = gradients.mean(0)
     square = float(mean @ mean)
-    step = Step(square, ETA * scale * square, (ETA * scale) ** 2 * square, ETA * scale, ETA)
+    step = Step(
+        squared_norm=square,
+        progress=ETA * scale * square,
+        squared_step=(ETA * scale) ** 2 * square,
+        learning_rate=ETA * scale,
+        next_learning_rate=ETA,
+    )
     told = GainInput(len(gradients), nan, float((gradients**2).sum(1).mean()), nan, step)
     return ObservedUpdate(told, samples, 0.0, scale)
 

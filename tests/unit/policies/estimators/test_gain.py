@@ -15,7 +15,13 @@ from paceline.policies.estimators.gain import GainEstimator, GainInput
 
 def sgd_step(mean, rate, next_rate=None):
     norm = float(mean @ mean)
-    return Step(norm, rate * norm, rate**2 * norm, rate, rate if next_rate is None else next_rate)
+    return Step(
+        squared_norm=norm,
+        progress=rate * norm,
+        squared_step=rate**2 * norm,
+        learning_rate=rate,
+        next_learning_rate=rate if next_rate is None else next_rate,
+    )
 
 
 def told(gradients, loss, rate, within=nan, weights=None):
@@ -143,7 +149,15 @@ def test_zero_gradients_and_infinite_steps_are_no_estimates():
     estimator.observe(told([[0.0], [0.0]], 1.0, 0.1))
     estimator.observe(told([[0.0], [0.0]], 1.0, 0.1))
     assert estimator.gains([0.1]) is None  # 0 / 0 is no smoothness
-    estimator.observe(GainInput(2, 1.0, 2.0, nan, Step(1.0, inf, inf, 0.1, 0.1)))
+    estimator.observe(
+        GainInput(
+            2,
+            1.0,
+            2.0,
+            nan,
+            Step(squared_norm=1.0, progress=inf, squared_step=inf, learning_rate=0.1, next_learning_rate=0.1),
+        )
+    )
     estimator.observe(told([[1.0], [3.0]], 0.9, 0.1))
     estimator.observe(told([[1.0], [3.0]], 0.8, 0.1))
     assert all(np.isfinite(estimator.gains([0.1] * 4)))
@@ -154,7 +168,13 @@ def test_overflowing_numbers_give_no_gain(g, loss, rate):
     estimator = GainEstimator(2)
     for factor in (1.0, 10.0, 100.0):
         gradients = np.array([[g], [3 * g]])
-        step = Step(float(4 * g * g), float(rate * 4 * g * g), float(rate * rate * 4 * g * g), rate, rate)
+        step = Step(
+            squared_norm=float(4 * g * g),
+            progress=float(rate * 4 * g * g),
+            squared_step=float(rate * rate * 4 * g * g),
+            learning_rate=rate,
+            next_learning_rate=rate,
+        )
         estimator.observe(GainInput(2, factor * loss, float(np.mean(gradients**2)), nan, step))
     for gains in (estimator.gains([rate] * 3), estimator.gains([1e200] * 3)):
         assert gains is None or all(gain < np.inf for gain in gains)  # which nan is not

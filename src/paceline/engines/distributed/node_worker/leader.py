@@ -190,7 +190,7 @@ class NodeLeader:
 
     def forward(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the other processes compute their shares of a minibatch at a version."""
-        command = Compute(self._cluster.worker, 0, draw, minibatch)
+        command = Compute(worker=self._cluster.worker, version=0, draw=draw, minibatch=minibatch)
         task = RemoteTask.of(command, sends_version=not self._has_sent_version, run_s=0.0)
         if self._cluster.debug:
             task = replace(task, checksum=checksum(version.memory))
