@@ -30,7 +30,7 @@ from paceline.worker.replica import GradientStats
 
 LIMIT_S = 60.0
 HEARTBEAT_TIMEOUT_S = 60.0
-STATS = GradientStats(0.5, 8, 1.0, 0.1, True, 0.1)
+STATS = GradientStats(loss=0.5, samples=8, squared_norm=1.0, variance=0.1, finite=True, compute_s=0.1)
 INTERRUPT_AFTER_S, INTERRUPT_EVERY_S = 0.5, 0.3
 
 

@@ -26,7 +26,9 @@ from paceline.worker.replica import GradientStats
 
 LIMIT_S = scaled(20)
 WORK = RemoteTask(1, 7, True, 0.5)
-FINISHED = RemoteTaskDone(1, 0.1, GradientStats(0.5, 1, 1.0, 0.0, True, 0.1))
+FINISHED = RemoteTaskDone(
+    1, 0.1, GradientStats(loss=0.5, samples=1, squared_norm=1.0, variance=0.0, finite=True, compute_s=0.1)
+)
 LARGE = 3_000_000  # elements; more than sockets buffer
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 DTYPES += [torch.complex64]

@@ -243,7 +243,7 @@ def test_a_trial_that_raises_is_reported_with_its_traceback(tmp_path):
 
 def test_a_run_without_live_workers_is_not_a_divergence(tmp_path):
     with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; repeat the same call with out="):
-        search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]))
+        search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(worker=0, draw=3)]))
 
 
 REFUSED = [
@@ -295,11 +295,26 @@ ALONE = Trials(1.0, (0.9, 0.92), (100.0, 120.0))
 
 
 def a_search(first="bsp", alone=ALONE, **changes):
-    trial = TrialSpec(job(), CLUSTER, pl.Stop(epochs=2), first, "asp", None, None)
+    trial = TrialSpec(
+        job=job(),
+        cluster=CLUSTER,
+        stop=pl.Stop(epochs=2),
+        first=first,
+        then="asp",
+        evaluate_every=None,
+        worker_timeout_s=None,
+    )
     bisection = Bisection(target=0.91, margin=0.01, settings=2, **changes)
     tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)), Trials(0.25, (0.95, nan), (25.0, 5.0)))
-    timing = SwitchTiming(0.5, first, "asp", FoundFor("timing.toml", "tiny", "75 parameters", 8, 4))
-    return SwitchSearch(trial, bisection, (0, 1), Path("runs"), alone, tried, timing)
+    timing = SwitchTiming(
+        fraction=0.5,
+        first=first,
+        then="asp",
+        found_for=FoundFor(file="timing.toml", job="tiny", model="75 parameters", batch_size=8, workers=4),
+    )
+    return SwitchSearch(
+        trial=trial, bisection=bisection, seeds=(0, 1), folder=Path("runs"), alone=alone, tried=tried, timing=timing
+    )
 
 
 def test_the_table_lists_every_trial():

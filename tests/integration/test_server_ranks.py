@@ -117,7 +117,7 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
     samples, n, epochs = 4 * BATCH * 5, 4, 3
     train = counting_job(samples) if shards == 1 else halves_job(samples)
     slow = pl.Cluster(n, timing=pl.Exponential(0.02))
-    faults = [pl.Fault(worker, draw) for worker, draw in enumerate([2, 3, 4, 2])]
+    faults = [pl.Fault(worker=worker, draw=draw) for worker, draw in enumerate([2, 3, 4, 2])]
     torchrun = {"slowness": slow, "faults": faults, "shards": shards}
     with ranks(n + 1, train, torchrun, protocol="k_async(k=2)", stop=f"epochs={epochs}") as job:
         job.start_all()
@@ -135,7 +135,9 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
 def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_once_an_epoch(deaths):
     n, samples, epochs = 4, 20 * BATCH, 2 * deaths + 4
     # More than the deaths of each worker: work that is interrupted before it begins has no fault.
-    faults = [pl.Fault(worker, draw, step=1 + draw // 2 % 3) for worker in range(n) for draw in range(2, 50, 2)]
+    faults = [
+        pl.Fault(worker=worker, draw=draw, step=1 + draw // 2 % 3) for worker in range(n) for draw in range(2, 50, 2)
+    ]
     protocol = "asp + local_steps(H=3)"
     with ranks(n + 1, tallying_job(samples), {"faults": faults}, protocol=protocol, stop=f"epochs={epochs}") as job:
         job.start_all()
@@ -157,7 +159,7 @@ def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, dr
     with ranks(
         4,
         tiny_job(),
-        {"faults": [pl.Fault(worker, draw, "raise")]},
+        {"faults": [pl.Fault(worker=worker, draw=draw, kind="raise")]},
         protocol=protocol,
         stop=FOREVER,
         callbacks=[EndWhen(lambda seen: seen.lost and seen.updates >= 20)],
@@ -172,7 +174,7 @@ def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, dr
 
 def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
     slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(30.0)])
-    faults = [pl.Fault(1, draw) for draw in range(2, 500)]  # the next task that it begins is the end of it
+    faults = [pl.Fault(worker=1, draw=draw) for draw in range(2, 500)]  # the next task that it begins is the end of it
     settings = {"protocol": "k_sync(k=1)", "stop": "seconds=25", "callbacks": [EndWhen(lambda seen: seen.lost)]}
     [end, *_] = run(3, tiny_job(), {"slowness": slow, "faults": faults}, **settings)
     assert end.stopped_by == "interrupted"  # its sleep is longer than the run may be
@@ -181,7 +183,9 @@ def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
 
 
 def test_a_gradient_that_is_not_finite_is_rejected():
-    [end, *_] = run(3, tiny_job(), {"faults": [pl.Fault(1, 7, "not_finite")]}, protocol="bsp", stop="updates=20")
+    [end, *_] = run(
+        3, tiny_job(), {"faults": [pl.Fault(worker=1, draw=7, kind="not_finite")]}, protocol="bsp", stop="updates=20"
+    )
     assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
 
 
@@ -214,7 +218,9 @@ def test_a_silent_worker_is_declared_lost_and_another_one_takes_its_place():
         return seen.joined == [0] and seen.used_since[0] > 20
 
     settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 0.3}
-    with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, **settings, callbacks=[Hung(is_back)]) as job:
+    with ranks(
+        3, tiny_job(), {"faults": [pl.Fault(worker=0, draw=4, kind="hang")]}, **settings, callbacks=[Hung(is_back)]
+    ) as job:
         job.start_workers()
         threading.Thread(
             target=lambda: (has_hung.wait(scaled(10)), job.start(1, torchrun={"faults": []})), daemon=True
@@ -226,7 +232,7 @@ def test_a_silent_worker_is_declared_lost_and_another_one_takes_its_place():
 
 
 def test_a_run_without_workers_ends_when_none_comes():
-    faults = [pl.Fault(worker, 3) for worker in range(2)]
+    faults = [pl.Fault(worker=worker, draw=3) for worker in range(2)]
     with ranks(3, tiny_job(), {"faults": faults, "start_timeout_s": 0.5}, protocol="asp", stop=FOREVER) as job:
         job.start_workers()
         end = job.serve()
@@ -373,7 +379,7 @@ def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
     assert "the run has ended already (5 updates made): this process exits" in caplog.text
 
 
-FAULTS = {"healthy": None, "killed": pl.Fault(1, 3), "hung": pl.Fault(0, 3, "hang")}
+FAULTS = {"healthy": None, "killed": pl.Fault(worker=1, draw=3), "hung": pl.Fault(worker=0, draw=3, kind="hang")}
 
 
 @pytest.mark.slow

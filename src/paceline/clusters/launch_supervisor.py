@@ -54,7 +54,7 @@ class RankPhase(Enum):
     GONE = auto()  # the others have gone on without it
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RankAccount:
     """Account of the processes of one rank.
 

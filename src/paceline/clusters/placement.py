@@ -10,7 +10,7 @@ from paceline.clusters.launch_env import SPAWN_SIDECARS, TOKEN
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Placement of the ranks of one run.
 

@@ -271,7 +271,9 @@ class RankSupervisor:
         """Begin the run with the ranks that are there, and make the late ones."""
         hosts = tuple(self._hosts.get(rank, "") for rank in range(len(self._resources)))
         may_spread = self._may_spread or "" in hosts
-        self._placement = placement = Placement(hosts, self._port, self._starts, may_spread, len(self._late))
+        self._placement = placement = Placement(
+            hosts=hosts, port=self._port, starts=self._starts, may_spread=may_spread, late=len(self._late)
+        )
         if self._late:
             LOG.info("the run begins; %s may join when Ray has resources", self._names(self._late))
         return [*(self._train(placement, rank) for rank in sorted(self._hosts)), *map(MakeRank, self._late)]

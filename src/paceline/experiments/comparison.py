@@ -28,7 +28,7 @@ Status = Literal["reached", "missed", "diverged", "failed", "not finished"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """Mean and range of a number over several runs.
 
@@ -47,7 +47,7 @@ class Spread:
     of: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
     """Runs of one protocol.
 
@@ -108,7 +108,7 @@ class ComparisonRow:
         return mean(map(number, self.runs.values())) if self.runs else None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Comparison(TableRepresentation):
     """Comparison of several protocols on one job and cluster; prints as a table of 80 columns.
 
@@ -141,7 +141,7 @@ class Comparison(TableRepresentation):
         values = [number(stats) for stats in row.reaching(self.stop)]
         if not values:
             return None
-        return Spread(mean(values), min(values), max(values), len(values), len(row.seeds))
+        return Spread(mean=mean(values), least=min(values), most=max(values), runs=len(values), of=len(row.seeds))
 
     def time_s(self, row: ComparisonRow) -> Spread | None:
         """Return the spread of the seconds to the target."""

@@ -134,7 +134,7 @@ def describe_exit(status: int | None) -> str:
     return f"ended with status {status}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessSettings:
     """Process-wide settings that results depend on, copied from a parent to its children.
 
@@ -152,12 +152,12 @@ class ProcessSettings:
     def capture(cls) -> Self:
         """Return the settings of this process."""
         return cls(
-            dict(os.environ),
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            LOG.getEffectiveLevel(),
+            environment=dict(os.environ),
+            dtype=torch.get_default_dtype(),
+            matmul_precision=torch.get_float32_matmul_precision(),
+            is_deterministic=torch.are_deterministic_algorithms_enabled(),
+            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            log_level=LOG.getEffectiveLevel(),
         )
 
     def apply(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paceline.policies.outer_optimizer import OuterSGD
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class AllReduceConfig:
     """All-reduce among n workers without a server.
 

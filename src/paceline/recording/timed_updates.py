@@ -67,13 +67,13 @@ class TimedUpdates:
         samples = [record.samples for _, record in used]
         equal = sum(samples) / len(samples)
         update = TimedUpdate(
-            min(record.started_s for _, record in used),
-            ended_s,
-            [*self._used],
-            samples,
-            [record.compute_s for _, record in used],
-            [numbers.get(str(rank), record.samples) for rank, record in used],
-            [numbers.get(EQUAL.format(rank), equal) for rank, _ in used],
+            began_s=min(record.started_s for _, record in used),
+            ended_s=ended_s,
+            ranks=[*self._used],
+            samples=samples,
+            seconds=[record.compute_s for _, record in used],
+            work=[numbers.get(str(rank), record.samples) for rank, record in used],
+            equal_work=[numbers.get(EQUAL.format(rank), equal) for rank, _ in used],
         )
         self._used, self._dealt = {}, None
         return update

@@ -62,20 +62,26 @@ def train_on_ray(cluster: Ray, config: RunConfig, train: partial[Result]) -> Res
     """
     config.check()
     has_server = config.plan.allreduce is None
-    arguments = (cluster.arguments(is_server=has_server), cluster.arguments(is_server=False))
     parts = {**vars(config.job), **train.keywords}
     with explained(parts, f"job {config.job.name} cannot be sent to the actors of Ray"):
-        task = by_value(RankTask(train, *arguments, replace(ProcessSettings.capture(), environment={})))
+        task = by_value(
+            RankTask(
+                train=train,
+                of_rank_0=cluster.arguments(is_server=has_server),
+                of_others=cluster.arguments(is_server=False),
+                settings=replace(ProcessSettings.capture(), environment={}),
+            )
+        )
     if not ray.is_initialized():
         ray.init()
     folder = train.keywords["resume"] or train.keywords["out"]
     trained = ActorGroup(cluster, config, task, str(folder or "")).run()
     model = build_model(config.job, config.seed)
     model.load_state_dict(trained.state)
-    return Result(model, History(lambda: trained.records, trained.totals), **trained.facts)
+    return Result(model=model, history=History(lambda: trained.records, trained.totals), **trained.facts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankTask:
     """Task of every actor.
 

@@ -56,7 +56,7 @@ class GradientAccumulator:
 
     def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float, worker: int = 0) -> None:
         """Queue one gradient for the open update."""
-        self._queue.append(_Queued(gradient, samples, samples * step_scale, worker))
+        self._queue.append(_Queued(gradient=gradient, samples=samples, weight=samples * step_scale, worker=worker))
         self._count += 1
         self._written |= gradient.written
 

@@ -73,7 +73,7 @@ class BlockOptimizer:
             target = parameters if new is state else new.flat_parameters[each.number][each.elements]
             if rule is not None:
                 gradient = mean.part(each.number, each.elements, factor)
-                check += step(rule, StepVectors(gradient, parameters, target, each.state))
+                check += step(rule, StepVectors(gradient=gradient, parameters=parameters, new=target, state=each.state))
             elif new is not state:
                 target.copy_(parameters)
         return check
@@ -96,7 +96,7 @@ class BlockOptimizer:
         return [None if group is None else each.next_rule(optimizer, group) for each, group in pairs]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Range:
     """Consecutive parameters of a flat vector in one parameter group.
 
@@ -157,7 +157,7 @@ def _ranges_of(
             last.elements = slice(last.elements.start, elements.stop)
             last.parameters.append(parameter)
         else:
-            newest[number] = _Range(number, elements, group, [parameter])
+            newest[number] = _Range(number=number, elements=elements, group=group, parameters=[parameter])
             ranges.append(newest[number])
     return ranges
 

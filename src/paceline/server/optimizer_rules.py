@@ -40,7 +40,9 @@ class StepVectors(NamedTuple):
             gradient = self.gradient._replace(vectors=[each[part] for each in self.gradient.vectors])
             parameters = self.parameters[part]
             new = parameters if self.is_in_place else self.new[part]
-            yield StepVectors(gradient, parameters, new, [each[part] for each in self.state])
+            yield StepVectors(
+                gradient=gradient, parameters=parameters, new=new, state=[each[part] for each in self.state]
+            )
 
     @property
     def is_in_place(self) -> bool:
@@ -90,7 +92,7 @@ class Rule(ABC):
         """Step with the compiled loops, with the same bits; return such a number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SGDRule(Rule):
     """Rule of `torch.optim.SGD`, with its momentum if there is any."""
 
@@ -103,7 +105,7 @@ class SGDRule(Rule):
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> SGDRule:
         """Return the rule of a parameter group."""
-        return cls(*(group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")))
+        return cls(**{name: group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")})
 
     def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""
@@ -125,7 +127,7 @@ class SGDRule(Rule):
         return check
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdamRule(Rule):
     """Rule of step number `count` >= 1 of `torch.optim.Adam` or `AdamW`."""
 
@@ -142,7 +144,15 @@ class AdamRule(Rule):
         """Return the rule of a parameter group."""
         beta1, beta2 = group["betas"]
         is_decoupled = group.get("decoupled_weight_decay", is_adamw)  # no option before torch 2.6
-        return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], is_decoupled, count)
+        return cls(
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            is_decoupled=is_decoupled,
+            count=count,
+        )
 
     def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""

@@ -173,7 +173,13 @@ class Balancer:
             self._decide(self._division, rows, now_s)
         sizes = {dealt.samples[self.rank] for dealt in self._dealt}
         is_first = not sizes <= self._known_sizes
-        batches = TimedBatches(self._dealt, self.stopwatch.take(), now_s, is_first, self._weighing.divisor)
+        batches = TimedBatches(
+            dealt=self._dealt,
+            spans=self.stopwatch.take(),
+            ended_s=now_s,
+            is_first=is_first,
+            divisor=self._weighing.divisor,
+        )
         self._measured.append(batches)
         self._known_sizes |= sizes
         self._dealt = []

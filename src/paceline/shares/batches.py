@@ -40,7 +40,7 @@ def divided(shares: Sequence[int], size: int = 0) -> Dealt:
         size: samples of a rank with equal shares; 0 if the script has dealt the batch itself.
     """
     equal = [size] * len(shares) if size else shares
-    return Dealt(tuple(shares), size, tuple(shares), tuple(equal))
+    return Dealt(samples=tuple(shares), size=size, work=tuple(shares), equal_work=tuple(equal))
 
 
 def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:

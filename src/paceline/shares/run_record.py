@@ -111,7 +111,7 @@ class RunRecord:
 
     def _add_decision(self, now_s: float, kind: str, reason: str, numbers: dict[str, float]) -> None:
         if self._is_wanted:
-            self._unwritten.add(TimedDecision(now_s, kind, reason, numbers))
+            self._unwritten.add(TimedDecision(now_s=now_s, kind=kind, reason=reason, numbers=numbers))
 
     def regroup(self, now_s: float, equal: Sequence[int], *, inherits: bool) -> None:
         """Note that other ranks go on, which begin anew with equal shares, or the same ones without an update.

@@ -214,7 +214,9 @@ class LoopReplica(Replica):
         self._answer = answer
         self.learning_rates, self.options = answer.learning_rates, answer.options
         loss = nan if answer.loss is None else answer.loss
-        return PartialGradient(loss, len(lease.indices), 0.0, 0, answer.squared_norms)
+        return PartialGradient(
+            loss=loss, samples=len(lease.indices), mean_square=0.0, microbatches=0, squared_norms=answer.squared_norms
+        )
 
 
 class LoopHost(HostProcess):

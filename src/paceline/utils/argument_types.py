@@ -212,18 +212,18 @@ def _parameters(target: Any) -> _Parameters:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     variadic = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
     return _Parameters(
-        tuple(name for name, kind in kinds.items() if kind in by_position),
-        tuple(
+        positional=tuple(name for name, kind in kinds.items() if kind in by_position),
+        by_name_only=tuple(
             name
             for name, parameter in signature.parameters.items()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty
         ),
-        None
+        names=None
         if inspect.Parameter.VAR_KEYWORD in kinds.values()
         else frozenset(name for name, kind in kinds.items() if kind in by_name),
-        variadic[0] if variadic else "",
-        {name: hint for name, hint in _hints(target).items() if name in kinds},
-        {n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty},
+        variadic=variadic[0] if variadic else "",
+        hints={name: hint for name, hint in _hints(target).items() if name in kinds},
+        defaults={n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty},
     )
 
 

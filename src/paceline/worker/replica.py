@@ -127,7 +127,14 @@ class TaskProgress(NamedTuple):
     @classmethod
     def of(cls, command: Compute, last: str = "", staleness: int = 0, saved: int = 0) -> TaskProgress:
         """Return the progress at the start of this task."""
-        return cls(command.version, command.workload, last, staleness, command.accepted, saved)
+        return cls(
+            update=command.version,
+            workload=command.workload,
+            last=last,
+            staleness=staleness,
+            accepted=command.accepted,
+            saved=saved,
+        )
 
 
 class Replica:
@@ -230,7 +237,14 @@ class Replica:
                 torch.cuda.synchronize(self._device)
         spread = variance(part.mean_square, norm, part.microbatches)
         finite = bool(np.isfinite(part.loss) and np.isfinite(norm))
-        return GradientStats(part.loss, part.samples, norm, spread, finite, perf_counter() - start_s)
+        return GradientStats(
+            loss=part.loss,
+            samples=part.samples,
+            squared_norm=norm,
+            variance=spread,
+            finite=finite,
+            compute_s=perf_counter() - start_s,
+        )
 
     @property
     def prefetches(self) -> bool:
@@ -294,8 +308,12 @@ class Replica:
             if batch is not None:
                 self._writer.check_written()
         if self._variance is None:
-            return PartialGradient(loss_sum, size, 0.0, 0, squared_norms)
-        return PartialGradient(loss_sum, size, self._variance.mean_square, self._variance.parts)
+            return PartialGradient(
+                loss=loss_sum, samples=size, mean_square=0.0, microbatches=0, squared_norms=squared_norms
+            )
+        return PartialGradient(
+            loss=loss_sum, samples=size, mean_square=self._variance.mean_square, microbatches=self._variance.parts
+        )
 
     def _check_trained(self) -> None:
         if begun := [name for name, each in self._not_trained.items() if each.requires_grad]:

@@ -63,7 +63,7 @@ def test_state_survives_with_its_types(value):
 
 
 @pytest.mark.parametrize(
-    "value", [inf, -inf, pl.k_async(k=2), pl.Fault(1, 2), {"$tuple": 1}, {"$float": "inf", "a": 2}]
+    "value", [inf, -inf, pl.k_async(k=2), pl.Fault(worker=1, draw=2), {"$tuple": 1}, {"$float": "inf", "a": 2}]
 )
 def test_state_that_json_cannot_represent(value):
     assert same(there_and_back(value), value)

@@ -25,7 +25,11 @@ RUNS = {
     "bsp": {},
     "k_sync(k=2)": {},
     "asp": {},
-    "bsp + elastic": {"cluster": pl.Cluster(4, pl.Exponential(mean_s=1.0), transient=pl.Transient(5, 5, slowdown=9))},
+    "bsp + elastic": {
+        "cluster": pl.Cluster(
+            4, pl.Exponential(mean_s=1.0), transient=pl.Transient(mean_on_s=5, mean_off_s=5, slowdown=9)
+        )
+    },
 }
 
 

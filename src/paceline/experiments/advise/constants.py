@@ -64,7 +64,9 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
         for each, loss, part in zip(seen, losses, parts, strict=True)
         if each.squared_norm > 2 * _standard_error(each, part, m)
     ]
-    return Constants(L, min([*steep, L]) if steep else 0.0, sigma2, M_G, m, first_loss - least_loss)
+    return Constants(
+        L=L, c=min([*steep, L]) if steep else 0.0, sigma2=sigma2, M_G=M_G, m=m, initial_error=first_loss - least_loss
+    )
 
 
 def _standard_error(seen: Noise, part: Sequence[ObservedUpdate], m: int) -> float:

@@ -55,7 +55,7 @@ class SearchSetting:
         return cls(*runs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchCost:
     """Cost and success of one search setting.
 
@@ -82,7 +82,7 @@ class SearchCost:
     success_error: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Counting:
     """Options for the enumeration or simulation of draws of recorded runs.
 
@@ -179,8 +179,8 @@ def _search_cost(search: RecordedSearch, setting: SearchSetting, counting: Count
     variance = max(0.0, sum(p * each**2 for p, each in zip(ends, costs, strict=True)) - cost**2)
     success, draws = ends[search.right], 0 if is_exact else counting.draws
     return SearchCost(
-        setting,
-        cost,
+        setting=setting,
+        cost=cost,
         amortised=cost / saved if saved > 0 else inf,
         effective=(setting.bsp_runs + search.right * setting.candidate_runs) / cost,
         success=success,

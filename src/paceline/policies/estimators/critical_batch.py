@@ -153,13 +153,26 @@ class CriticalBatch(Stateful):
         K, P = self._K, self._to_go.update()
         has_fallen = self._to_go.has_fallen
         if self._to_go.count < FIRST_GRADIENTS or not (V >= 0 and P > 0):
-            return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, assumed)
+            return NoiseEstimate(variance=V, to_go=P, phi=K * FIRST_PHI, has_fallen=has_fallen, assumed=assumed)
         r = self._whole_rate() * schedule_scale * V / (2 * K * P)
         if not r >= 0:
-            return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, "the size of the optimizer's steps is unknown")
+            return NoiseEstimate(
+                variance=V,
+                to_go=P,
+                phi=K * FIRST_PHI,
+                has_fallen=has_fallen,
+                assumed="the size of the optimizer's steps is unknown",
+            )
         r = min(LARGEST_NOISE_SHARE, r)  # so that phi <= LARGEST_PHI * K
         phi = max(K * LEAST_PHI, K * r / (1 - r))
-        return NoiseEstimate(V, P, phi, has_fallen, assumed, self._noise_scale(V) if self._adaptive else None)
+        return NoiseEstimate(
+            variance=V,
+            to_go=P,
+            phi=phi,
+            has_fallen=has_fallen,
+            assumed=assumed,
+            noise_scale=self._noise_scale(V) if self._adaptive else None,
+        )
 
     def _noise_scale(self, V: float) -> float:
         return V / max(self._signal.mean, LEAST_PHI * V / self._K, 1e-300)

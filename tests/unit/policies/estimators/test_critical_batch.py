@@ -21,16 +21,16 @@ def estimator(gradients=200, *, variance=2.0, c=10.0, offset=1.0, **reference):
 def applied(ours, k, mean_square, squared_norm, progress=0.0, lr_scale=1.0, rate=0.1):
     ours.finish_update(
         UpdateStats(
-            k,
-            mean_square,
-            Step(
+            k=k,
+            mean_square=mean_square,
+            step=Step(
                 squared_norm=squared_norm,
                 progress=progress,
                 squared_step=0.0,
                 learning_rate=rate,
                 next_learning_rate=rate,
             ),
-            lr_scale,
+            lr_scale=lr_scale,
         )
     )
 

@@ -28,7 +28,7 @@ def told(gradients, loss, rate, within=nan, weights=None):
     gradients = np.asarray(gradients, dtype=float)
     mean = np.average(gradients, axis=0, weights=weights)
     mean_square = float(np.average((gradients**2).sum(axis=1), weights=weights))
-    return GainInput(len(gradients), loss, mean_square, within, sgd_step(mean, rate))
+    return GainInput(k=len(gradients), loss=loss, mean_square=mean_square, within=within, step=sgd_step(mean, rate))
 
 
 def literal(updates, rate, D, n):
@@ -151,11 +151,11 @@ def test_zero_gradients_and_infinite_steps_are_no_estimates():
     assert estimator.gains([0.1]) is None  # 0 / 0 is no smoothness
     estimator.observe(
         GainInput(
-            2,
-            1.0,
-            2.0,
-            nan,
-            Step(squared_norm=1.0, progress=inf, squared_step=inf, learning_rate=0.1, next_learning_rate=0.1),
+            k=2,
+            loss=1.0,
+            mean_square=2.0,
+            within=nan,
+            step=Step(squared_norm=1.0, progress=inf, squared_step=inf, learning_rate=0.1, next_learning_rate=0.1),
         )
     )
     estimator.observe(told([[1.0], [3.0]], 0.9, 0.1))
@@ -175,7 +175,9 @@ def test_overflowing_numbers_give_no_gain(g, loss, rate):
             learning_rate=rate,
             next_learning_rate=rate,
         )
-        estimator.observe(GainInput(2, factor * loss, float(np.mean(gradients**2)), nan, step))
+        estimator.observe(
+            GainInput(k=2, loss=factor * loss, mean_square=float(np.mean(gradients**2)), within=nan, step=step)
+        )
     for gains in (estimator.gains([rate] * 3), estimator.gains([1e200] * 3)):
         assert gains is None or all(gain < np.inf for gain in gains)  # which nan is not
 

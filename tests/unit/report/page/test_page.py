@@ -160,7 +160,11 @@ def test_each_source_imports_only_what_comes_before_it():
 
 @pytest.mark.slow
 def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
-    faults = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(1, 8, back_after_s=2.0), pl.Fault(0, 15)]
+    faults = [
+        pl.Fault(worker=1, draw=3, back_after_s=2.0),
+        pl.Fault(worker=1, draw=8, back_after_s=2.0),
+        pl.Fault(worker=0, draw=15),
+    ]
     saved = train_run(tmp_path / "run", cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=faults), protocol="bsp")
     run = read_run(saved, "a run")
     rows = worker_losses(run.losses_of_workers, live_times(run))

@@ -93,7 +93,9 @@ class NodeGroup(GradientGroup):
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
                     self._sum(flat)
         gradient.written = {i for i, processes in enumerate(written) if processes}
-        return PartialGradient(loss / samples, int(samples), mean_square / samples, int(microbatches))
+        return PartialGradient(
+            loss=loss / samples, samples=int(samples), mean_square=mean_square / samples, microbatches=int(microbatches)
+        )
 
     def abort(self) -> None:
         """End all waiting in the group, here and at the other processes. Thread-safe."""
