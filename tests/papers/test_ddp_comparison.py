@@ -162,7 +162,7 @@ def test_ddp_repeats_and_waits_when_a_worker_dies():
 def test_torchft_needs_more_time_for_a_step_and_goes_on_when_a_worker_dies(tiny):
     ddp_s, torchft_s = (seconds_at("mnist", 8, PATTERNS["none"], name, 100, 0) for name in (DDP, "torchft"))
     assert torchft_s - ddp_s == pytest.approx(100 * settings.TORCHFT_STEP_S)
-    death = Comparison(rows="digits", stop=8, folder="death", price=("torchft",), interrupted=1)
+    death = Comparison("digits", 8, "death", ("torchft",), 1)
     task = task_of(death, "torchft", 0, 1.0)
     assert isinstance(task, Timed)
     evaluated = task.carry_out(HERE)["evaluated"]
@@ -183,7 +183,7 @@ def test_every_contender_runs_on_every_cluster():
 
 # --- outcomes --------------------------------------------------------------------------------------------------------
 
-HALF = Comparison(rows="mnist", stop=8, folder="half", price=(DDP, WITHOUT_SLOW, "k_sync(k=n-1)"), interrupted=2)
+HALF = Comparison("mnist", 8, "half", (DDP, WITHOUT_SLOW, "k_sync(k=n-1)"), 2)
 
 
 def line(name, seed, losses, seconds=None, **more):
@@ -304,7 +304,7 @@ def test_a_trial_needs_a_pattern(capsys):
 
 @pytest.mark.slow
 def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch, tmp_path):
-    trial = Comparison(rows="digits", stop=8, folder="half", price=(DDP, WITHOUT_SLOW, AUTO), interrupted=2)
+    trial = Comparison("digits", 8, "half", (DDP, WITHOUT_SLOW, AUTO), 2)
     for module in (run, outcomes_module):
         monkeypatch.setattr(module, "GRID", (trial,))
     for _ in range(2):  # the second time nothing is left to run

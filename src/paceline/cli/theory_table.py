@@ -113,7 +113,8 @@ def _cells(row: TheoryRow) -> list[str]:
 def _fresh(stale: Staleness) -> str:
     """Return the share of fresh gradients, or its bounds.
 
-    >>> [_fresh(Staleness(1.0, *bounds)) for bounds in ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))]
+    >>> bounds = ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))
+    >>> [_fresh(Staleness(mean=1.0, fresh_lower=lower, fresh_upper=upper)) for lower, upper in bounds]
     ['0.250', '<=0.50', '>=0.50', '0.25-0.50', '-']
     """
     lower, upper = stale.fresh_lower, stale.fresh_upper

@@ -141,9 +141,11 @@ class RankSupervisor:
         """Make the first ranks, in place of all that exist."""
         late = self._late if self._starts else ()
         self._starts += 1
-        self._deadline_s, self._reminder_s = now + self._start.timeout_s, now + REMINDER_S
+        self._deadline_s = now + self._start.timeout_s
+        self._reminder_s = now + REMINDER_S
         self._placement = None
-        self._hosts, self._run_errors = {}, {}
+        self._hosts = {}
+        self._run_errors = {}
         return [*map(EndRank, late), *map(MakeRank, range(self._start.ranks))]
 
     def on_made(self, rank: int, host: str, port: int) -> list[SupervisorAction]:

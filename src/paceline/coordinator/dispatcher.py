@@ -40,7 +40,9 @@ class Dispatcher(Stateful):
         self.is_due = False
         self._minibatches = minibatches
         self._local_steps = local_steps
-        self._workers, self._idle, self._in_flight = self.table.workers, self.table.idle, self.table.in_flight
+        self._workers = self.table.workers
+        self._idle = self.table.idle
+        self._in_flight = self.table.in_flight
         self._dealt: dict[int, Minibatch | None] = {}  # work of the update that opens, until it is given
         self._once_an_update = False
         self._ssp_bound: SSPBound | None = None

@@ -53,7 +53,9 @@ class UpdateRunner:
         self._membership = membership
         self._dispatcher = membership.dispatcher
         self._table = table = membership.table
-        self._workers, self._idle, self._in_flight = table.workers, table.idle, table.in_flight
+        self._workers = table.workers
+        self._idle = table.idle
+        self._in_flight = table.in_flight
         self._phases = phases
         self._scaling = scaling
         self._monitor = monitor

@@ -28,8 +28,8 @@ def check_loopback() -> Check:
             subject="loopback",
             status=Status.PROBLEM,
             finding=f"cannot connect to a port of {LOOPBACK}: {error.strerror or error}",
-            advice="ranks on this machine cannot connect: bring the interface up (ip link set lo up), or allow it in the "
-            "firewall; local:N and simulated clusters need no network",
+            advice="ranks on this machine cannot connect: bring the interface up (ip link set lo up), or allow it in "
+            "the firewall; local:N and simulated clusters need no network",
         )
 
 

@@ -217,7 +217,8 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         """Release the version that a worker no longer reads, and give it the waiting task."""
         assert worker.working is not None
         self._versions.release(worker.working.version)
-        waiting, worker.working, worker.waiting = worker.waiting, None, None
+        worker.working = None
+        waiting, worker.waiting = worker.waiting, None
         if waiting is not None:
             self._assign(worker, waiting)
 

@@ -258,7 +258,8 @@ class ScheduleTracker(Stateful):
         if since_check < every:
             return ""
         before, now = self._before, self._sum / window
-        self._before, self._sum = now, 0.0
+        self._before = now
+        self._sum = 0.0
         if before is None or not is_plateau(before, now, self._curve.least_reduction):
             return ""
         return f"plateau, a mean loss of {now:.6g} after {before:.6g} {every} gradients before"

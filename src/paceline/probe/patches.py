@@ -154,7 +154,8 @@ class StepProbe:
                 self._nested_backward(original, tensors, *args, **kwargs)
                 return
             self._is_in_backward = True
-            is_synced, self._is_synced = self._will_sync(), None
+            is_synced = self._will_sync()
+            self._is_synced = None
             try:
                 if is_synced:
                     self._guard(self._await_graph, tensors)

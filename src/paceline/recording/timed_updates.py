@@ -54,7 +54,8 @@ class TimedUpdates:
             case GradientArrived(used=True):
                 self._used[record.worker] = record
             case RunResumed():
-                self._used, self._dealt = {}, None
+                self._used = {}
+                self._dealt = None
             case DecisionMade(kind="dealt"):
                 self._dealt = record
             case UpdateMade():
@@ -75,7 +76,8 @@ class TimedUpdates:
             work=[numbers.get(str(rank), record.samples) for rank, record in used],
             equal_work=[numbers.get(EQUAL.format(rank), equal) for rank, _ in used],
         )
-        self._used, self._dealt = {}, None
+        self._used = {}
+        self._dealt = None
         return update
 
 
@@ -106,8 +108,10 @@ class UpdateRecords:
 
     def follow(self, update: UpdateMade) -> None:
         """Continue after an update of the same log."""
-        self.version, self.workload = update.version, update.workload
-        self.busy_s, self.live_s = update.busy_s, update.live_s
+        self.version = update.version
+        self.workload = update.workload
+        self.busy_s = update.busy_s
+        self.live_s = update.live_s
 
     def of(self, update: TimedUpdate) -> Iterator[Record]:
         """Yield the records of the next update."""

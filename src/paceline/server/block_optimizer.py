@@ -118,7 +118,8 @@ class _Range:
     def gather(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> bool:
         """Bring the optimizer's state into flat vectors, unless it is there; return False if it has not been made."""
         if not names:
-            self.state, self._views = [], []
+            self.state = []
+            self._views = []
             return True
         saved = [optimizer.state[parameter] for parameter in self.parameters]
         found = [tuple(each.get(name) for each in saved) for name in names]

@@ -78,7 +78,8 @@ class Balancer:
         self.model = name_of_model(model)
         self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         self._note = note_on_layers(model)
-        self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        self.ranks = dist.get_world_size()
+        self.rank = dist.get_rank()
         is_host = device.type == "cpu"
         self._memory = memory_of(device)
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock(device))
@@ -263,7 +264,9 @@ class Balancer:
         unknown = repeat([0.0] * self.ranks)
         for batches, seconds in zip([*self._exchanged, *self._measured], chain(known, unknown), strict=False):
             self._keep(batches, seconds)
-        self._exchanged, self._measured, self._at_once = [], [], 1
+        self._exchanged = []
+        self._measured = []
+        self._at_once = 1
 
     def _keep(self, batches: TimedBatches, seconds: list[float]) -> None:
         if self.record is not None:

@@ -39,7 +39,8 @@ class Division:
         survival: SurvivingTraining | None,
     ) -> None:
         self.sizes = sizes
-        self._ranks, self._rank = ranks, rank
+        self._ranks = ranks
+        self._rank = rank
         self._find_cost = find_cost
         self._survival = survival
         self._costs: WeakKeyDictionary[Loader, CostOf | None] = WeakKeyDictionary()

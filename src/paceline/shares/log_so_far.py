@@ -57,7 +57,9 @@ class LogSoFar:
                 if line.endswith(b"\n"):
                     last.append(len(line))
                     self._size_bytes += len(line)
-        self.now_s, self.gain, self.records = 0.0, Gain(), UpdateRecords()
+        self.now_s = 0.0
+        self.gain = Gain()
+        self.records = UpdateRecords()
         self.living: set[int] = set()
         self.updates = self.decisions = 0
         self.has_ended = False
@@ -70,7 +72,9 @@ class LogSoFar:
             if isinstance(record, RunEnded) and not with_end:
                 after += 1
                 continue
-            after, self.now_s, self.has_ended = 0, record.now_s, isinstance(record, RunEnded)
+            after = 0
+            self.now_s = record.now_s
+            self.has_ended = isinstance(record, RunEnded)
             if (update := reader.add(record)) is not None:
                 self.gain.add(update)
             match record:

@@ -126,7 +126,8 @@ class RunRecord:
             self._guarded(self._continue_for_another)
         if self._is_writer and self._is_wanted:
             self._guarded(partial(self._write_ranks, now_s, equal))
-        self._unwritten, self._ended_s = Unwritten(now_s), now_s
+        self._unwritten = Unwritten(now_s)
+        self._ended_s = now_s
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """End the folder, if this process has begun one that has not ended."""
@@ -171,7 +172,8 @@ class RunRecord:
 
     def _continue(self, path: Path, *, with_end: bool) -> LogSoFar:
         log = LogSoFar(path, with_end=with_end)
-        self.gain, self._records = log.gain, log.records
+        self.gain = log.gain
+        self._records = log.records
         self._folder = RunFolder(path, self._configuration, keep=log.prefix)
         return log
 

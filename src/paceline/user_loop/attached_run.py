@@ -272,7 +272,8 @@ class AttachedRun(LoopProgress):
         self._watch.frozen.end()
 
     def _end(self) -> None:
-        self.over, self._task = True, None
+        self.over = True
+        self._task = None
         self.loader.close()
         self._gradients.close()
         if self._signals is not None:
@@ -320,7 +321,8 @@ class AttachedRun(LoopProgress):
     def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
         match message:
             case LoopTask() as task:
-                self._task, self._progress = task, task.progress
+                self._task = task
+                self._progress = task.progress
                 self._load(task.model)
             case LoopEnd(model, end):
                 self._end()

@@ -212,7 +212,8 @@ class LoopReplica(Replica):
         assert isinstance(answer, LoopAnswer)
         check()
         self._answer = answer
-        self.learning_rates, self.options = answer.learning_rates, answer.options
+        self.learning_rates = answer.learning_rates
+        self.options = answer.options
         loss = nan if answer.loss is None else answer.loss
         return PartialGradient(
             loss=loss, samples=len(lease.indices), mean_square=0.0, microbatches=0, squared_norms=answer.squared_norms
@@ -241,7 +242,8 @@ class LoopHost(HostProcess):
 
     def on_joined(self, pause: Callable[[str], None], resume: Callable[[], None]) -> None:
         """Keep the functions for the pauses of the loop."""
-        self.pause, self.resume = pause, resume
+        self.pause = pause
+        self.resume = resume
 
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Keep the function for `leave`; the main thread handles signals."""

@@ -110,7 +110,7 @@ class Other(SGDRule):
 
 
 def test_loops_that_differ_from_torch_are_not_used(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "_rules", lambda kind: iter([Other(0.1)]))
+    monkeypatch.setattr(kernels, "_rules", lambda kind: iter([Other(lr=0.1)]))
     assert kernels.exact_loops.__wrapped__(Other, torch.float32) is None
     assert "differ from torch for torch.float32" in caplog.text
 

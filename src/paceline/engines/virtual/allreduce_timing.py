@@ -128,7 +128,8 @@ class AllReduceTiming(TimingEngine):
         """Return when the iteration ends, as known so far; inf if no worker is awaited."""
         awaited = [w for w in sorted(self._finished_s) if self._coordinator.would_accept(w, self._current[w])]
         if awaited != self._awaited:
-            self._awaited, self._awaited_since_s = awaited, self.now
+            self._awaited = awaited
+            self._awaited_since_s = self.now
         coming = self._arriving_workers()
         if not coming:
             return inf

@@ -144,7 +144,9 @@ def search_costs(
 
     Example:
         >>> from paceline.experiments.search_cost.recorded_search import Rung
-        >>> search = RecordedSearch(Rung(1.0, (0.9, 0.92), 100.0), (Rung(0.5, (0.91, 0.89), 60.0),))
+        >>> bsp = Rung(fraction=1.0, accuracies=(0.9, 0.92), time_s=100.0)
+        >>> half = Rung(fraction=0.5, accuracies=(0.91, 0.89), time_s=60.0)
+        >>> search = RecordedSearch(bsp=bsp, ladder=(half,))
         >>> [cost] = search_costs(search, [SearchSetting(0, 1)])
         >>> cost.cost, cost.success
         (0.6, 0.5)

@@ -102,8 +102,11 @@ class CriticalBatch(Stateful):
         self._adaptive = adaptive
         self._rate = learning_rate  # of the optimizer, with its schedule
         self._to_go = LossToGo()
-        self._within, self._between, self._squares = RecentMean(0.3), RecentMean(0.3), RecentMean(0.3)
-        self._along, self._norms = RecentMean(0.3), RecentMean(0.3)  # of g.s, and of what e multiplies in it
+        self._within = RecentMean(0.3)
+        self._between = RecentMean(0.3)
+        self._squares = RecentMean(0.3)
+        self._along = RecentMean(0.3)  # of g.s
+        self._norms = RecentMean(0.3)  # of what e multiplies in g.s
         self._signal = RecentMean(0.3)  # of ||g||^2 - V / k
 
     def accept(self, loss: float, variance: float, squared_norm: float) -> None:

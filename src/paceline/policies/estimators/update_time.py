@@ -150,8 +150,11 @@ class UpdateTimeEstimator:
         if n < 1:
             raise UsageError(f"n = {n!r}, expected at least one worker")
         cells = [(self._ranks(cell.level, cell.column), cell.weight, cell.mean) for cell in self._fit.cells()]
-        samples, self._samples, self._cells_of, self._outdated = self._samples, {}, {}, set()
-        self.n, self._fit = n, IsotonicFit(n)
+        samples, self._samples = self._samples, {}
+        self._cells_of = {}
+        self._outdated = set()
+        self.n = n
+        self._fit = IsotonicFit(n)
         for (h, i), weight, mean in cells:
             if i <= n and self.window is None:
                 self._fit.add(*self._place(min(h, n), i), weight, mean)
@@ -172,8 +175,11 @@ class UpdateTimeEstimator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state; the options of this estimator are kept."""
-        self.n, self._newest, self._unit = state["n"], state["newest"], state["unit"]
-        self._samples, self._cells_of = {}, {}
+        self.n = state["n"]
+        self._newest = state["newest"]
+        self._unit = state["unit"]
+        self._samples = {}
+        self._cells_of = {}
         for cell, of_cell in state["samples"]:
             for version, t_s in of_cell:
                 self._keep(cell, version, t_s)

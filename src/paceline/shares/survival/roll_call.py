@@ -131,7 +131,8 @@ class RollCall:
         if not self._is_one_host:  # the addresses of hosts are found as torch finds them
             return dist.ProcessGroupGloo(store, *place, TIMEOUT)
         options = dist.ProcessGroupGloo._Options()
-        options._timeout, options._threads = TIMEOUT, THREADS
+        options._timeout = TIMEOUT
+        options._threads = THREADS
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         return dist.ProcessGroupGloo(store, *place, options)
 

@@ -166,7 +166,8 @@ class SurvivingTraining:
         if self._updates and ledger is not self._ledger:
             self.give_up("it trains on several loaders")
         if ledger is not self._ledger or batch.epoch != self._epoch:
-            self._ledger, self._epoch = ledger, batch.epoch
+            self._ledger = ledger
+            self._epoch = batch.epoch
             self._begin_epoch(self.group, batch)
         if not ledger.compute(batch):
             self.give_up("it computes a batch for several steps")
@@ -270,13 +271,15 @@ class SurvivingTraining:
                 wait_s = TURN_S
             time.sleep(wait_s)
         group.come_back()
-        self._step, self._is_given = StepVerdict.USED, False
+        self._step = StepVerdict.USED
+        self._is_given = False
 
     def _read_agreed(self) -> None:
         """Read what the living have agreed on while this rank was not there."""
         if self._calls.store.check([AGREED]):
             in_vain, dropped = as_tuples(json.loads(self._calls.store.get(AGREED)))
-            self._ledger.in_vain, self._ledger.dropped = in_vain, dropped
+            self._ledger.in_vain = in_vain
+            self._ledger.dropped = dropped
 
     def finish(self, *, has_failed: bool) -> None:
         """Wait for the end of the other ranks, unless the script has failed, and go on without survival."""

@@ -75,7 +75,8 @@ class OverheadEstimator:
         if self._overlaps:
             self._summed_s = self._free_s + sum_s
             return sum_s + self._overhead_s
-        self._begun_s, self._free_s = {}, self._free_s + sum_s
+        self._begun_s = {}
+        self._free_s += sum_s
         return sum_s
 
 
@@ -109,7 +110,9 @@ class StepTimes:
     def on_step(self, summary: StepSummary, since_s: float) -> None:
         """Record an iteration, for which this rank waited from a moment on the monotonic clock until now."""
         self.on_free()
-        self._since_s, self.waited_s, self.sum_s = since_s, 0.0, 0.0
+        self._since_s = since_s
+        self.waited_s = 0.0
+        self.sum_s = 0.0
         compute_s = {worker: report.compute_s for worker, report in summary.reports.items() if report.draw}
         self.overhead_s = self._estimator.on_reports(compute_s, summary.now)
 

@@ -86,7 +86,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
-        self.signals, self.network = rank.process.signals(cluster.notice), rank.transport.counters
+        self.signals = rank.process.signals(cluster.notice)
+        self.network = rank.transport.counters
         self._shards = shards
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()

@@ -82,7 +82,8 @@ class RemoteWorker(PoolWorker):
     def on_sent(self, version: int) -> None:
         """Record that the worker was sent a task at this version."""
         self.newest_sent = version
-        self.sent_s, self.last = time.monotonic(), ("", 0)
+        self.sent_s = time.monotonic()
+        self.last = ("", 0)
 
     def tell_if_unneeded(self, would_accept: Callable[[int, int], bool]) -> None:
         """Tell the worker if the gradient of its task cannot be used any more; of one that it cancels it knows that."""

@@ -212,7 +212,8 @@ class _ShardServer:
 
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
         update, published = command.decoded(self._accepted), self._published
-        self._accepted, version = 0, update.version
+        self._accepted = 0
+        version = update.version
         storage = published.free_storage() if command.is_read else published[published.newest]
         self._server.apply(update, self._add(version, storage))
         self._rank_0.send(task_messages.UpdateDone(version, self._server.not_finite))

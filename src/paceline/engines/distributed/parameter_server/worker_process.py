@@ -228,7 +228,8 @@ class WorkerProcess:
                 raise request
 
     def _compute(self, task: task_messages.RemoteTask, received_s: float) -> None:
-        self._draw, self._received_s = task.draw, received_s
+        self._draw = task.draw
+        self._received_s = received_s
         for channel in self._channels:
             channel.begin(task.draw)
         if task.sends_version:
