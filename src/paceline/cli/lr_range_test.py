@@ -40,7 +40,7 @@ def knee(
     console = progress_console()
     knees = search(
         load_job(job),
-        **arguments(context, "job", "k", "out", "overwrite", "output"),
+        **arguments(context, without=("job", "k", "out", "overwrite", "output")),
         k=quorums(k),
         watch=lambda title, stop: ProgressLine(title, stop, console),
     )

@@ -59,18 +59,20 @@ class Coordinator:
         self._workers = self._membership.table.workers
         noise = NoiseTracker(settings.noise, has_steps=plan.allreduce is None) if settings.noise else None
         self._scaling = StepScaling(settings.learning_rate, settings.schedule, noise)
-        self._phases = PhaseRunner(run, plan, self._membership, update, self._scaling, settings)
+        self._phases = PhaseRunner(
+            run=run, plan=plan, membership=self._membership, update=update, scaling=self._scaling, settings=settings
+        )
         self._monitor = StopMonitor(stop, workers, settings.per_epoch)
         every = settings.evaluate_every
         self._evaluations = EvaluationSchedule(every) if every is not None else None
         self._updates = UpdateRunner(
-            run,
-            update,
-            self._membership,
-            self._phases,
-            self._scaling,
-            self._monitor,
-            self._evaluations,
+            run=run,
+            update=update,
+            membership=self._membership,
+            phases=self._phases,
+            scaling=self._scaling,
+            monitor=self._monitor,
+            evaluations=self._evaluations,
             has_server=plan.allreduce is None,
         )
         self._timer_set_s = stop.seconds  # end of the run for which a timer was asked for

@@ -171,7 +171,14 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         if version is None:
             return arrival
         then, gradient = self._versions[version], self._gradients[arrival.worker]
-        arrival = compensated(arrival, self._coordinator, self._server, version, then, gradient)
+        arrival = compensated(
+            arrival=arrival,
+            coordinator=self._coordinator,
+            server=self._server,
+            version=version,
+            then=then,
+            gradient=gradient,
+        )
         self._versions.release(version)
         return arrival
 

@@ -187,7 +187,8 @@ class Comparison(TableRepresentation):
             head, body = grid.text()
             blocks += [Text(head, style="bold", no_wrap=True), Text(f"{body}\n", no_wrap=True)]
         *others, verdict = map(paragraph, self._notes())
-        return Group(*blocks, *map(Text, others), Text(verdict, style="bold"))
+        blocks += [*map(Text, others), Text(verdict, style="bold")]
+        return Group(*blocks)
 
     def _facts(self) -> Mapping[str, object]:
         runs = {status: sum(len(row.with_status(status, self.stop)) for row in self.rows) for status in STATUSES}

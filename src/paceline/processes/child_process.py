@@ -55,12 +55,12 @@ class Launcher:
         """Return the two ends of a pipe, first the one that receives."""
         return self._context.Pipe(duplex)
 
-    def start(self, target: Callable[..., None], *arguments: object, has_children: bool = False) -> ForkServerProcess:
+    def start(self, target: Callable[[T], None], arguments: T, has_children: bool = False) -> ForkServerProcess:
         """Start a process that ends with its parent.
 
         Args:
             target: function of an importable module.
-            arguments: arguments of the function.
+            arguments: argument of the function, a record.
             has_children: whether the process may start processes itself; if so, multiprocessing does not terminate it
                 when the parent exits without joining it.
 
@@ -69,7 +69,7 @@ class Launcher:
         """
 
         def start() -> ForkServerProcess:
-            process = self._context.Process(target=target, args=arguments, daemon=not has_children)
+            process = self._context.Process(target=target, args=(arguments,), daemon=not has_children)
             process.start()
             return process
 

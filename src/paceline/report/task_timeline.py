@@ -72,8 +72,8 @@ def _tasks(run: RunData) -> Iterator[Bar]:
     allreduce = phases[0].get("allreduce")
     names = ("worker", "version", "start_s", "end_s", "compute_s", "staleness")
     free_s: dict[int, float] = {}
-    for *row, fate in zip(*(run.work[name].tolist() for name in names), run.fates, strict=True):
-        worker, version, start_s, end_s, compute_s, staleness = row
+    columns = [*(run.work[name].tolist() for name in names), run.fates]
+    for worker, version, start_s, end_s, compute_s, staleness, fate in zip(*columns, strict=True):
         if allreduce is None or isnan(compute_s):
             yield _task(worker, start_s, end_s, FATES[fate], staleness)
             continue

@@ -294,7 +294,9 @@ def run_session(
         for callback in callbacks:
             opened.callback(callback.close)
         log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster), has_loops=has_loops)
-        return _run_session(session, folder, resumption, callbacks, log, policy)
+        return _run_session(
+            session=session, folder=folder, resumption=resumption, callbacks=callbacks, log=log, policy=policy
+        )
 
 
 def _run_session(

@@ -71,7 +71,7 @@ class GradientAccumulator:
             return
         weights = self._flush_buffers()
         new = [queued.gradient for queued in self._queue]
-        vectors = zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True)
+        vectors = zip(*(each.flat_parameters for each in [self.mean, *new]), strict=True)
         checks = [move_mean(mean, gradients, weights) for mean, *gradients in vectors]
         if self._not_finite is None and not all(map(isfinite, checks)):
             self._not_finite = first_not_finite(new, self._count - len(new))
@@ -115,9 +115,8 @@ class GradientAccumulator:
                 self._worker = queued.worker
                 taken = queued.gradient
         new = [queued.gradient for queued in self._queue]
-        for i, (mean, *changes) in enumerate(
-            zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True)
-        ):
+        vectors = zip(*(each.flat_buffers for each in [self.mean, *new]), strict=True)
+        for i, (mean, *changes) in enumerate(vectors):
             if is_a_mean(mean):
                 update_mean(mean, changes, shares)
             elif taken is not None:

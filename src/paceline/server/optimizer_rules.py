@@ -77,7 +77,7 @@ class Rule(ABC):
         gradient, parameters, new, state = vectors
         scratch = block_like(parameters)
         checks = []
-        blocks = in_blocks(parameters, new, *state)
+        blocks = in_blocks(*[parameters, new, *state])
         for mean, (old_block, new_block, *states) in zip(gradient.blocks(), blocks, strict=True):
             self.step_block(old_block, new_block, mean, states, scratch[: len(old_block)])
             checks.append(check_sum(new_block))
@@ -120,10 +120,17 @@ class SGDRule(Rule):
         """Step with the compiled loops."""
         check = 0.0
         numbers = [-self.lr, self.momentum, 1 - self.dampening, self.weight_decay, self.nesterov]
-        for gradient, parameters, new, *state in vectors.arrays(loops.VECTORS):
-            velocity = state[0] if state else np.empty(0, parameters.dtype)
-            step = loops.sgd_in_place if vectors.is_in_place else loops.sgd
-            check += step(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
+        step = loops.sgd_in_place if vectors.is_in_place else loops.sgd
+        for (means, weights, factor), parameters, new, *state in vectors.arrays(loops.VECTORS):
+            check += step(
+                vectors=means,
+                weights=weights,
+                factor=factor,
+                parameters=parameters,
+                new=new,
+                velocity=state[0] if state else np.empty(0, parameters.dtype),
+                numbers=np.array(numbers, parameters.dtype),
+            )
         return check
 
 
@@ -178,8 +185,15 @@ class AdamRule(Rule):
             for start in range(0, len(whole[0]), ROOTS):
                 part = slice(start, start + ROOTS)
                 parameters, new, mean, square = (each[part] for each in whole)
-                gradient = (tuple(each[part] for each in means), weights, factor)
-                loops.adam_moments(*gradient, parameters, mean, square, np.array(moments, dtype))
+                loops.adam_moments(
+                    vectors=tuple(each[part] for each in means),
+                    weights=weights,
+                    factor=factor,
+                    parameters=parameters,
+                    mean=mean,
+                    square=square,
+                    numbers=np.array(moments, dtype),
+                )
                 torch.sqrt(torch.from_numpy(square), out=root[: len(square)])
                 check += loops.adam_step(parameters, new, mean, root.numpy(), np.array(step, dtype))
         return check

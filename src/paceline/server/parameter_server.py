@@ -144,14 +144,14 @@ class ParameterServer:
         """
         now = self.state.flat_parameters
         delayed = StaleGradient(
-            staleness,
-            max_learning_rate(self.optimizer),
-            squared_norm,
-            gradient.flat_parameters,
-            now,
-            then.flat_parameters,
-            self._vector,
-            stale_arithmetic(now),
+            staleness=staleness,
+            learning_rate=max_learning_rate(self.optimizer),
+            squared_norm=squared_norm,
+            gradient=gradient.flat_parameters,
+            now=now,
+            then=then.flat_parameters,
+            whole=self._vector,
+            arithmetic=stale_arithmetic(now),
         )
         factors = apply_compensators(compensators, delayed, self.memory)
         done = [Compensation(by.formula, factor) for by, factor in zip(compensators, factors, strict=True)]
@@ -207,8 +207,14 @@ class ParameterServer:
         else:
             factor = update.step_scale
         failure = f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"
-        changed = (update.momentum_limit, update.weight_decay_scale, update.momentum_power)
-        with at_place(failure), self.optimizer_lock, stepping(self.optimizer, lr_scale, *changed):
+        changed = stepping(
+            self.optimizer,
+            lr_scale,
+            momentum_limit=update.momentum_limit,
+            weight_decay_scale=update.weight_decay_scale,
+            momentum_power=update.momentum_power,
+        )
+        with at_place(failure), self.optimizer_lock, changed:
             step = self._optimizer_step.make(mean, self.state, new, factor=factor, measure=update.measure)
         for old, change, moved in zip(self.state.flat_buffers, mean.flat_buffers, new.flat_buffers, strict=True):
             if is_a_mean(old):

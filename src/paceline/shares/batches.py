@@ -84,8 +84,8 @@ def cut_for(batches: Sequence[Batch], shares: Sequence[int], equal: Sequence[int
     samples = [each for batch in batches for each in batch]
     begin = sum(shares[:rank])
     size = len(batches[0]) if len(set(map(len, batches))) == 1 else 0
-    work = tuple(map(float, shares)), tuple(map(float, equal))
-    return samples[begin : begin + shares[rank]], Dealt(tuple(shares), size, *work)
+    dealt = Dealt(samples=tuple(shares), size=size, work=tuple(map(float, shares)), equal_work=tuple(map(float, equal)))
+    return samples[begin : begin + shares[rank]], dealt
 
 
 def piece(batches: Sequence[Batch], rank: int, size: int) -> tuple[Batch, Dealt]:

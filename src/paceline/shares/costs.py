@@ -116,7 +116,9 @@ def deal_by_cost(
     if used is None:
         groups = deal(costs, seconds, most)
     else:
-        groups = of_few_counts(deal, costs, seconds, most, used, partial(_work, is_padded=is_padded))
+        groups = of_few_counts(
+            deal=deal, costs=costs, seconds=seconds, most=most, used=used, work=partial(_work, is_padded=is_padded)
+        )
     work = [_work([costs[each] for each in group], is_padded=is_padded) for group in groups]
     dealt = Dealt(samples=tuple(map(len, groups)), size=size, work=tuple(work), equal_work=tuple(equal))
     return [samples[each] for each in groups[rank]], dealt

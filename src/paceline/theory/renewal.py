@@ -105,7 +105,9 @@ def _octave(distribution: Distribution, k: int, n: int, end_s: float, points: in
         points=points,
         before=before,
         within=within,
-        beyond=beyond(distribution, k, n, end_s, float(late[-1]), without_one),
+        beyond=beyond(
+            distribution=distribution, k=k, n=n, t=end_s, fewer=float(late[-1]), fewer_without_one=without_one
+        ),
     )
 
 

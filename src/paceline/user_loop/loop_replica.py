@@ -207,7 +207,15 @@ class LoopReplica(Replica):
         lease, *upcoming = batch
         check = self._check or (lambda: None)
         check()
-        task = LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress, check, self._local_step)
+        task = LoopTask(
+            lease=lease,
+            upcoming=tuple(upcoming),
+            model=self.model,
+            gradient=gradient,
+            progress=self.progress,
+            check=check,
+            step=self._local_step,
+        )
         answer = self._exchange.ask(task)
         assert isinstance(answer, LoopAnswer)
         check()

@@ -34,7 +34,7 @@ CALLBACKS = (
 )
 
 
-class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a run, as the arguments of `pl.train`; the folders are absolute paths."""
 
     seed: int = 0

@@ -156,8 +156,10 @@ class LiveRun:
             if not self.first_protocol:
                 self.first_protocol = mark.reason
                 continue
-            place = mark.time_s, mark.updates, self._workload(mark.updates)
-            self.switches.append(Switch(*place, mark.reason))
+            switch = Switch(
+                time=mark.time_s, updates=mark.updates, workload=self._workload(mark.updates), reason=mark.reason
+            )
+            self.switches.append(switch)
         work = columns(reader.work[self._seen_work * len(WORK) :], WORK)
         self._grid.add(work["worker"], work["end_s"], work["compute_s"])
         if self.shares is not None:

@@ -138,12 +138,13 @@ class BackgroundLoader:
 
     def _submit(self, upcoming: UpcomingMinibatch, rank: int, size: int) -> Future[_Prepared | _Failed]:
         worker, draw, minibatch = upcoming
-        indices, keys = None, [worker, draw]
+        seed, indices = derived_seed(self._seed, "gradient", worker, draw), None
         if not self._job.is_iterable:
             indices = self._loader.indices(worker, draw, minibatch)
             if size > 1:
-                indices, keys = share_of(indices, rank, size), [worker, draw, rank]
-        request = _Request(seed=derived_seed(self._seed, "gradient", *keys), worker=worker, draw=draw, indices=indices)
+                seed = derived_seed(self._seed, "gradient", worker, draw, rank)
+                indices = share_of(indices, rank, size)
+        request = _Request(seed=seed, worker=worker, draw=draw, indices=indices)
         number = self._process_for(worker)
         try:
             future = self._process(number).submit(_prepare, request)

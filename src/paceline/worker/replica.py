@@ -217,8 +217,10 @@ class Replica:
             Interrupted: the task is cancelled; the content of `gradient` is undefined.
         """
         place = str(UpcomingMinibatch(worker, draw, minibatch))
-        rank = () if self._group is None else (self._group.local_rank,)
-        with seeded(derived_seed(self._seed, "gradient", worker, draw, *rank), self._device):
+        seed = derived_seed(self._seed, "gradient", worker, draw)
+        if self._group is not None:
+            seed = derived_seed(self._seed, "gradient", worker, draw, self._group.local_rank)
+        with seeded(seed, self._device):
             with at_place(f"the data of job {self._job.name} failed for {place}"):
                 batch = self._load(worker, draw, minibatch)
             start_s = perf_counter()

@@ -133,7 +133,7 @@ class AllReduceTiming(TimingEngine):
         coming = self._arriving_workers()
         if not coming:
             return inf
-        self._begins_s = last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
+        self._begins_s = last_s = max([self._awaited_since_s, *(self._finished_s[worker] for worker in coming)])
         iteration = self._iteration + 1
         is_summed = self._allreduce.begins_sum(iteration) and len(coming) == len(awaited)
         recorded_s = max(self._recorded_sum_s[worker] for worker in coming)

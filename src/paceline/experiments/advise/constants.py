@@ -53,7 +53,7 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
     seen = [estimate_noise(part) for part in parts]
     losses = [mean(each.gradients.loss for each in part) for part in parts]
     first_loss = observed[0].gradients.loss
-    lowest_loss = min(first_loss, *losses)
+    lowest_loss = min([first_loss, *losses])
     if not least_loss < lowest_loss:
         raise UsageError(f"least_loss={least_loss}, but the run reached {lowest_loss:.4g}; give a smaller one")
     m = max(1, round(mean(each.samples for each in observed)))

@@ -228,7 +228,7 @@ def _simulated(search: RecordedSearch, setting: SearchSetting, drawn: Sequence[i
     targets = means(search.bsp, drawn[0]) if drawn[0] else iter([search.known_target] * counting.draws)
     tried = [means(rung, k) for rung, k in zip(search.ladder, drawn[1:], strict=True)]
     counts = [0] * (len(tried) + 1)
-    for target, *of_rungs in zip(targets, *tried, strict=True):
+    for target, *of_rungs in zip(*[targets, *tried], strict=True):
         fails = (index for index, mean in enumerate(of_rungs) if not search.accepts(mean, target))
         counts[next(fails, len(tried))] += 1
     return [count / counting.draws for count in counts]

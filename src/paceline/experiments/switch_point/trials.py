@@ -132,7 +132,8 @@ class TrialRunner:
             crashes = {str(cell): crash for cell, crash in report.crashes.items()}
             raise RunError(describe_crashes(crashes, len(cells), self.folder))
         ends = [_end(cell, self.trial.accuracy) for cell in cells]
-        return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
+        accuracies, times_s = zip(*ends, strict=True)
+        return Trials(fraction, accuracies, times_s)
 
 
 def _end(cell: RunSpec, accuracy: AccuracyOf) -> tuple[float, float]:

@@ -157,7 +157,8 @@ class UpdateTimeEstimator:
         self._fit = IsotonicFit(n)
         for (h, i), weight, mean in cells:
             if i <= n and self.window is None:
-                self._fit.add(*self._place(min(h, n), i), weight, mean)
+                level, column = self._place(min(h, n), i)
+                self._fit.add(level, column, weight, mean)
         for (h, i), of_cell in samples.items():
             for version, t_s in of_cell if i <= n else []:
                 self._keep((min(h, n), i), version, t_s)
@@ -226,11 +227,12 @@ class UpdateTimeEstimator:
     def _refresh(self) -> None:
         """Update the cells of the fit whose samples in the window have changed."""
         for cell in self._outdated:
-            place, weight, mean = self._place(*cell), 0.0, 0.0
+            level, column = self._place(*cell)
+            weight = mean = 0.0
             for version, t_s in self._samples[cell]:
                 weight += self._weight(version)
                 mean += (t_s - mean) * (self._weight(version) / weight)
-            self._fit.replace(*place, weight, mean)
+            self._fit.replace(level, column, weight, mean)
             if not weight:
                 del self._samples[cell]
         self._outdated.clear()

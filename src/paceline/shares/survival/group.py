@@ -261,7 +261,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def _of_all(self, name: str, *args: Any) -> Any:
         if self.is_alone:
-            _take_own(list(_flat(args[0])), list(_flat(args[1])), *self._place)
+            _take_own(list(_flat(args[0])), list(_flat(args[1])), self.rank(), self.size())
         return self._collective(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])), name)
 
     def _between_two(self, name: str, *args: Any) -> Any:

@@ -135,8 +135,9 @@ def arrivals_of(summary: StepSummary, allreduce: AllReduceConfig, joining: Colle
     They are in the order of the workers, those of joining workers first: no update waits for them, once the others are
     in it.
     """
-    reports = [(worker, report) for worker, report in summary.reports.items() if report.draw]
-    return [_arrival_of(*each, allreduce) for each in sorted(reports, key=lambda each: each[0] not in joining)]
+    workers = [worker for worker, report in summary.reports.items() if report.draw]
+    ordered = sorted(workers, key=lambda worker: worker not in joining)
+    return [_arrival_of(worker, summary.reports[worker], allreduce) for worker in ordered]
 
 
 def _arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> Arrival:
@@ -182,7 +183,13 @@ class LocalStep:
         cluster, actions = rank.cluster, rank.process.fault_actions
         faults = tuple(cluster.faults)
         self._task_runner = TaskRunner(
-            replica, cluster.worker, cluster.slowness, rank.seed, faults, time.sleep, actions
+            replica=replica,
+            worker=cluster.worker,
+            slowness=cluster.slowness,
+            seed=rank.seed,
+            faults=faults,
+            sleep=time.sleep,
+            fault_actions=actions,
         )
         self._replica = replica
         self._algorithm = algorithm

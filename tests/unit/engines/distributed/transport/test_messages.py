@@ -43,9 +43,9 @@ SQUARE = st.one_of(st.just(nan), st.floats(min_value=0))
 @given(st.floats(), st.integers(1, 2**32), SQUARE, SQUARE, st.floats(0, 1e9), st.booleans())
 def test_measurements_are_decoded_unchanged(loss, samples, squared_norm, variance, compute_s, finite):
     done = RemoteTaskDone(
-        3,
-        0.1,
-        GradientStats(
+        draw=3,
+        busy_s=0.1,
+        stats=GradientStats(
             loss=loss, samples=samples, squared_norm=squared_norm, variance=variance, finite=finite, compute_s=compute_s
         ),
     )
