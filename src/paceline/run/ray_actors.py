@@ -139,7 +139,12 @@ class TrainedState(NamedTuple):
     def of(cls, result: Result) -> TrainedState:
         """Return what the driver is sent of a result."""
         facts = {name: value for name, value in vars(result).items() if name not in ("model", "history")}
-        return cls(dict(result.model.state_dict()), result.history.records, result.history.totals, facts)
+        return cls(
+            state=dict(result.model.state_dict()),
+            records=result.history.records,
+            totals=result.history.totals,
+            facts=facts,
+        )
 
 
 Answer = ActorPlace | TrainedState | RankFailure | ActorGone | None
@@ -162,7 +167,10 @@ class RankActor:
     def place(self) -> ActorPlace:
         """Return where the actor is."""
         return ActorPlace(
-            ray.util.get_node_ip_address(), free_port(), ray.get_runtime_context().get_node_id(), os.getpid()
+            host=ray.util.get_node_ip_address(),
+            port=free_port(),
+            node=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
         )
 
     def train(self, environment: Mapping[str, str], task: bytes) -> Answer:

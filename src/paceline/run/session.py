@@ -40,10 +40,9 @@ from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.allreduce.base import AllReduceAlgorithm
-from paceline.worker.evaluation import evaluate
+from paceline.worker.evaluation import check_reported, evaluate
 from paceline.worker.local_steps import make_replica
 from paceline.worker.loss_check import warn_of_summed_loss
-from paceline.worker.replica import check_reported
 from paceline.worker.task_runner import device_of
 from paceline.worker.torch_utils import build_model, usable_device
 

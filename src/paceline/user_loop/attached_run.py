@@ -45,6 +45,7 @@ LOG = RankLogger(__name__)
 SERVER_END_S = 1.0  # from the loss of its connections to the end of the process
 
 
+# Long: the hooks of the loop, the exchange with the worker's thread and the end of the run share one state.
 class AttachedRun(LoopProgress):
     """Part of one rank in a run.
 

@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.core.bounds import Count, CountOrNone, Option, Seconds
 from paceline.core.events import Compute, Minibatch
-from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.server.flat_buffers import FlatBuffers, FlatLayout, bind
@@ -363,20 +362,6 @@ def _loader(job: Job, seed: int, n: int) -> MinibatchLoader | BackgroundLoader:
     from paceline.worker.background_loader import BackgroundLoader  # imports multiprocessing only if it is used
 
     return BackgroundLoader(job, seed, n)
-
-
-def check_reported(job: Job, model: nn.Module, seed: int, stop: Stop) -> None:
-    """Check that the first batch of the evaluation data reports all metrics that the stop rule needs.
-
-    Raises:
-        UsageError: a metric is not reported.
-    """
-    if not stop.evaluated:
-        return
-    reported = evaluate(job, model, seed, batches=1)
-    for target in stop.evaluated:
-        if target.metric not in reported:
-            raise UsageError(f"job {job.name}: {target.missing(list(reported))}")
 
 
 def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, float]]:

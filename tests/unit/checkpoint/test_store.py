@@ -22,9 +22,23 @@ from selections import parametrize_few
 keys = st.one_of(st.text(), st.integers(), st.booleans())
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
 NUMBER = st.none() | st.integers()
-slices = st.builds(MinibatchSlice, st.integers(), st.integers(), NUMBER, NUMBER, st.integers(), st.integers())
+slices = st.builds(
+    MinibatchSlice,
+    worker=st.integers(),
+    draw=st.integers(),
+    epoch=NUMBER,
+    number=NUMBER,
+    begin=st.integers(),
+    end=st.integers(),
+)
 minibatches = st.builds(
-    Minibatch, st.integers(), NUMBER, NUMBER, st.integers(), st.lists(slices, max_size=2).map(tuple), st.floats(0.1, 8)
+    Minibatch,
+    shard=st.integers(),
+    epoch=NUMBER,
+    number=NUMBER,
+    length=st.integers(),
+    slices=st.lists(slices, max_size=2).map(tuple),
+    share=st.floats(0.1, 8),
 )
 plain = st.recursive(
     st.one_of(numbers, minibatches, st.builds(Counter, st.dictionaries(st.integers(), st.integers()))),
@@ -35,9 +49,11 @@ plain = st.recursive(
         st.sets(st.integers(), max_size=1),  # more have no order to compare by
         st.builds(
             Compute,
-            *(st.integers(),) * 3,
-            st.none() | minibatches,
-            st.lists(minibatches, max_size=2).map(tuple),
+            worker=st.integers(),
+            version=st.integers(),
+            draw=st.integers(),
+            minibatch=st.none() | minibatches,
+            upcoming=st.lists(minibatches, max_size=2).map(tuple),
         ),
     ),
 )

@@ -264,10 +264,9 @@ class SurvivingTraining:
                 raise SystemExit(0)
             if not store.check([PROGRESS]):
                 return
+            handed_out = self._ledger.handed_out
             others = json.loads(store.get(PROGRESS))
-            wait_s, group.position = self._catch_up.look(
-                time.monotonic(), self._ledger.handed_out, group.position, others
-            )
+            wait_s, group.position = self._catch_up.look(time.monotonic(), handed_out, group.position, others)
             if wait_s is None:
                 return
             if wait_s == 0 and not takes_turn(store, self._rank):

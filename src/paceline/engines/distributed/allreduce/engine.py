@@ -48,6 +48,7 @@ from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.replica import Replica, TaskProgress
 
 
+# Long: the steps of an iteration, and the ways in which it ends, share the state of this rank.
 class AllReduceEngine(WallClockEngine):
     """Engine of every rank under a protocol without a server.
 

@@ -68,6 +68,7 @@ POLL_S = 0.2
 MIN_BYTES_PER_S = 50e6  # slowest link over which the final parameters are sent in time
 
 
+# Long: it handles each message of each kind of peer, and what a message causes is a method.
 class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     """Engine of rank 0 under a protocol with a server.
 
