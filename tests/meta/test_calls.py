@@ -17,14 +17,16 @@ BY_POSITION = {
 }
 
 
-def calls(node, varargs=frozenset()):
+def calls(tree):
     """Yield each call, with the names of the variable arguments of the functions around it."""
-    if isinstance(node, FUNCTIONS) and node.args.vararg is not None:
-        varargs |= {node.args.vararg.arg}
-    if isinstance(node, ast.Call):
-        yield node, varargs
-    for child in ast.iter_child_nodes(node):
-        yield from calls(child, varargs)
+    waiting = [(tree, frozenset())]
+    while waiting:
+        node, varargs = waiting.pop()
+        if isinstance(node, FUNCTIONS) and node.args.vararg is not None:
+            varargs |= {node.args.vararg.arg}
+        if isinstance(node, ast.Call):
+            yield node, varargs
+        waiting += [(child, varargs) for child in ast.iter_child_nodes(node)]
 
 
 def splats_among_others(call, varargs):

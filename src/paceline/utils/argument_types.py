@@ -135,10 +135,8 @@ def _refuse_wrong_names(target: Any, args: Sequence[object], kwargs: Mapping[str
     most = len(parameters.positional)
     if len(args) > most and parameters.by_name_only and not parameters.variadic:
         names = join_words([f"{name}=..." for name in parameters.by_name_only])
-        raise TypeError(
-            f"{target.__name__} takes at most {counted(most, 'argument')} without a name, but {len(args)} were given; "
-            f"type {names}"
-        )
+        limit = f"at most {counted(most, 'argument')}" if most else "no arguments"
+        raise TypeError(f"{target.__name__} takes {limit} without a name, but {len(args)} were given; type {names}")
 
 
 def refuse_wrong_types(

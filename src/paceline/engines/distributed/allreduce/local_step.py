@@ -38,7 +38,7 @@ class OverheadEstimator:
         now: seconds since the run began.
 
     Example:
-        >>> estimator = OverheadEstimator(AllReduceConfig("gradients"), now=0.0)
+        >>> estimator = OverheadEstimator(AllReduceConfig(sums="gradients"), now=0.0)
         >>> estimator.on_reports({0: 1.0, 1: 2.0}, at_s=2.5)
         0.5
         >>> estimator.on_sum(sum_s=0.5)
