@@ -119,7 +119,8 @@ class Dispatcher(Stateful):
             count = 1 if self._local_steps is None else self._local_steps.budget(state.minibatches)
             state.minibatch = self._minibatches.next(worker, count)
             upcoming = self._minibatches.upcoming(worker)
-        return Compute(
+        return Compute.__new__(  # half the time of a call of the class with keywords, as in `Accept.of`
+            Compute,
             worker=worker,
             version=version,
             draw=state.draw,

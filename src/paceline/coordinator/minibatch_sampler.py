@@ -145,7 +145,7 @@ class _Shard:
     def next(self, count: int) -> Minibatch:
         """Return the next minibatches of one epoch, at most this number."""
         if self._per_epoch is None:
-            return Minibatch(shard=self._shard, epoch=None, number=None, length=count)
+            return Minibatch(self._shard, None, None, count)
         if self.returned:
             first = self.returned.popleft()
             if first.length > count:
@@ -155,4 +155,4 @@ class _Shard:
         epoch, index = divmod(self.dealt, self._per_epoch)
         count = int(min(count, self._per_epoch - index, self._per_run - self.dealt))
         self.dealt += count
-        return Minibatch(shard=self._shard, epoch=epoch, number=index, length=count)
+        return Minibatch(self._shard, epoch, index, count)

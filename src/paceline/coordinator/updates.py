@@ -102,14 +102,7 @@ class UpdateRunner:
             )
 
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
-        command = events.Accept(
-            worker=event.worker,
-            draw=event.draw,
-            staleness=staleness,
-            samples=event.samples,
-            step_scale=event.step_scale,
-            minibatches=event.minibatches,
-        )
+        command = events.Accept.of(event, staleness)
         self._run.commands.append(command)
         self._dispatcher.accept(worker, event.draw, event.minibatches)
         self._update.hold(command)
@@ -159,8 +152,7 @@ class UpdateRunner:
             self._run.end(events.EndRun(events.Outcome.NOT_FINITE, reason))
 
     def _drop(self, event: events.Arrival, staleness: int | None, reason: str) -> None:
-        command = events.Drop(worker=event.worker, draw=event.draw, staleness=staleness, reason=reason)
-        self._run.commands.append(command)
+        self._run.commands.append(events.Drop(event.worker, event.draw, staleness, reason))
 
     def _arrive_unexpectedly(self, event: events.Arrival, worker: WorkerState) -> None:
         """Drop a gradient of cancelled work, of a probe, or of a worker that was declared lost."""
@@ -214,7 +206,8 @@ class UpdateRunner:
         run.update_size = k
         measures = phases.measures_steps or needs_step
         run.commands.append(
-            events.Apply(
+            events.Apply.__new__(  # half the time of a call of the class with keywords, as in `Accept.of`
+                events.Apply,
                 version=run.version,
                 gradients=gradients,
                 lr_scale=scales.lr,
