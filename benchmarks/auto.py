@@ -83,7 +83,9 @@ def time_by_rule(
     changes = []
     for replica in range(replicas):
         engine = QuadraticEngine(cluster, problem, rate, seed=0, noise_seed=100 + replica)
-        settings = CoordinatorSettings(learning_rate=LRScaling("noise"), noise=NoiseRule(cluster.n, rate))
+        settings = CoordinatorSettings(
+            learning_rate=LRScaling("noise"), noise=NoiseRule(K=cluster.n, learning_rate=rate)
+        )
         stop = Stop(seconds=longest_s)
         with engine:
             engine.run(Coordinator(parse_plan(plan), workers=cluster.n, stop=stop, settings=settings))

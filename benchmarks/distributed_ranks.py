@@ -183,7 +183,8 @@ class Clock(Callback):
 
 
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
-    faults = [] if os.environ.get("IS_BACK") else [pl.Fault(*fault) for fault in settings["faults"]]
+    scripted = [] if os.environ.get("IS_BACK") else settings["faults"]
+    faults = [pl.Fault(worker=worker, draw=draw) for worker, draw in scripted]
     return vars(train_on(settings, faults=faults))
 
 

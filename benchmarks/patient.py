@@ -79,7 +79,7 @@ def updates(phase: Phase, cluster: pl.Cluster, seconds: float, seed: int) -> tup
 def patient(phi: float) -> Phase:
     """Return `patient` with a known phi."""
     base = pl.patient()
-    return Phase(base.protocol, (pl.Patient(phi=phi),))
+    return Phase(base.protocol, controllers=(pl.Patient(phi=phi),))
 
 
 def compare(cluster: pl.Cluster, seconds: float, seeds: Sequence[int]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def decision_us(n: int) -> dict[str, float]:
             return answer
 
     cluster = pl.Cluster(n, pl.ShiftedExponential(0.3, 0.7))
-    updates(Phase(pl.patient().protocol, (Timed(phi=10.0),)), cluster, 100.0, 0)
+    updates(Phase(pl.patient().protocol, controllers=(Timed(phi=10.0),)), cluster, 100.0, 0)
     return {kind: rounded(1e6 * seconds / max(calls, 1)) for kind, (seconds, calls) in spent.items()}
 
 

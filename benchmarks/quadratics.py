@@ -166,4 +166,13 @@ class QuadraticEngine(TimingEngine):
         norm = float(mean @ mean)
         self.losses.append((self.now, float(self._problem.loss(self._x))))
         if command.measure:
-            self.report_step(command, events.Step(norm, rate * norm, rate * rate * norm, rate, self._rate))
+            self.report_step(
+                command,
+                events.Step(
+                    squared_norm=norm,
+                    progress=rate * norm,
+                    squared_step=rate * rate * norm,
+                    learning_rate=rate,
+                    next_learning_rate=self._rate,
+                ),
+            )

@@ -154,7 +154,9 @@ def watch(given: RunConfig) -> Seen:
 
 
 def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
-    again = RunConfig(real.job, parse_plan(str(real.plan)), pl.Cluster(WORKERS), real.stop, real.seed)
+    again = RunConfig(
+        job=real.job, plan=parse_plan(str(real.plan)), cluster=pl.Cluster(WORKERS), stop=real.stop, seed=real.seed
+    )
     session = Session(again)
     seen = Seen([], [], session.model)
     coordinator = make_coordinator(real.checked_plan, real.stop, real.rules)  # with the timeouts of real workers
@@ -173,7 +175,9 @@ def note(seen: Seen, now: float, event: Event | None, commands: Sequence[Command
 
 def setting(protocol: str, cluster: pl.LocalCluster | pl.Torchrun, args: argparse.Namespace) -> RunConfig:
     dtype = torch.float32 if isinstance(cluster, pl.Torchrun) and cluster.wire == "bf16" else torch.float64
-    return RunConfig(make_job(dtype), parse_plan(protocol), cluster, pl.Stop(updates=args.updates), SEED)
+    return RunConfig(
+        job=make_job(dtype), plan=parse_plan(protocol), cluster=cluster, stop=pl.Stop(updates=args.updates), seed=SEED
+    )
 
 
 def make_job(dtype: torch.dtype) -> pl.Job:

@@ -110,11 +110,11 @@ class Server:
         for gradient in self.gradients[:accumulated]:
             self._server.enqueue(gradient, samples=1)
             self._server.accumulate()
-        accepted = tuple(Accept(worker, 1, 0, 1) for worker in range(len(self.gradients)))
+        accepted = tuple(Accept(worker=worker, draw=1, staleness=0, samples=1) for worker in range(len(self.gradients)))
         read = self._versions.newest
         if is_read:
             self._versions.acquire(read)
-        update = Apply(read + 1, accepted, 1.0, "")
+        update = Apply(version=read + 1, gradients=accepted, lr_scale=1.0, reason="")
         begun = perf_counter()
         for gradient in self.gradients[accumulated:]:
             self._server.enqueue(gradient, samples=1)

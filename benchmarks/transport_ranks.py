@@ -30,7 +30,7 @@ from paceline.worker.replica import GradientStats
 
 LIMIT_S = 60.0
 HEARTBEAT_TIMEOUT_S = 60.0
-STATS = GradientStats(0.5, 8, 1.0, 0.1, True, 0.1)
+STATS = GradientStats(loss=0.5, samples=8, squared_norm=1.0, variance=0.1, finite=True, compute_s=0.1)
 INTERRUPT_AFTER_S, INTERRUPT_EVERY_S = 0.5, 0.3
 
 
@@ -93,7 +93,7 @@ class GlooLines:
         pass
 
     def task(self, draw: int) -> gloo_lines.RemoteTask:
-        return gloo_lines.RemoteTask(draw, draw, True, 0.5)
+        return gloo_lines.RemoteTask(draw=draw, version=draw, sends_version=True, run_s=0.5)
 
     def done(self, draw: int) -> gloo_lines.RemoteTaskDone:
         return gloo_lines.RemoteTaskDone(draw, 0, 0.1, *STATS[:6])
@@ -149,10 +149,10 @@ class OurLines:
         self._transport.close()
 
     def task(self, draw: int) -> task_messages.RemoteTask:
-        return task_messages.RemoteTask(draw, draw, True, 0.5)
+        return task_messages.RemoteTask(draw=draw, version=draw, sends_version=True, run_s=0.5)
 
     def done(self, draw: int) -> task_messages.RemoteTaskDone:
-        return task_messages.RemoteTaskDone(draw, 0.1, STATS)
+        return task_messages.RemoteTaskDone(draw=draw, busy_s=0.1, stats=STATS)
 
     def received(self, draw: int) -> task_messages.GradientReceived:
         return task_messages.GradientReceived(1, draw)

@@ -136,7 +136,7 @@ def simulated(protocol: str, seconds: float) -> Run:
     """Train on the simulated sites."""
     has_server = "local_sgd" not in protocol
     bytes_per_s = MBIT_PER_S * 1e6 / 8 / (len(FAR) if has_server else 1)
-    network = pl.Network(LATENCY_S, bytes_per_s, bytes_per_s)
+    network = pl.Network(latency_s=LATENCY_S, up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
     result = train(protocol, TwoSites(WORKERS, GRADIENT_S, network=network), seconds)
     payload_bytes = 4 * sum(each.numel() for each in result.model.parameters())
     return Run(losses_of(result), payload_bytes * (messages(result) if has_server else ring_messages(result)))

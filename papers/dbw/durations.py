@@ -91,7 +91,7 @@ class Durations:
         updates = where.updates or UPDATES
         ks = np.random.default_rng(self.seed).choice(np.arange(1, N + 1), p=SHARES, size=updates + 1).tolist()
         watch = Watch(ks)
-        pl.simulate(pl.Phase(pl.backup(k=1), (watch,)), CLUSTER, updates=updates, seed=self.seed)
+        pl.simulate(pl.Phase(pl.backup(k=1), controllers=(watch,)), CLUSTER, updates=updates, seed=self.seed)
         truth = [self._truth_s(k) for k in range(1, N + 1)]
         estimated, naive = (np.array([said[i] for said in watch.said]) for i in (0, 1))
         both = ~np.isnan(naive)

@@ -77,7 +77,7 @@ class Interrupted:
     def carry_out(self, where: Where) -> Line:
         """Return the mean relative error of T_k over all k and updates, by estimator."""
         watch, workers = Watch(), cluster(self.alpha)
-        phase = pl.Phase(pl.k_sync(k=1), (self._controller(), watch))
+        phase = pl.Phase(pl.k_sync(k=1), controllers=(self._controller(), watch))
         updates = where.updates or UPDATES
         if self.choice == "dbw":
             job = make_job("mnist", 500, 0.08, "constant", where.folder)

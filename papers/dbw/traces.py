@@ -162,7 +162,10 @@ def updates(history: History) -> Iterator[tuple[int, GainInput]]:
             case StepMeasured():
                 step = Step(*(getattr(record, field) for field in Step._fields))
                 losses, norms = np.mean([(each.loss, each.squared_norm) for each in used], axis=0)
-                yield len(used), GainInput(len(used), float(losses), float(norms), nan, step)
+                yield (
+                    len(used),
+                    GainInput(k=len(used), loss=float(losses), mean_square=float(norms), within=nan, step=step),
+                )
                 used = []
 
 

@@ -64,7 +64,7 @@ def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None
         eval_data=eval_data,
         sampling="epoch",
     )
-    schedule = pl.LinearSchedule("50%", f"epochs={row.warm_up_epochs}", weight_decay=DECAY_FACTOR)
+    schedule = pl.LinearSchedule(warm_up="50%", warm_up_until=f"epochs={row.warm_up_epochs}", weight_decay=DECAY_FACTOR)
     return as_in_the_paper(job, row.lr, job.batch_size, replace(schedule, total=f"epochs={EPOCHS}"))
 
 

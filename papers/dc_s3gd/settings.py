@@ -68,7 +68,9 @@ class Setup:
     @property
     def schedule(self) -> pl.LinearSchedule:
         """The paper's schedule of learning rate and weight decay."""
-        return pl.LinearSchedule("50%", pl.Duration("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR)
+        return pl.LinearSchedule(
+            warm_up="50%", warm_up_until=pl.Duration("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR
+        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ FASTER, SURELY_FASTER = 1.3, 1.1  # times faster than both, and the lower end of
 FASTER_PATTERNS = ("rotating", "transient", "ladder")
 HIGHER, SURELY_HIGHER = 0.02, 0.05  # final loss - DDP's in nats, and the upper end of the interval
 
-NEVER = Interval(0.0, 0.0, inf, 0)  # times faster, of runs that have not reached the target
+NEVER = Interval(estimate=0.0, low=0.0, high=inf, pairs=0)  # times faster, of runs that have not reached the target
 
 
 class Goal(NamedTuple):
@@ -78,7 +78,7 @@ def goals(found: Mapping[Comparison, Outcomes]) -> Iterator[Goal]:
     yield from farthest(
         f"final loss at most {HIGHER:g} nats above that of DDP, surely at most {SURELY_HIGHER:g}",
         lambda _: True,
-        lambda runs: loss_difference(runs[AUTO], runs[DDP]) or Interval(inf, inf, inf, 0),
+        lambda runs: loss_difference(runs[AUTO], runs[DDP]) or Interval(estimate=inf, low=inf, high=inf, pairs=0),
         lambda higher: max(higher.estimate - HIGHER, higher.high - SURELY_HIGHER),
         "+.3f",
     )
@@ -95,4 +95,4 @@ def _than_both(runs: Outcomes) -> Interval:
 def _times(faster: Interval) -> Interval:
     """Return the ratio of the times whose inverse tells how many times faster a contender is."""
     low, estimate, high = (1 / each if each else inf for each in (faster.high, faster.estimate, faster.low))
-    return Interval(estimate, low, high, faster.pairs)
+    return Interval(estimate=estimate, low=low, high=high, pairs=faster.pairs)

@@ -80,7 +80,12 @@ class Death:
 
     def fault(self, n: int) -> Fault:
         """Return the fault of a run that goes on with the other workers."""
-        return Fault(n - 1, max(1, self.updates // 2), "die", back_after_s=self.ddp_s * (self.RESTART.away_s / HOUR_S))
+        return Fault(
+            worker=n - 1,
+            draw=max(1, self.updates // 2),
+            kind="die",
+            back_after_s=self.ddp_s * (self.RESTART.away_s / HOUR_S),
+        )
 
 
 def one_slow(speed: float) -> Callable[[int], Sequence[float]]:

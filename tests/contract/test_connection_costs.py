@@ -15,7 +15,7 @@ from paceline.engines.distributed.transport.task_messages import CancelTask, Gra
 from selections import parametrize_few
 from this_process import in_thread, what_is_open
 
-TASK = RemoteTask(1, 7, True, 0.5)
+TASK = RemoteTask(draw=1, version=7, sends_version=True, run_s=0.5)
 LARGE = 24_000_000  # bytes of a bucket that no buffer of the operating system holds
 
 LONG = Leave("x" * 4000)

@@ -25,8 +25,12 @@ from paceline.engines.distributed.transport.task_messages import (
 from paceline.worker.replica import GradientStats
 
 LIMIT_S = scaled(20)
-WORK = RemoteTask(1, 7, True, 0.5)
-FINISHED = RemoteTaskDone(1, 0.1, GradientStats(0.5, 1, 1.0, 0.0, True, 0.1))
+WORK = RemoteTask(draw=1, version=7, sends_version=True, run_s=0.5)
+FINISHED = RemoteTaskDone(
+    draw=1,
+    busy_s=0.1,
+    stats=GradientStats(loss=0.5, samples=1, squared_norm=1.0, variance=0.0, finite=True, compute_s=0.1),
+)
 LARGE = 3_000_000  # elements; more than sockets buffer
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 DTYPES += [torch.complex64]
@@ -174,7 +178,10 @@ def test_many_threads_send(sides):
 
     def send(thread):
         for number in range(50):
-            worker.send(RemoteTask(number, thread, False, 0.0), [(0, torch.full([1000], float(thread)))])
+            worker.send(
+                RemoteTask(draw=number, version=thread, sends_version=False, run_s=0.0),
+                [(0, torch.full([1000], float(thread)))],
+            )
 
     threads = [threading.Thread(target=send, args=[thread]) for thread in range(4)]
     for each in threads:

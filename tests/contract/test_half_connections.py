@@ -24,7 +24,7 @@ from paceline.engines.distributed.transport.task_messages import (
 )
 from selections import parametrize_few
 
-TASK = RemoteTask(1, 7, True, 0.5)
+TASK = RemoteTask(draw=1, version=7, sends_version=True, run_s=0.5)
 SIZE = 9_000  # bytes of a bucket that is sent over the data socket
 STATE_TENSOR = torch.arange(50, dtype=torch.int64)
 PAIRS = {"memory": socket.socketpair, "tcp": tcp_pair}

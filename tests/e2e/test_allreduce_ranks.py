@@ -80,7 +80,7 @@ class Idle(nn.Module):
 @pytest.mark.slow
 def test_ranks_do_what_the_simulation_does():
     settings = {"protocol": "dc_s3gd", "stop": "epochs=5", "evaluate_every": "updates=4"}
-    faults = [pl.Fault(1, 5, "not_finite")]
+    faults = [pl.Fault(worker=1, draw=5, kind="not_finite")]
     job = uneven_epochs(eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
     end = assert_does_what_the_simulation_does(4, job, faults, **settings)
     assert [record.worker for record in of(end.records, GradientArrived) if not record.used] == [1]
@@ -97,7 +97,7 @@ def test_partitioned_data_and_steps_that_are_measured(protocol):
 @pytest.mark.slow
 def test_a_killed_rank_is_named_by_all_others_at_once():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
-    torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow}
+    torchrun = {"faults": [pl.Fault(worker=2, draw=9)], "slowness": slow}
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
         job.processes[2].join(scaled(60))
@@ -112,7 +112,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
 @pytest.mark.processes
 def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
     slow = pl.Cluster(3, timing=pl.Deterministic(0.02))
-    torchrun = {"faults": [pl.Fault(2, 9)], "slowness": slow, "min_workers": 1}
+    torchrun = {"faults": [pl.Fault(worker=2, draw=9)], "slowness": slow, "min_workers": 1}
     is_back = EndWhen(_has_come_back_and_done_its_share)
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="seconds=40", callbacks=[is_back]) as job:
         job.start_all()
@@ -149,7 +149,7 @@ def test_a_trace_of_ranks_replays_as_long_as_they_took(protocol):
 
 @pytest.mark.slow
 def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
-    job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(2, 9)
+    job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(worker=2, draw=9)
     torchrun = {"faults": [gone], "min_workers": 1, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
     ends = run(n, job, torchrun, protocol="local_sgd(H=1)", stop=f"updates={updates}")
     loader, model = MinibatchLoader(job, 1, n), build_model(job, 1)
@@ -169,14 +169,14 @@ def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
 
 @pytest.mark.slow
 def test_a_rank_alone_is_left():
-    torchrun = {"faults": [pl.Fault(1, 9)], "min_workers": 1}
+    torchrun = {"faults": [pl.Fault(worker=1, draw=9)], "min_workers": 1}
     end = run(2, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=30")[0]
     assert [update.k for update in of(end.records, UpdateMade)][-1] == 1
 
 
 @pytest.mark.slow
 def test_a_rank_whose_gradients_are_never_finite_is_named():
-    faults = [pl.Fault(1, draw, "not_finite") for draw in range(5, 20)]
+    faults = [pl.Fault(worker=1, draw=draw, kind="not_finite") for draw in range(5, 20)]
     ends = run(2, tiny_job(), {"faults": faults}, protocol="dc_s3gd", stop="updates=50")
     for end in ends:
         assert end.stopped_by == "not_finite"
@@ -283,7 +283,11 @@ def open_files():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [None, pl.Fault(1, 3), pl.Fault(1, 3, "hang")], ids=["healthy", "killed", "hung"])
+@pytest.mark.parametrize(
+    "fault",
+    [None, pl.Fault(worker=1, draw=3), pl.Fault(worker=1, draw=3, kind="hang")],
+    ids=["healthy", "killed", "hung"],
+)
 def test_rank_0_leaves_nothing_behind(fault):
     settings = {"protocol": "dc_s3gd", "stop": "updates=20", "worker_timeout_s": 1.0}
     run(2, tiny_job(), **settings)  # the first one starts what is there for good

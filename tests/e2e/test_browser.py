@@ -161,7 +161,9 @@ def test_each_update_tells_its_own_k_on_every_axis(open_page, tmp_path):
     ks, times, workloads = [4, 1, 3], [1.0, 7.0, 8.0], [4, 5, 8]
     records = [begun()]
     for number in range(3):
-        records.append(DecisionMade(times[number], "quorum", f"k={ks[number]}: chosen {number}", k=ks[number]))
+        records.append(
+            DecisionMade(now_s=times[number], kind="quorum", reason=f"k={ks[number]}: chosen {number}", k=ks[number])
+        )
         records.append(
             update(number + 1, times[number], ks[number], workload=workloads[number], reason=reasons[number])
         )

@@ -158,7 +158,7 @@ def _is_back(seen):
 
 @pytest.mark.slow
 def test_faults_by_script_befall_workers_of_other_hosts():
-    faults = [pl.Fault(1, 5, "die"), pl.Fault(2, 8, "hang")]
+    faults = [pl.Fault(worker=1, draw=5, kind="die"), pl.Fault(worker=2, draw=8, kind="hang")]
     with hosts(3) as made:
         end = run(
             made,

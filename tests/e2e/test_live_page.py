@@ -79,7 +79,7 @@ class Writer:
 
     def begin(self):
         self.folder.on_record(begun())
-        self.folder.on_record(DecisionMade(0.0, "protocol", f"bsp: {HOSTILE}"))
+        self.folder.on_record(DecisionMade(now_s=0.0, kind="protocol", reason=f"bsp: {HOSTILE}"))
 
     def update(self, times=1):
         for _ in range(times):
@@ -131,7 +131,7 @@ def test_the_page_follows_a_run_that_writes_stops_and_is_resumed(open_page, tmp_
         resumed.update()
         wait_for_updates(page, 6)
         wait_for_state(page, "running")
-        resumed.folder.on_record(VersionEvaluated(24.0, 6, 24.0, {"accuracy": 0.5}))
+        resumed.folder.on_record(VersionEvaluated(now_s=24.0, version=6, published_s=24.0, metrics={"accuracy": 0.5}))
         resumed.folder.on_record(ended(24.0, 48.0))
         resumed.folder.settle()
         wait_for_state(page, "ended")

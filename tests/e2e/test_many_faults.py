@@ -79,7 +79,9 @@ def supervise(job, said):
 def test_two_hundred_faults_in_one_run(tmp_path):
     need_hosts()
     befalls = script(Random(4))
-    faults = [pl.Fault(worker, draw, kind) for (worker, draw), kind in befalls.items() if kind != "cut"]
+    faults = [
+        pl.Fault(worker=worker, draw=draw, kind=kind) for (worker, draw), kind in befalls.items() if kind != "cut"
+    ]
     torchrun = {"slowness": pl.Cluster(N, timing=pl.Exponential(0.02)), "faults": faults}
     settings = {"protocol": "k_async(k=2)", "stop": f"epochs={EPOCHS}", "worker_timeout_s": 1.0}
     said = tmp_path / "said"

@@ -82,7 +82,11 @@ def test_a_process_that_dies_takes_its_group_with_it_and_the_group_comes_back(ki
     epochs, samples = 30, 8 * BATCH
     train = counting_job(samples)
     # The other worker dies too, so that the run waits for this one.
-    torchrun = {**NODE, "slowness": pl.Cluster(2, timing=pl.Deterministic(0.03)), "faults": [pl.Fault(0, 60)]}
+    torchrun = {
+        **NODE,
+        "slowness": pl.Cluster(2, timing=pl.Deterministic(0.03)),
+        "faults": [pl.Fault(worker=0, draw=60)],
+    }
     with ranks(4, train, torchrun, nodes=2, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_all()
         job.await_training()

@@ -86,7 +86,9 @@ def test_workers_end_when_their_server_is_gone():
 
 @pytest.mark.slow
 def test_the_traceback_of_a_failed_worker_is_in_the_log_of_its_rank_alone():
-    with ranks(3, tiny_job(), {"faults": [pl.Fault(1, 3, "raise")]}, protocol="bsp", stop="updates=30") as job:
+    with ranks(
+        3, tiny_job(), {"faults": [pl.Fault(worker=1, draw=3, kind="raise")]}, protocol="bsp", stop="updates=30"
+    ) as job:
         job.start_all()
         with pytest.raises(RuntimeError, match="scripted fault at draw 3"):
             job.end(2)
@@ -113,7 +115,11 @@ def test_a_port_in_use_and_a_rank_that_does_not_come():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [None, pl.Fault(1, 3), pl.Fault(0, 3, "hang")], ids=["healthy", "killed", "hung"])
+@pytest.mark.parametrize(
+    "fault",
+    [None, pl.Fault(worker=1, draw=3), pl.Fault(worker=0, draw=3, kind="hang")],
+    ids=["healthy", "killed", "hung"],
+)
 def test_rank_0_leaves_nothing_behind(fault):
     def has_fired(seen):
         if fault is None:

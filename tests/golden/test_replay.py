@@ -17,7 +17,12 @@ from tiny_jobs import dataset, tiny_job
 
 SLOWNESS = pl.Cluster(4, timing=[*[pl.Exponential(0.001)] * 3, pl.Exponential(0.01)])
 WALK = pl.k_async(k=2).controlled_by(RandomWalk(3, 4))
-DYING = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), pl.Fault(3, 4, kind="not_finite"), pl.Fault(0, 6, "hang")]
+DYING = [
+    pl.Fault(worker=1, draw=3, back_after_s=2.0),
+    pl.Fault(worker=2, draw=5),
+    pl.Fault(worker=3, draw=4, kind="not_finite"),
+    pl.Fault(worker=0, draw=6, kind="hang"),
+]
 
 
 def simulated(protocol="k_batch_async(k=3)", stop="updates=30", faults=(), **options):
@@ -107,7 +112,7 @@ def test_a_real_run_of_500_updates(tmp_path):
 )
 def test_automatic_protocol_and_rate(optimizer, tmp_path):
     job = tiny_job(optimizer=optimizer, clip_norm=1.0)
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(1, 8, back_after_s=2.0)])
+    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(worker=1, draw=8, back_after_s=2.0)])
     pl.train(job, protocol="auto@gradients=80 >> asp", cluster=cluster, stop="gradients=110", out=tmp_path / "run")
     kinds = {each.kind for each in SavedRun(tmp_path / "run").history.of(DecisionMade)}
     assert {"protocol", "learning_rate"} <= kinds

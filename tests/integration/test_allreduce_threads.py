@@ -57,7 +57,7 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     n, stop = case
     job = uneven_epochs(eval_data=dataset(20), scheduler=halving, schedule_unit="gradient")
     settings = {"protocol": protocol, "stop": stop, "evaluate_every": "updates=7"}
-    faults = [pl.Fault(n - 1, 9 if n < 4 else 5, "not_finite")]
+    faults = [pl.Fault(worker=n - 1, draw=9 if n < 4 else 5, kind="not_finite")]
     ends = run(n, job, {"faults": faults}, **settings)
     simulated = pl.train(job, cluster=pl.Cluster(n, faults=faults), seed=1, **settings)
     for end in ends:
@@ -82,7 +82,7 @@ def test_every_algorithm_does_what_its_simulation_does(protocol, case):
     ],
 )
 def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation(protocol):
-    faults = [pl.Fault(worker, 6, "not_finite") for worker in range(2)]
+    faults = [pl.Fault(worker=worker, draw=6, kind="not_finite") for worker in range(2)]
     settings = {"protocol": protocol, "stop": "updates=14"}
     ends = run(2, tiny_job(), {"faults": faults}, **settings)
     simulated = pl.train(tiny_job(), cluster=pl.Cluster(2, faults=faults), seed=1, **settings)
@@ -92,7 +92,7 @@ def test_an_iteration_without_a_finite_gradient_is_repeated_as_in_the_simulation
 
 
 def test_a_killed_rank_is_named_by_all_others():
-    with ranks(3, tiny_job(), {"faults": [pl.Fault(2, 9)]}, protocol="dc_s3gd", stop="updates=3000") as job:
+    with ranks(3, tiny_job(), {"faults": [pl.Fault(worker=2, draw=9)]}, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
         for rank, said in ((0, ""), (1, "rank 0: ")):
             with pytest.raises(pl.RunError, match=rf"{said}a worker is gone: worker 2 \(.*, process \d+\): .*min_w"):
@@ -110,7 +110,7 @@ def test_a_killed_rank_is_named_by_all_others():
     keep=1,
 )
 def test_the_ranks_that_are_left_go_on(protocol, caplog):
-    torchrun = {"faults": [pl.Fault(3, 9), pl.Fault(1, 14, "raise")], "min_workers": 1}
+    torchrun = {"faults": [pl.Fault(worker=3, draw=9), pl.Fault(worker=1, draw=14, kind="raise")], "min_workers": 1}
     with ranks(4, uneven_epochs(eval_data=dataset(20)), torchrun, protocol=protocol, stop="epochs=7") as job:
         job.start_all()
         ends = {rank: job.end(rank) for rank in (0, 2)}
@@ -128,7 +128,7 @@ def test_a_rank_that_comes_later_takes_part():
     def has_come_back(seen):
         return seen.joined == [2] and seen.used_since[2] >= 10
 
-    torchrun = {"faults": [pl.Fault(2, 9)], "min_workers": 1}
+    torchrun = {"faults": [pl.Fault(worker=2, draw=9)], "min_workers": 1}
     settings = {"protocol": "dc_s3gd", "stop": "seconds=40", "callbacks": [EndWhen(has_come_back)]}
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_workers()
@@ -147,7 +147,7 @@ def test_a_rank_that_comes_later_takes_part():
 
 @parametrize_few("elastic", [False, True], keep=1)
 def test_a_rank_that_hangs_counts_as_lost(elastic):
-    torchrun = {"faults": [pl.Fault(1, 9, "hang")], "min_workers": 1 if elastic else None}
+    torchrun = {"faults": [pl.Fault(worker=1, draw=9, kind="hang")], "min_workers": 1 if elastic else None}
     settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 0.3}
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_all()
@@ -174,7 +174,7 @@ def test_ranks_without_rank_0_end():
 
 @pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_decisions_can_be_replayed(elastic, tmp_path):
-    faults = [pl.Fault(1, 9), pl.Fault(2, 5, "not_finite")] if elastic else []
+    faults = [pl.Fault(worker=1, draw=9), pl.Fault(worker=2, draw=5, kind="not_finite")] if elastic else []
     settings = {"protocol": "dc_s3gd", "stop": "epochs=7", "out": tmp_path / "run"}
     torchrun = {"faults": faults, "min_workers": 1 if elastic else None}
     with ranks(3, uneven_epochs(eval_data=dataset(20)), torchrun, **settings) as job:

@@ -361,6 +361,6 @@ def test_arguments_of_the_wrong_type_are_refused(given):
 
 
 def test_a_stalled_simulation_is_an_error():
-    cluster = pl.Cluster(1, faults=[pl.Fault(0, 3)])
+    cluster = pl.Cluster(1, faults=[pl.Fault(worker=0, draw=3)])
     with pytest.raises(pl.RunError, match="after 2 of 9 updates: no live worker will deliver another gradient"):
         pl.simulate("asp", cluster, updates=9)

@@ -107,7 +107,7 @@ def test_a_recorded_run_replays_with_its_shares(tmp_path):
 
 
 def test_a_worker_that_dies_and_comes_back():
-    faults = [pl.Fault(0, 12, back_after_s=1.0)]
+    faults = [pl.Fault(worker=0, draw=12, back_after_s=1.0)]
     result = trained(BALANCED, replace(CLUSTER, faults=faults), updates=60, sampling="epoch")
     workers = [sorted(map(int, each.numbers)) for each in shares_of(result)]
     assert [0, 1, 2, 3] == workers[0] == workers[-1]

@@ -180,7 +180,7 @@ def test_a_failed_run_is_raised_after_the_others_are_finished_and_saved(tmp_path
 
 
 def test_a_run_without_live_workers_counts_as_failed(tmp_path):
-    options = {"cluster": pl.Cluster(1, faults=[pl.Fault(0, 3)]), "protocols": "bsp, asp", "seeds": 1}
+    options = {"cluster": pl.Cluster(1, faults=[pl.Fault(worker=0, draw=3)]), "protocols": "bsp, asp", "seeds": 1}
     comparison, _ = failed_comparison(tmp_path, **options)
     assert all("no live worker" in crash.message for crash in comparison.failures.values())
     assert list(comparison.failures) == ["bsp, seed 0", "asp, seed 0"]

@@ -70,7 +70,7 @@ def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one(
 def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
     job = single_job(optimizer=sgd(RATE), eval_data=dataset(20, dtype=torch.float32))
     settings = {"protocol": protocol, "stop": f"updates={UPDATES}", "evaluate_every": "updates=5"}
-    faults = [pl.Fault(1, 8, "not_finite")]
+    faults = [pl.Fault(worker=1, draw=8, kind="not_finite")]
     ends = run(N, job, {"wire": wire, "faults": faults}, **settings)
     simulated, exact = (
         parameters_of(pl.train(job, cluster=pl.Cluster(N, network=network, faults=faults), seed=1, **settings).model)
@@ -84,7 +84,7 @@ def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
 
 @pytest.mark.slow
 def test_ranks_that_are_left_go_on_with_the_same_parameters():
-    torchrun = {"wire": "int8", "faults": [pl.Fault(2, 9)], "min_workers": 1}
+    torchrun = {"wire": "int8", "faults": [pl.Fault(worker=2, draw=9)], "min_workers": 1}
     with ranks(N, single_job(), torchrun, protocol="local_sgd(H=2, fragments=2)", stop="updates=30") as job:
         job.start_all()
         ends = [job.end(rank) for rank in (0, 1)]

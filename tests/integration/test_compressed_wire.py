@@ -41,7 +41,7 @@ def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["k_async(k=2)", "bsp + local_steps(H=3)"])
 def test_protocols_run_compressed_on_shards_and_a_worker_that_comes_back_gets_a_whole_version(protocol):
-    torchrun = {"wire": "int8", "shards": 2, "faults": [pl.Fault(1, 4)]}
+    torchrun = {"wire": "int8", "shards": 2, "faults": [pl.Fault(worker=1, draw=4)]}
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 3)
     settings = {"protocol": protocol, "stop": FOREVER, "callbacks": [is_back]}
     with ranks(3, single_job(optimizer=sgd(lr=0.2)), torchrun, **settings) as job:
@@ -64,7 +64,7 @@ def test_protocols_run_compressed_on_shards_and_a_worker_that_comes_back_gets_a_
 
 @pytest.mark.slow
 def test_a_gradient_that_is_not_finite_leaves_nothing_behind():
-    faults = [pl.Fault(1, 7, "not_finite")]
+    faults = [pl.Fault(worker=1, draw=7, kind="not_finite")]
     [end, *_] = run(3, single_job(), {"wire": "int8", "faults": faults}, protocol="bsp", stop=STOP)
     assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
     assert torch.isfinite(flat(end.parameters)).all()

@@ -38,7 +38,11 @@ def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
     ("protocol", "knobs", "other"),
     [
         ("b_dbw", ("late", "pooled", "release"), "b_dbw(pooled=false)"),
-        (pl.Protocol(2, 0, "update"), ("max_lead", "on_update"), pl.Protocol(2, 0, "update", on_update="interrupt")),
+        (
+            pl.Protocol(quorum=2, max_staleness=0, refill="update"),
+            ("max_lead", "on_update"),
+            pl.Protocol(quorum=2, max_staleness=0, refill="update", on_update="interrupt"),
+        ),
         ("asp + staleness_weight", ("weighting",), "asp + staleness_weight(weighting='1/sqrt(1+tau)')"),
         ("bsp + local_steps(H=2, outer=nesterov)", ("seconds",), None),
         ("local_sgd(H=2)", ("fragments", "lag"), "local_sgd(H=2, lag=1)"),

@@ -45,7 +45,7 @@ def test_a_run_grows_and_shrinks_and_uses_every_sample_once_an_epoch(protocol):
     starting = Starting(3, 4)
     train = counting_job(samples)
     gated = waiting_for(starting.have_joined, train, gradients=10)
-    torchrun = {**OPEN, "faults": [pl.Fault(2, 6), pl.Fault(3, 5)]}
+    torchrun = {**OPEN, "faults": [pl.Fault(worker=2, draw=6), pl.Fault(worker=3, draw=5)]}
     settings = {"protocol": protocol, "stop": f"epochs={epochs}", "callbacks": [starting]}
     with ranks(3, gated, torchrun, **settings) as job:
         starting.job = job

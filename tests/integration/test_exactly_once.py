@@ -36,7 +36,7 @@ def test_simulated(protocol, sharding):
 
 
 def test_a_minibatch_with_a_non_finite_gradient_is_skipped_and_the_run_ends():
-    faults = [pl.Fault(1, 2, kind="not_finite"), pl.Fault(0, 4, kind="not_finite")]
+    faults = [pl.Fault(worker=1, draw=2, kind="not_finite"), pl.Fault(worker=0, draw=4, kind="not_finite")]
     result = pl.train(
         counting_job(SAMPLES), protocol="k_async(k=2)", cluster=pl.Cluster(N, faults=faults), stop="epochs=2"
     )
@@ -51,7 +51,7 @@ def test_a_worker_without_remaining_data_is_not_awaited():
 
 
 def test_a_run_continues_when_all_failed_workers_rejoin():
-    faults = [pl.Fault(worker, 3, back_after_s=5.0) for worker in range(N)]
+    faults = [pl.Fault(worker=worker, draw=3, back_after_s=5.0) for worker in range(N)]
     cluster = pl.Cluster(N, timing=pl.Deterministic(1.0), faults=faults)
     result = pl.train(counting_job(SAMPLES), protocol="k_async(k=2)", cluster=cluster, stop="epochs=2")
     assert losses(result) == N

@@ -90,7 +90,14 @@ class KillsForkServer(pl.Callback):
 
 @pytest.mark.slow
 def test_a_run_continues_without_its_fork_server():
-    result = run(pl.bsp(), [pl.Fault(1, 4, "die")], n=2, updates=10, respawn=False, callbacks=[KillsForkServer()])
+    result = run(
+        pl.bsp(),
+        [pl.Fault(worker=1, draw=4, kind="die")],
+        n=2,
+        updates=10,
+        respawn=False,
+        callbacks=[KillsForkServer()],
+    )
     assert result.stopped_by == "updates"
     [(worker, reason)] = lost(result)
     assert worker == 1
@@ -127,7 +134,9 @@ def test_the_traceback_of_a_failed_worker_is_logged_as_an_error(caplog):
 @pytest.mark.processes
 def test_respawn_restarts_a_killed_process_and_the_run_leaves_no_process_or_file():
     is_back = EndWhen(lambda seen: seen.joined == [1] and seen.used_since[1] >= 3)
-    result = run(pl.bsp(), [pl.Fault(1, 3, "die")], n=2, updates=1_000_000, respawn=True, callbacks=[is_back])
+    result = run(
+        pl.bsp(), [pl.Fault(worker=1, draw=3, kind="die")], n=2, updates=1_000_000, respawn=True, callbacks=[is_back]
+    )
     assert lost(result) == [(1, "killed by SIGKILL, out of memory or kill -9")]
     assert [record.worker for record in result.history.of(WorkerJoined)] == [1]
     assert used_by(result, 1) >= 2 + 3
@@ -147,7 +156,7 @@ def test_a_worker_is_replaced_if_respawn_is_on(respawn):
 
 @pytest.mark.slow
 def test_a_silent_worker_is_declared_lost_by_a_timer():
-    result = run(pl.bsp(), [pl.Fault(0, 4, "hang")], worker_timeout_s=2.0)
+    result = run(pl.bsp(), [pl.Fault(worker=0, draw=4, kind="hang")], worker_timeout_s=2.0)
     reasons = [record.reason for record in result.history.of(DecisionMade) if record.kind == "lost"]
     assert reasons == ["worker 0: silent for worker_timeout_s = 2 s"]
     assert result.stopped_by == "updates"
@@ -155,7 +164,7 @@ def test_a_silent_worker_is_declared_lost_by_a_timer():
 
 
 def test_a_gradient_that_is_not_finite_is_rejected_and_counted():
-    result = run(pl.bsp(), [pl.Fault(0, 4, "not_finite")])
+    result = run(pl.bsp(), [pl.Fault(worker=0, draw=4, kind="not_finite")])
     rejected = [record for record in result.history.of(GradientArrived) if record.reason == "not finite"]
     assert [(record.worker, record.draw) for record in rejected] == [(0, 4)]
     assert result.history.totals.dropped == 1
@@ -195,12 +204,12 @@ def test_a_comparison_counts_a_job_that_fails_in_every_worker_as_failed(tmp_path
 
 
 def test_a_run_with_one_killed_worker_ends_without_an_error():
-    faults = [pl.Fault(0, 2, "die"), pl.Fault(1, 2, "raise")]
+    faults = [pl.Fault(worker=0, draw=2, kind="die"), pl.Fault(worker=1, draw=2, kind="raise")]
     assert run(pl.asp(), faults, n=2, updates=10_000).stopped_by == "no_workers"
 
 
 def test_the_run_ends_when_every_worker_is_lost():
-    result = run(pl.asp(), [pl.Fault(worker, 2, "die") for worker in range(3)], updates=10_000)
+    result = run(pl.asp(), [pl.Fault(worker=worker, draw=2, kind="die") for worker in range(3)], updates=10_000)
     assert result.stopped_by == "no_workers"
     assert {worker for worker, _ in lost(result)} == {0, 1, 2}
 
@@ -226,7 +235,7 @@ def test_an_interrupt_ends_a_simulated_delay_at_once():
 
 @pytest.mark.slow
 def test_a_worker_that_ignores_interrupts_accumulates_no_tasks():
-    result = run(pl.k_sync(k=2), [pl.Fault(2, 1, "hang")], updates=100)
+    result = run(pl.k_sync(k=2), [pl.Fault(worker=2, draw=1, kind="hang")], updates=100)
     assert result.stopped_by == "updates"
     assert used_by(result, 2) == 0
 
@@ -240,7 +249,7 @@ def test_shared_memory_is_anonymous():
 
 def test_a_run_of_silent_workers_ends(monkeypatch):
     monkeypatch.setattr(engine, "GRACE_S", 0.1)
-    result = run(pl.asp(), [pl.Fault(0, 1, "hang")], n=1, worker_timeout_s=0.3)
+    result = run(pl.asp(), [pl.Fault(worker=0, draw=1, kind="hang")], n=1, worker_timeout_s=0.3)
     assert result.stopped_by == "no_workers"
 
 

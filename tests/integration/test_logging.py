@@ -39,8 +39,8 @@ def lines_of_a_script(monkeypatch, capsys):
                 logger.setLevel(level)
             configure()
             log = RunLog(is_simulated=False)
-            log.on_record(WorkerLost(1.0, 1, "killed by SIGKILL"))
-            log.on_record(WorkerJoined(2.0, 1))
+            log.on_record(WorkerLost(now_s=1.0, worker=1, reason="killed by SIGKILL"))
+            log.on_record(WorkerJoined(now_s=2.0, worker=1))
         return capsys.readouterr().err.splitlines()
 
     yield lines
@@ -66,8 +66,8 @@ def test_a_line_that_the_launcher_labels_has_no_second_label(lines_of_a_script, 
 @pytest.mark.parametrize("has_loops", [False, True])
 def test_a_collective_in_a_loop_is_named_as_the_cause_of_silence(has_loops, caplog):
     log = RunLog(is_simulated=False, has_loops=has_loops)
-    log.on_record(WorkerLost(1.0, 1, "worker 1: silent for 10 s", silent=True))
-    log.on_record(WorkerLost(2.0, 2, "killed by SIGKILL"))
+    log.on_record(WorkerLost(now_s=1.0, worker=1, reason="worker 1: silent for 10 s", silent=True))
+    log.on_record(WorkerLost(now_s=2.0, worker=2, reason="killed by SIGKILL"))
     assert ["as dist.all_reduce(loss), is a likely cause" in each for each in caplog.messages] == [has_loops, False]
 
 

@@ -103,7 +103,7 @@ def test_local_steps_that_were_not_accepted_change_nothing():
     torchrun = {
         **NODE,
         "slowness": pl.Cluster(3, timing=pl.Deterministic(0.002), speed=[1.0, 1.0, 0.2]),
-        "faults": [pl.Fault(0, 3, kind="not_finite")],
+        "faults": [pl.Fault(worker=0, draw=3, kind="not_finite")],
     }
     rules = {"protocol": "ringmaster(r=1) + local_steps(H=2, outer='sgd(lr=0.4)')", "stop": "updates=30"}
     [end, *_] = run(9, tiny_job(), torchrun, nodes=3, **rules)
@@ -125,7 +125,7 @@ def test_a_leader_killed_between_local_steps_comes_back_with_its_group_and_every
     # The rate of a single gradient, which subtracts 1 from the parameter of each of its samples.
     job = Job(**{**vars(counting_job(samples)), "lr_rule": "constant", "lr_is": "total"})
     # The other worker dies too, so that the run waits for this one.
-    torchrun = {**NODE, "faults": [pl.Fault(1, 3, step=2), pl.Fault(0, 6, step=3)]}
+    torchrun = {**NODE, "faults": [pl.Fault(worker=1, draw=3, step=2), pl.Fault(worker=0, draw=6, step=3)]}
     rules = {"protocol": "asp + local_steps(H=3)", "stop": f"epochs={epochs}"}
     with ranks(6, job, torchrun, nodes=2, **rules) as started:
         started.start_all()

@@ -36,7 +36,14 @@ STRAGGLING = pl.Cluster(
     network=pl.Network(latency_s=0.1),
     server=pl.ServerTime(update_s=0.05),
 )
-DYING = pl.Cluster(4, faults=[pl.Fault(1, 3, back_after_s=2.0), pl.Fault(2, 5), pl.Fault(3, 4, kind="not_finite")])
+DYING = pl.Cluster(
+    4,
+    faults=[
+        pl.Fault(worker=1, draw=3, back_after_s=2.0),
+        pl.Fault(worker=2, draw=5),
+        pl.Fault(worker=3, draw=4, kind="not_finite"),
+    ],
+)
 EPOCHS = {"sampling": "epoch", "batch_size": 4}
 SCHEDULED = {"optimizer": ADAM, "scheduler": partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 50])}
 RAMPED = EPOCHS | {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}

@@ -222,16 +222,16 @@ def test_a_run_at_its_target_accuracy_ends_again_or_continues_to_a_higher_one(ta
 
 
 def test_a_failed_run_fails_again_after_a_resume(tmp_path):
-    poisoned = pl.Cluster(1, faults=[pl.Fault(0, draw, "not_finite") for draw in range(5, 16)])
+    poisoned = pl.Cluster(1, faults=[pl.Fault(worker=0, draw=draw, kind="not_finite") for draw in range(5, 16)])
     results = [train(tmp_path / "run", cluster=poisoned, stop="updates=30", resume=again) for again in (False, True)]
     assert [result.stopped_by for result in results] == ["not_finite", "not_finite"]
     assert results[0].reason == results[1].reason
 
 
 def test_protocols_with_equal_names_are_distinguished(tmp_path):
-    train(tmp_path / "run", pl.Protocol(2, 0, "update"))
+    train(tmp_path / "run", pl.Protocol(quorum=2, max_staleness=0, refill="update"))
     with pytest.raises(pl.UsageError, match=r"has a run with other settings: plan .*'quorum': 2.*'quorum': 3"):
-        train(tmp_path / "run", pl.Protocol(3, 0, "update"), resume=True)
+        train(tmp_path / "run", pl.Protocol(quorum=3, max_staleness=0, refill="update"), resume=True)
 
 
 def growing(observation):

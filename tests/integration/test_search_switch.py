@@ -3,7 +3,7 @@
 import json
 import sys
 import tomllib
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from statistics import stdev
 
@@ -12,15 +12,10 @@ import torch
 import torch.nn.functional as F
 
 import paceline as pl
-from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.cli import main
 from paceline.core.records import VersionEvaluated
 from paceline.experiments.runner.ending import is_finished
 from paceline.experiments.runner.progress import ProgressBars
-from paceline.experiments.switch_point.bisection import Bisection
-from paceline.experiments.switch_point.result import SwitchSearch
-from paceline.experiments.switch_point.trials import Trials, TrialSpec
-from paceline.protocols.found_for import FoundFor
 from paceline.recording.run_folder import EVENTS, SavedRun
 from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states
@@ -244,7 +239,7 @@ def test_a_trial_that_raises_is_reported_with_its_traceback(tmp_path):
 
 def test_a_run_without_live_workers_is_not_a_divergence(tmp_path):
     with pytest.raises(pl.RunError, match=r"bsp, seed 0: no live worker.*; repeat the same call with out="):
-        search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(0, 3)]))
+        search(tmp_path, cluster=pl.Cluster(1, faults=[pl.Fault(worker=0, draw=3)]))
 
 
 REFUSED = [
@@ -290,45 +285,6 @@ def test_invalid_arguments_are_refused_before_the_first_run(tmp_path, change, wo
         search(tmp_path / "out", **change)
     assert words in str(refusal.value)
     assert not (tmp_path / "out").exists()
-
-
-ALONE = Trials(1.0, (0.9, 0.92), (100.0, 120.0))
-
-
-def a_search(first="bsp", alone=ALONE, **changes):
-    trial = TrialSpec(job(), CLUSTER, pl.Stop(epochs=2), first, "asp", None, None)
-    bisection = Bisection(target=0.91, margin=0.01, settings=2, **changes)
-    tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)), Trials(0.25, (0.95, nan), (25.0, 5.0)))
-    timing = SwitchTiming(0.5, first, "asp", FoundFor("timing.toml", "tiny", "75 parameters", 8, 4))
-    return SwitchSearch(trial, bisection, (0, 1), Path("runs"), alone, tried, timing)
-
-
-def test_the_table_lists_every_trial():
-    lines = [line.split() for line in a_search().text().splitlines()]
-    assert ["100%", "0.9100", "(0.9000", "to", "0.9200)", "110", "1", "-"] in lines
-    assert ["50%", "0.9100", "(0.9000", "to", "0.9200)", "55", "0.5", "yes"] in lines
-    assert ["25%", "1", "of", "2", "diverged", "25", "0.227", "no"] in lines
-    printed = " ".join(a_search().text().split())
-    assert "Found: bsp for 50% of the workload, then asp, 2.00 x faster than bsp alone." in printed
-    assert "All runs together took 360 s, as much as 3.27 runs of bsp alone." in printed
-    assert "target mean accuracy 0.9100 +- 0.01" in " ".join(a_search(two_sided=True).text().split())
-
-
-def test_without_baseline_runs_the_table_has_no_speed_up():
-    printed = a_search(alone=None).text()
-    assert ["50%", "0.9100", "(0.9000", "to", "0.9200)", "55", "-", "yes"] in [
-        line.split() for line in printed.splitlines()
-    ]
-    assert "faster" not in printed
-    assert "as much as" not in printed
-
-
-def test_the_table_fits_80_columns():
-    first = "ringmaster(r=12, stops=true) + staleness_weight(weighting='1/(1+tau)') + dc_asgd(lambda0=2, m=0.95)"
-    large = Trials(1.0, (0.912345678, 0.92), (123456.7, 1234567.8))
-    lines = a_search(first, large).text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines == [line.rstrip() for line in lines]
 
 
 MODULE = """

@@ -4,7 +4,6 @@ import signal
 import threading
 
 import pytest
-from torch import nn
 
 import paceline as pl
 from catalogue_table import TABLE
@@ -12,9 +11,7 @@ from end_when import FOREVER, EndWhen
 from halves import halves_job
 from machine_speed import scaled
 from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost, WorkInterrupted
-from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.parameter_server import engine as engine_module
-from paceline.engines.distributed.rendezvous import first_workers, rendezvous
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
 from selections import each_value_once, parametrize_few
@@ -117,7 +114,7 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
     samples, n, epochs = 4 * BATCH * 5, 4, 3
     train = counting_job(samples) if shards == 1 else halves_job(samples)
     slow = pl.Cluster(n, timing=pl.Exponential(0.02))
-    faults = [pl.Fault(worker, draw) for worker, draw in enumerate([2, 3, 4, 2])]
+    faults = [pl.Fault(worker=worker, draw=draw) for worker, draw in enumerate([2, 3, 4, 2])]
     torchrun = {"slowness": slow, "faults": faults, "shards": shards}
     with ranks(n + 1, train, torchrun, protocol="k_async(k=2)", stop=f"epochs={epochs}") as job:
         job.start_all()
@@ -135,7 +132,9 @@ def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed
 def test_workers_killed_between_local_steps_come_back_and_every_sample_is_used_once_an_epoch(deaths):
     n, samples, epochs = 4, 20 * BATCH, 2 * deaths + 4
     # More than the deaths of each worker: work that is interrupted before it begins has no fault.
-    faults = [pl.Fault(worker, draw, step=1 + draw // 2 % 3) for worker in range(n) for draw in range(2, 50, 2)]
+    faults = [
+        pl.Fault(worker=worker, draw=draw, step=1 + draw // 2 % 3) for worker in range(n) for draw in range(2, 50, 2)
+    ]
     protocol = "asp + local_steps(H=3)"
     with ranks(n + 1, tallying_job(samples), {"faults": faults}, protocol=protocol, stop=f"epochs={epochs}") as job:
         job.start_all()
@@ -157,7 +156,7 @@ def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, dr
     with ranks(
         4,
         tiny_job(),
-        {"faults": [pl.Fault(worker, draw, "raise")]},
+        {"faults": [pl.Fault(worker=worker, draw=draw, kind="raise")]},
         protocol=protocol,
         stop=FOREVER,
         callbacks=[EndWhen(lambda seen: seen.lost and seen.updates >= 20)],
@@ -172,7 +171,7 @@ def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, dr
 
 def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
     slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(30.0)])
-    faults = [pl.Fault(1, draw) for draw in range(2, 500)]  # the next task that it begins is the end of it
+    faults = [pl.Fault(worker=1, draw=draw) for draw in range(2, 500)]  # the next task that it begins is the end of it
     settings = {"protocol": "k_sync(k=1)", "stop": "seconds=25", "callbacks": [EndWhen(lambda seen: seen.lost)]}
     [end, *_] = run(3, tiny_job(), {"slowness": slow, "faults": faults}, **settings)
     assert end.stopped_by == "interrupted"  # its sleep is longer than the run may be
@@ -181,7 +180,9 @@ def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
 
 
 def test_a_gradient_that_is_not_finite_is_rejected():
-    [end, *_] = run(3, tiny_job(), {"faults": [pl.Fault(1, 7, "not_finite")]}, protocol="bsp", stop="updates=20")
+    [end, *_] = run(
+        3, tiny_job(), {"faults": [pl.Fault(worker=1, draw=7, kind="not_finite")]}, protocol="bsp", stop="updates=20"
+    )
     assert [record.worker for record in end.of(GradientArrived) if record.reason == "not finite"] == [1]
 
 
@@ -214,7 +215,9 @@ def test_a_silent_worker_is_declared_lost_and_another_one_takes_its_place():
         return seen.joined == [0] and seen.used_since[0] > 20
 
     settings = {"protocol": "bsp", "stop": FOREVER, "worker_timeout_s": 0.3}
-    with ranks(3, tiny_job(), {"faults": [pl.Fault(0, 4, "hang")]}, **settings, callbacks=[Hung(is_back)]) as job:
+    with ranks(
+        3, tiny_job(), {"faults": [pl.Fault(worker=0, draw=4, kind="hang")]}, **settings, callbacks=[Hung(is_back)]
+    ) as job:
         job.start_workers()
         threading.Thread(
             target=lambda: (has_hung.wait(scaled(10)), job.start(1, torchrun={"faults": []})), daemon=True
@@ -226,7 +229,7 @@ def test_a_silent_worker_is_declared_lost_and_another_one_takes_its_place():
 
 
 def test_a_run_without_workers_ends_when_none_comes():
-    faults = [pl.Fault(worker, 3) for worker in range(2)]
+    faults = [pl.Fault(worker=worker, draw=3) for worker in range(2)]
     with ranks(3, tiny_job(), {"faults": faults, "start_timeout_s": 0.5}, protocol="asp", stop=FOREVER) as job:
         job.start_workers()
         end = job.serve()
@@ -280,100 +283,7 @@ def test_rank_0_that_fails_at_an_update_sends_its_error_and_its_run_is_resumed(t
     assert pl.replay(tmp_path / "run").is_same
 
 
-# --- joining -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"seed": 2, "job": tiny_job(batch_size=4)}, r"seed 1, now 2; .*batch_size 8, now 4"),
-        ({"protocol": "asp"}, "protocol bsp, now asp"),
-        ({"torchrun": {"wire": "bf16"}}, "wire float32, now bf16"),
-        ({"torchrun": {"shards": 2}}, "shards 1, now 2"),
-        ({"job": tiny_job(model=batch_norm_net)}, r"model .*1.weight not set.*"),
-    ],
-    ids=["seed and job", "protocol", "wire", "shards", "model"],
-)
-def test_ranks_that_do_not_agree_stop_with_the_difference(changes, said):
-    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
-        job.start(0)
-        job.start(1, **changes)
-        who = r"^(rank 0: )?worker 0 \(rank 1, .*, process \d+\) differs from rank 0"
-        for rank in range(2):
-            with pytest.raises(pl.UsageError, match=f"{who}: {said}"):
-                job.end(rank)
-
-
-def test_another_version_of_paceline_is_rejected(monkeypatch):
-    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
-        job.start(0)
-        job.started(0)
-        monkeypatch.setattr("paceline.run.session.versions", lambda: {"paceline": "0.0.1"})
-        job.start(1)
-        for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"differs from rank 0: .*paceline.*0\.0\.1"):
-                job.end(rank)
-
-
-def test_a_rank_with_another_token_ends_and_the_right_one_is_awaited(monkeypatch):
-    monkeypatch.setattr(rendezvous, "OTHER_SERVER_S", 0.05)
-    with ranks(2, tiny_job(), protocol="bsp", stop="updates=5") as job:
-        job.start(0)
-        job.start(1, token="a guess")
-        with pytest.raises(pl.UsageError, match=r"29500 is not of this job; set PACELINE_TOKEN to the same"):
-            job.end(1)
-        job.start(1)
-        assert job.end(0).stopped_by == "updates"
-
-
-def test_a_loss_that_is_no_scalar_stops_every_rank_with_one_line():
-    job = tiny_job(loss=nn.CrossEntropyLoss(reduction="none"))
-    with ranks(2, job, protocol="bsp", stop="updates=30") as started:
-        started.start_all()
-        for rank in range(2):
-            with pytest.raises(pl.UsageError, match=r"the loss is not a scalar"):
-                started.end(rank)
-
-
-def test_a_rank_that_does_not_come_and_an_address_in_use(caplog, monkeypatch):
-    monkeypatch.setattr(first_workers, "NOTICE_S", 0.1)
-    monkeypatch.setattr(rendezvous, "NOTICE_S", 0.1)
-    with ranks(2, tiny_job(), {"start_timeout_s": 0.3}, protocol="bsp", stop="updates=3") as job:
-        job.start(0)
-        with pytest.raises(pl.RunError, match=r"worker 0 did not join within start_timeout_s=0.3"):
-            job.end(0)
-        assert "waiting for rank 1 of 2, for up to start_timeout_s=0.3" in caplog.text
-        job.start(1)
-        with pytest.raises(pl.RunError, match=r"rank 0 could not be reached at 127.0.0.1:29500 within start_timeout"):
-            job.end(1)
-        assert "waiting for rank 0, for up to start_timeout_s=0.3" in caplog.text
-    with ranks(2, tiny_job(), {"start_timeout_s": 1.5}, protocol="bsp", stop=FOREVER) as job:
-        job.start_all()
-        job.await_training()
-        job.start(0)
-        with pytest.raises(pl.UsageError, match=r"cannot listen on 127.0.0.1:29500 \(Address already in use\)"):
-            job.end(0)
-
-
-def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
-    with ranks(2, tiny_job(), protocol="asp", stop="updates=5") as job:
-        announce = ParameterServerEngine._send_end
-
-        def come_back_after(engine, acceptor, end):
-            announce(engine, acceptor, end)
-            job.start(1)
-            with pytest.raises(SystemExit) as left:
-                job.end(1)
-            assert left.value.code == 0
-
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(ParameterServerEngine, "_send_end", come_back_after)
-            job.start(1)
-            assert job.serve().reason == "5 updates made"
-    assert "the run has ended already (5 updates made): this process exits" in caplog.text
-
-
-FAULTS = {"healthy": None, "killed": pl.Fault(1, 3), "hung": pl.Fault(0, 3, "hang")}
+FAULTS = {"healthy": None, "killed": pl.Fault(worker=1, draw=3), "hung": pl.Fault(worker=0, draw=3, kind="hang")}
 
 
 @pytest.mark.slow

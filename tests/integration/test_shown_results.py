@@ -59,24 +59,66 @@ def a_result():
 
 def a_comparison(name="bsp"):
     figures = RunStats(stopped_by=Outcome.LOSS, time_s=2.0, updates=7)
-    return pl.Comparison([ComparisonRow(name, {0: figures, 1: figures})], pl.Stop(loss=0.2), Path("runs"))
+    return pl.Comparison(
+        rows=[ComparisonRow(protocol=name, runs={0: figures, 1: figures})], stop=pl.Stop(loss=0.2), folder=Path("runs")
+    )
 
 
 def lr_range_test():
     curve = tuple(np.linspace(1, 0, 400))
-    return LRRangeTest("digits", "k_sync", "4*exp(mean=1)", (0, 1), (Knee(1, curve[0], True, curve, curve),))
+    return LRRangeTest(
+        job="digits",
+        protocol="k_sync",
+        cluster="4*exp(mean=1)",
+        seeds=(0, 1),
+        knees=(Knee(k=1, learning_rate=curve[0], is_bound=True, rates=curve, losses=curve),),
+    )
 
 
 def a_search():
-    trial = TrialSpec(tiny_job(), CLUSTER, pl.Stop(epochs=2), "bsp", "asp", None, None)
-    timing = SwitchTiming(0.5, "bsp", "asp", FoundFor("timing.toml", "tiny", "75 parameters", 8, 4))
+    trial = TrialSpec(
+        job=tiny_job(),
+        cluster=CLUSTER,
+        stop=pl.Stop(epochs=2),
+        first="bsp",
+        then="asp",
+        evaluate_every=None,
+        worker_timeout_s=None,
+    )
+    timing = SwitchTiming(
+        fraction=0.5,
+        first="bsp",
+        then="asp",
+        found_for=FoundFor(file="timing.toml", job="tiny", model="75 parameters", batch_size=8, workers=4),
+    )
     tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)),)
-    return SwitchSearch(trial, Bisection(0.9, 0.01, 1), (0, 1), Path("runs"), tried[0], tried, timing)
+    return SwitchSearch(
+        trial=trial,
+        bisection=Bisection(target=0.9, margin=0.01, settings=1),
+        seeds=(0, 1),
+        folder=Path("runs"),
+        alone=tried[0],
+        tried=tried,
+        timing=timing,
+    )
 
 
 def advice():
-    ranking = [pl.Prediction(name, 1.0, 8.0, 0.0, 9.0, 9.0, 8.0, 10.0, 5) for name in ("bsp", "asp")]
-    return Advice(ranking, GradientSummary((1.0, 0.9), 20.0, 0.3, 2.0))
+    ranking = [
+        pl.Prediction(
+            protocol=name,
+            seconds_per_update=1.0,
+            gradients_per_s=8.0,
+            staleness=0.0,
+            updates=9.0,
+            seconds=9.0,
+            low_s=8.0,
+            high_s=10.0,
+            wins=5,
+        )
+        for name in ("bsp", "asp")
+    ]
+    return Advice(ranking=ranking, seen=GradientSummary(loss=(1.0, 0.9), noise=20.0, curvature=0.3, phi=2.0))
 
 
 def a_tradeoff():

@@ -124,7 +124,7 @@ def test_a_resumed_local_run_continues_with_the_state_of_every_worker(tmp_path):
 
 
 def test_a_worker_that_is_restarted_begins_with_its_last_saved_state(tmp_path, caplog):
-    cluster = pl.LocalCluster(2, faults=[pl.Fault(1, 9)], respawn=True)
+    cluster = pl.LocalCluster(2, faults=[pl.Fault(worker=1, draw=9)], respawn=True)
     is_back = EndWhen(lambda seen: seen.joined and seen.used_since[1] > 2)
     settings = {"protocol": "asp + local_steps(H=2)", "checkpoint_every": "updates=2", "callbacks": [is_back]}
     result = pl.train(whole_batches(2), cluster=cluster, stop=FOREVER, out=tmp_path / "run", **settings)

@@ -91,7 +91,15 @@ class AllReduceLoops:
             self.answers[rank] = error
 
     def _attach(self, rank):
-        loop = UserLoop(*self.parts[rank], self._accumulate, self._clip_norm, self._digests[rank])
+        model, optimizer, loader = self.parts[rank]
+        loop = UserLoop(
+            model=model,
+            optimizer=optimizer,
+            loader=loader,
+            accumulate=self._accumulate,
+            clip_norm=self._clip_norm,
+            digest=self._digests[rank],
+        )
         exchange = Exchange()
         job = make_stepping_job(loop, shared_parameters(loop.model, with_frozen=True), exchange)
         host = Rank(self._network, exchange, shared_parameters(loop.model))

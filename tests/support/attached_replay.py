@@ -27,7 +27,7 @@ def job_of(network, data, make_optimizer=sgd, **changes):
 def trained_with(events, job, n, protocol, stop):
     """Return the parameters and buffers that `pl.train` reaches in simulation with these events."""
     plan = parse_plan(protocol)
-    session = Session(RunConfig(job, plan, pl.Cluster(n), pl.Stop.parse(stop), SEED))
+    session = Session(RunConfig(job=job, plan=plan, cluster=pl.Cluster(n), stop=pl.Stop.parse(stop), seed=SEED))
     replica = make_replica(job, SEED, n, local_steps=plan.local_steps)
     engine = ArrivalReplay(pl.Cluster(n), SEED, replica, session.server, local_steps=plan.local_steps, events=events)
     engine.run(session.coordinator)

@@ -61,14 +61,13 @@ def main(settings):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     loader = DataLoader(data, batch_size=8 // accumulate, shuffle=True)
     arguments = settings.get("attach", {"protocol": "bsp"})
-    faults = [pl.Fault(*fault) for fault in settings.get("faults", [])]
     run = pl.attach(
         model,
         optimizer,
         loader,
         scheduler=scheduler,
         accumulate=accumulate,
-        cluster=pl.Torchrun(faults=faults),
+        cluster=pl.Torchrun(),
         **arguments,
     )
     steps, batches = [], []

@@ -171,7 +171,14 @@ class AttachedThreads:
         model, optimizer, loader = self.parts[rank]
         given = dict(self._settings)
         accumulate, clip_norm, stop = (given.pop(name, None) for name in ("accumulate", "clip_norm", "stop"))
-        loop = UserLoop(model, optimizer, loader, accumulate or 1, clip_norm, self._digests[rank])
+        loop = UserLoop(
+            model=model,
+            optimizer=optimizer,
+            loader=loader,
+            accumulate=accumulate or 1,
+            clip_norm=clip_norm,
+            digest=self._digests[rank],
+        )
         exchange, plan, options = Exchange(), parse_plan(self._protocol), RunOptions.of({"seed": 1, **given})
 
         def config_of(stop, number=rank + 1, process=None):

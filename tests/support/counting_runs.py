@@ -13,7 +13,7 @@ def deaths(seed, back_after_s=None):
     """Return faults at random draws, one or two per worker."""
     random = Random(seed)
     draws = {worker: random.sample(range(1, 10), random.choice([1, 2])) for worker in range(N)}
-    return [pl.Fault(worker, draw, back_after_s=back_after_s) for worker in draws for draw in draws[worker]]
+    return [pl.Fault(worker=worker, draw=draw, back_after_s=back_after_s) for worker in draws for draw in draws[worker]]
 
 
 def on_processes(protocol, seed, **options):

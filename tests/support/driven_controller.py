@@ -59,6 +59,12 @@ class Driven:
             self.ask("arrival", arrival=arrival, accepted=True)
         self.version += 1
         self.update_size, self.opened_s = k, self.now
-        step = Step(mean_norm, rate * mean_norm, rate**2 * mean_norm, rate, next_rate or rate)
+        step = Step(
+            squared_norm=mean_norm,
+            progress=rate * mean_norm,
+            squared_step=rate**2 * mean_norm,
+            learning_rate=rate,
+            next_learning_rate=next_rate or rate,
+        )
         self.ask("open", step=step)
         return self.k

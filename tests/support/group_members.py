@@ -56,4 +56,4 @@ def server_with(*members, **changes):
 
 
 def peer(worker, connection, name="", has_own_gpu=True):
-    return AcceptedPeer(worker, worker, connection, name, has_own_gpu)
+    return AcceptedPeer(peer_id=worker, worker=worker, connection=connection, name=name, has_own_gpu=has_own_gpu)

@@ -26,7 +26,7 @@ def main():
     pl.train(
         tiny_job(),
         protocol="bsp",
-        cluster=pl.Torchrun(standby=1, faults=[pl.Fault(0, WORKER_0_AT)]),
+        cluster=pl.Torchrun(standby=1, faults=[pl.Fault(worker=0, draw=WORKER_0_AT)]),
         stop=FOREVER,
         out="run",
         callbacks=[KillRank0(), is_back],

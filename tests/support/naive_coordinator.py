@@ -44,7 +44,7 @@ class NaiveCoordinator:
         self.sequence += 1
         if isinstance(event, Arrival):
             if not worker.live or worker.version is None or event.draw != worker.draw:
-                self.commands.append(Drop(event.worker, event.draw, 0, "an old draw"))
+                self.commands.append(Drop(worker=event.worker, draw=event.draw, staleness=0, reason="an old draw"))
                 return self.commands
             self.deliver(event, worker)
         elif isinstance(event, Joined):
@@ -69,9 +69,9 @@ class NaiveCoordinator:
         worker.since = self.sequence
         worker.deliveries += 1
         if not event.finite or staleness > self.protocol.max_staleness:
-            self.commands.append(Drop(event.worker, event.draw, staleness, "rejected"))
+            self.commands.append(Drop(worker=event.worker, draw=event.draw, staleness=staleness, reason="rejected"))
         else:
-            accepted = Accept(event.worker, event.draw, staleness, event.samples)
+            accepted = Accept(worker=event.worker, draw=event.draw, staleness=staleness, samples=event.samples)
             self.commands.append(accepted)
             self.held.append(accepted)
             worker.contributed = True
@@ -117,13 +117,21 @@ class NaiveCoordinator:
         worker.version = self.version
         worker.draw += 1
         self.commands.append(
-            Compute(self.number(worker), self.version, worker.draw, None, (), self.workload, worker.accepted)
+            Compute(
+                worker=self.number(worker),
+                version=self.version,
+                draw=worker.draw,
+                minibatch=None,
+                upcoming=(),
+                workload=self.workload,
+                accepted=worker.accepted,
+            )
         )
 
     def update(self):
         self.version += 1
         self.workload += len(self.held)
-        self.commands.append(Apply(self.version, tuple(self.held), 1.0, "complete"))
+        self.commands.append(Apply(version=self.version, gradients=tuple(self.held), lr_scale=1.0, reason="complete"))
         self.held = []
         newcomers = [worker for worker in self.workers if not worker.counts]
         for worker in self.workers:

@@ -290,16 +290,16 @@ class Job:
         cluster = self._cluster(environment, given.pop("torchrun", {})).fitted_to(plan)
         every = given.get("evaluate_every")
         config = RunConfig(
-            given["job"],
-            plan,
-            cluster,
-            pl.Stop.parse(given["stop"]),
-            given["seed"],
-            Duration.parse(every) if every else None,
-            given.get("worker_timeout_s"),
-            given.get("measure_steps", False),
-            process,
-            given.get("resume") or given.get("out"),
+            job=given["job"],
+            plan=plan,
+            cluster=cluster,
+            stop=pl.Stop.parse(given["stop"]),
+            seed=given["seed"],
+            evaluate_every=Duration.parse(every) if every else None,
+            worker_timeout_s=given.get("worker_timeout_s"),
+            measure_steps=given.get("measure_steps", False),
+            process=process,
+            folder=given.get("resume") or given.get("out"),
         )
         if cluster.is_standby:
             policy = CheckpointPolicy(Duration("updates", 10**9), 1)

@@ -34,8 +34,16 @@ def train(record, count, slow=2.0, seed=0, most=None, sample_s=0.01, lost=()):
         shares = policy.shares
         seconds = [sample_s * s * f * draws.uniform(0.98, 1.02) for s, f in zip(shares, (1.0, 1.0, slow), strict=True)]
         ended_s += max(seconds) + sample_s
-        rows = ([row[rank] for rank in living] for row in (shares, seconds, shares, equal))
-        measured.append((TimedUpdate(0.0, ended_s, living, *rows), shares, seconds))
+        update = TimedUpdate(
+            began_s=0.0,
+            ended_s=ended_s,
+            ranks=living,
+            samples=[shares[rank] for rank in living],
+            seconds=[seconds[rank] for rank in living],
+            work=[shares[rank] for rank in living],
+            equal_work=[equal[rank] for rank in living],
+        )
+        measured.append((update, shares, seconds))
         if exchanged:
             for update, *_ in exchanged:
                 record.add(update)

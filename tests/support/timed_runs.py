@@ -14,7 +14,15 @@ from tiny_jobs import tiny_job
 
 def timed_run(protocol, cluster, stop, worker_timeout_s=None, seed=0):
     """Return the history and the end of a run as `pl.train` makes it, whose gradients are not computed."""
-    config = RunConfig(tiny_job(), parse_plan(protocol), cluster, pl.Stop.parse(stop), seed, None, worker_timeout_s)
+    config = RunConfig(
+        job=tiny_job(),
+        plan=parse_plan(protocol),
+        cluster=cluster,
+        stop=pl.Stop.parse(stop),
+        seed=seed,
+        evaluate_every=None,
+        worker_timeout_s=worker_timeout_s,
+    )
     memory = Memory()
     recorder = Recorder(cluster.n, config.job.batch_size, "", lambda: 0.1, [memory])
     with TimingEngine(cluster, seed) as engine:

@@ -71,4 +71,10 @@ def plain_loop(job, seed, n, updates):
 
 def update_of(k, lr_scale=1.0, **more):
     """Return the command to make an update of k gradients of 8 samples."""
-    return Apply(1, (Accept(0, 1, 0, 8),) * k, lr_scale, "", **more)
+    return Apply(
+        version=1,
+        gradients=(Accept(worker=0, draw=1, staleness=0, samples=8),) * k,
+        lr_scale=lr_scale,
+        reason="",
+        **more,
+    )

@@ -13,7 +13,16 @@ CLUSTER = pl.Cluster(
 
 
 def row(worker=0, draw=1, start_s=0.0, total_s=1.0, censored=0):
-    return TraceRow(worker, draw, start_s, 0.0, total_s, 0.0, start_s + total_s, censored)
+    return TraceRow(
+        worker=worker,
+        draw=draw,
+        start_s=start_s,
+        pull_s=0.0,
+        compute_s=total_s,
+        push_s=0.0,
+        end_s=start_s + total_s,
+        censored=censored,
+    )
 
 
 def rows_of(totals_s, worker=0, censored=()):

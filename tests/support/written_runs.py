@@ -82,7 +82,7 @@ def begun(workers=2):
 
 
 def ended(now_s, live_s):
-    return RunEnded(now_s, Outcome.UPDATES, "updates made", busy_s=now_s, live_s=live_s)
+    return RunEnded(now_s=now_s, outcome=Outcome.UPDATES, reason="updates made", busy_s=now_s, live_s=live_s)
 
 
 def two_updates(loss=1.0, **changes):

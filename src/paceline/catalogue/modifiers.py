@@ -88,7 +88,14 @@ def stragglers(
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
-    return Stragglers(window, consecutive, min_gap, sliding, persistent_s, own_past)
+    return Stragglers(
+        window=window,
+        consecutive=consecutive,
+        min_gap=min_gap,
+        sliding=sliding,
+        persistent_s=persistent_s,
+        own_past=own_past,
+    )
 
 
 @checked_types
@@ -112,7 +119,14 @@ def greedy(
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
-    return Greedy(window, consecutive, min_gap, sliding, persistent_s, own_past)
+    return Greedy(
+        window=window,
+        consecutive=consecutive,
+        min_gap=min_gap,
+        sliding=sliding,
+        persistent_s=persistent_s,
+        own_past=own_past,
+    )
 
 
 @checked_types
@@ -138,7 +152,15 @@ def elastic(
 
     Paper: Li et al., "Sync-Switch", 2021, Sect. IV-B2.
     """
-    return Elastic(window, consecutive, min_gap, sliding, persistent_s, own_past, until_switch)
+    return Elastic(
+        window=window,
+        consecutive=consecutive,
+        min_gap=min_gap,
+        sliding=sliding,
+        persistent_s=persistent_s,
+        own_past=own_past,
+        until_switch=until_switch,
+    )
 
 
 @checked_types

@@ -38,7 +38,7 @@ def bsp() -> Protocol:
 
     Paper: Valiant, "A bridging model for parallel computation", 1990.
     """
-    return Protocol("all", 0, "update", name="bsp")
+    return Protocol(quorum="all", max_staleness=0, refill="update", name="bsp")
 
 
 @named
@@ -63,7 +63,7 @@ def balanced(m: int = 8, leases: int | None = None, max_share: float = 1.5) -> P
             f"type balanced(m={m}, leases=1{told})"
         )
     name = f"balanced(m={m}, leases=1{told})"
-    return Phase(replace(bsp(), name=name), (Balance(m, max_share),), name=name)
+    return Phase(replace(bsp(), name=name), controllers=(Balance(m, max_share),), name=name)
 
 
 @named
@@ -75,7 +75,7 @@ def backup(k: int) -> Protocol:
 
     Paper: Chen et al., "Revisiting distributed synchronous SGD", 2016; Xu et al. (DBW) 2020, Sect. 2.
     """
-    return Protocol(k, 0, "update", name=f"backup(k={k})")
+    return Protocol(quorum=k, max_staleness=0, refill="update", name=f"backup(k={k})")
 
 
 @named
@@ -87,7 +87,7 @@ def k_sync(k: int) -> Protocol:
 
     Paper: Dutta et al., "Slow and stale gradients can win the race", 2018.
     """
-    return Protocol(k, 0, "update", "interrupt", name=f"k_sync(k={k})")
+    return Protocol(quorum=k, max_staleness=0, refill="update", on_update="interrupt", name=f"k_sync(k={k})")
 
 
 @named
@@ -99,7 +99,7 @@ def pull(k: int) -> Protocol:
 
     Paper: Xu et al. (DBW) 2020, Sect. 2; Tyurin and Richtarik, "Optimal time complexities", 2023.
     """
-    return Protocol(k, 0, "arrival", name=f"pull(k={k})")
+    return Protocol(quorum=k, max_staleness=0, refill="arrival", name=f"pull(k={k})")
 
 
 @named
@@ -111,7 +111,7 @@ def k_batch_sync(k: int) -> Protocol:
 
     Paper: Dutta et al. 2018.
     """
-    return Protocol(k, 0, "arrival", "interrupt", name=f"k_batch_sync(k={k})")
+    return Protocol(quorum=k, max_staleness=0, refill="arrival", on_update="interrupt", name=f"k_batch_sync(k={k})")
 
 
 @named
@@ -123,7 +123,7 @@ def k_async(k: int) -> Protocol:
 
     Paper: Dutta et al. 2018.
     """
-    return Protocol(k, inf, "update", name=f"k_async(k={k})")
+    return Protocol(quorum=k, max_staleness=inf, refill="update", name=f"k_async(k={k})")
 
 
 @named
@@ -135,7 +135,7 @@ def k_batch_async(k: int) -> Protocol:
 
     Paper: Dutta et al. 2018; Nguyen et al., "Federated learning with buffered asynchronous aggregation", 2022.
     """
-    return Protocol(k, inf, "arrival", name=f"k_batch_async(k={k})")
+    return Protocol(quorum=k, max_staleness=inf, refill="arrival", name=f"k_batch_async(k={k})")
 
 
 @named
@@ -144,7 +144,7 @@ def asp() -> Protocol:
 
     Paper: Dean et al., "Large scale distributed deep networks", 2012.
     """
-    return Protocol(1, inf, "arrival", name="asp")
+    return Protocol(quorum=1, max_staleness=inf, refill="arrival", name="asp")
 
 
 @named
@@ -159,7 +159,7 @@ def ssp(lead: int) -> Protocol:
     name = f"ssp(lead={lead})"
     if lead < 0:
         raise UsageError(f"{name}: lead = {lead!r}, expected a whole number >= 0")
-    return Protocol(1, inf, "arrival", max_lead=lead, name=name)
+    return Protocol(quorum=1, max_staleness=inf, refill="arrival", max_lead=lead, name=name)
 
 
 @named
@@ -173,7 +173,7 @@ def dssp(lead: int, most: int) -> Phase:
     Paper: Zhao et al., "Dynamic stale synchronous parallel distributed training for deep learning", 2019.
     """
     name = f"dssp(lead={lead}, most={most})"
-    return Phase(replace(ssp(lead), name=name), (DynamicLead(lead, most),), name=name)
+    return Phase(replace(ssp(lead), name=name), controllers=(DynamicLead(lead, most),), name=name)
 
 
 @named
@@ -189,7 +189,9 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
     name = f"ringmaster(r={r}, stops=true)" if stops else f"ringmaster(r={r})"
     if not isinstance(r, int) or r < 1:
         raise UsageError(f"{name}: r = {r!r}, expected a whole number >= 1")
-    return Protocol(1, r - 1, "arrival", "interrupt" if stops else "finish", name=name)
+    return Protocol(
+        quorum=1, max_staleness=r - 1, refill="arrival", on_update="interrupt" if stops else "finish", name=name
+    )
 
 
 @named
@@ -206,7 +208,7 @@ def auto(candidates: Sequence[str | Protocol] = (), price_of_switch_s: float = 0
     told = [f"candidates=[{', '.join(map(repr, map(str, chosen)))}]"] if chosen else []
     told += [f"price_of_switch_s={price_of_switch_s:g}"] if price_of_switch_s else []
     name = f"auto({', '.join(told)})" if told else "auto"
-    return Phase(replace(bsp(), name=name), (Auto(chosen, price_of_switch_s),), name=name)
+    return Phase(replace(bsp(), name=name), controllers=(Auto(chosen, price_of_switch_s),), name=name)
 
 
 def _protocol(text: str) -> Protocol:
@@ -247,7 +249,16 @@ def dbw(
     Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
     """
     given = locals()
-    controller = DBW(D, beta, no_gain, unobserved, window, forgetting, late, pooled)
+    controller = DBW(
+        D=D,
+        beta=beta,
+        no_gain=no_gain,
+        unobserved=unobserved,
+        window=window,
+        forgetting=forgetting,
+        late=late,
+        pooled=pooled,
+    )
     return _controlled(dbw, given, "all", controller, IdleWorkers(release=release_idle))
 
 
@@ -276,7 +287,7 @@ def b_dbw(
     Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
     """
     given = locals()
-    controller = BDBW(unobserved, window, forgetting, late, pooled)
+    controller = BDBW(unobserved=unobserved, window=window, forgetting=forgetting, late=late, pooled=pooled)
     return _controlled(b_dbw, given, "all", controller, IdleWorkers(release=release_idle))
 
 
@@ -330,4 +341,4 @@ def _controlled(
     name = f"{name}({', '.join(told)})" if told else name
     protocol = CATALOGUE[base](k=1)
     assert isinstance(protocol, Protocol)
-    return Phase(replace(protocol, quorum=quorum, name=name), controllers, name=name)
+    return Phase(replace(protocol, quorum=quorum, name=name), controllers=controllers, name=name)

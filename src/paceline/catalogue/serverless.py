@@ -17,7 +17,7 @@ def all_reduce() -> Phase:
 
     Paper: Goyal et al., "Accurate, large minibatch SGD", 2017; PyTorch's DistributedDataParallel.
     """
-    return _serverless(AllReduceConfig("gradients"), "all_reduce")
+    return _serverless(AllReduceConfig(sums="gradients"), "all_reduce")
 
 
 @checked_types
@@ -55,7 +55,7 @@ def local_sgd(H: int, outer: str | None = None, lag: int = 0, fragments: int = 1
     told = f", outer='{optimizer!r}'" if optimizer is not None else ""
     told += f", lag={lag}" if lag else ""
     told += f", fragments={fragments}" if fragments > 1 else ""
-    allreduce = AllReduceConfig("updates", period=H, outer=optimizer, lag=lag, fragments=fragments)
+    allreduce = AllReduceConfig(sums="updates", period=H, outer=optimizer, lag=lag, fragments=fragments)
     return _serverless(allreduce, f"local_sgd(H={H}{told})")
 
 
@@ -69,7 +69,7 @@ def s3gd(lag: int = 1) -> Phase:
     Paper: Rigazzi, "DC-S3GD", 2019, without its compensation.
     """
     check_range("[1, inf)", Integral, lag=lag)
-    return _serverless(AllReduceConfig("updates", lag=lag), "s3gd" if lag == 1 else f"s3gd(lag={lag})")
+    return _serverless(AllReduceConfig(sums="updates", lag=lag), "s3gd" if lag == 1 else f"s3gd(lag={lag})")
 
 
 @checked_types
@@ -88,11 +88,11 @@ def dc_s3gd(lambda0: float = 0.2, lag: int = 1) -> Phase:
     name = repr(correction).removesuffix("()")
     if lag > 1:
         name = f"{name.removesuffix(')')}, lag={lag})" if "(" in name else f"{name}(lag={lag})"
-    return _serverless(AllReduceConfig("updates", lag=lag, correction=correction), name)
+    return _serverless(AllReduceConfig(sums="updates", lag=lag, correction=correction), name)
 
 
 def _serverless(allreduce: AllReduceConfig, name: str) -> Phase:
-    return Phase(Protocol("all", 0, "update", name=name), allreduce=allreduce)
+    return Phase(Protocol(quorum="all", max_staleness=0, refill="update", name=name), allreduce=allreduce)
 
 
 SERVERLESS = {factory.__name__: factory for factory in (all_reduce, local_sgd, s3gd, dc_s3gd)}

@@ -21,7 +21,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SwitchTiming:
     """Switch point and the runs that it was found for.
 
@@ -51,8 +51,14 @@ class SwitchTiming:
                 f"cannot read the timing file {file} ({describe_read_error(error)}); paceline search writes one"
             ) from error
         _check(table, file)
-        found_for = FoundFor(str(file), table["job"], table["model"], table["batch_size"], table["workers"])
-        return cls(float(table["fraction"]), table["first"], table["then"], found_for)
+        found_for = FoundFor(
+            file=str(file),
+            job=table["job"],
+            model=table["model"],
+            batch_size=table["batch_size"],
+            workers=table["workers"],
+        )
+        return cls(fraction=float(table["fraction"]), first=table["first"], then=table["then"], found_for=found_for)
 
     def as_table(self) -> dict[str, Any]:
         """Return the content of the file."""

@@ -38,7 +38,7 @@ def compare(
     failed = None
     with ProgressBars(progress_console()) as display:
         try:
-            comparison = run(load_job(job), **options.arguments(context, "job", "output"), display=display)
+            comparison = run(load_job(job), **options.arguments(context, without=("job", "output")), display=display)
         except FailedRunsError as error:
             failed, comparison = error, error.comparison
     if comparison.interrupted:

@@ -40,7 +40,7 @@ def lr_range_test(
     console = progress_console()
     found = search(
         load_job(job),
-        **arguments(context, "job", "k", "out", "overwrite", "output"),
+        **arguments(context, without=("job", "k", "out", "overwrite", "output")),
         k=quorums(k),
         watch=lambda title, stop: ProgressLine(title, stop, console),
     )

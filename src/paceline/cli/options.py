@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -52,7 +52,7 @@ def quorums(text: str) -> list[int]:
         raise UsageError(f"--k {text!r}, expected whole numbers, for example --k 1,4,8,16") from None
 
 
-def arguments(context: typer.Context, *without: str) -> dict[str, Any]:
+def arguments(context: typer.Context, without: Collection[str]) -> dict[str, Any]:
     """Return the options of a command that are arguments of the same name of its function.
 
     Args:

@@ -101,7 +101,15 @@ def run(
             raise UsageError(f"--log-dir {log_dir} is no folder: give another one")
         log_dir.mkdir(parents=True, exist_ok=True)
     token = "" if nnodes > 1 or node_rank or os.environ.get(TOKEN) else make_token()
-    settings = LaunchSettings(nproc_per_node, nnodes, node_rank, host, port, max_restarts, token)
+    settings = LaunchSettings(
+        nproc_per_node=nproc_per_node,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master=host,
+        port=port,
+        max_restarts=max_restarts,
+        token=token,
+    )
     status = launch(settings, words, log_dir)
     if shares is not None:
         end_log(folder, shares.launch, status)

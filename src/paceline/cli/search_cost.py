@@ -86,7 +86,7 @@ def search_cost(
         truth=None if truth is None else _share(truth),
     )
     asked = None if settings is None else [SearchSetting.parse(each) for each in settings.split(",")]
-    costs = search_costs(search, asked, Counting(take_all, exact_up_to, draws, seed))
+    costs = search_costs(search, asked, Counting(take_all=take_all, exact_up_to=exact_up_to, draws=draws, seed=seed))
     print(_as_json(search, costs) if output is Format.JSON else "\n".join(_as_text(search, costs)))
 
 

@@ -51,7 +51,7 @@ def search(
     with ProgressBars(progress_console()) as display:
         found = search_switch(
             load_job(job),
-            **options.arguments(context, "job", "margin", "output"),
+            **options.arguments(context, without=("job", "margin", "output")),
             margin=_margin(margin),
             display=display,
         )

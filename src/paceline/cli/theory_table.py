@@ -17,7 +17,7 @@ HEADINGS = ("s per\nupdate", "kind", "mean\nstaleness", "fresh\nshare", "gradien
 SIMULATED: Literal["simulated"] = "simulated"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TheoryRow:
     """Prediction for one protocol.
 
@@ -60,7 +60,13 @@ def predict(plan: Plan, cluster: Cluster, updates: int, seed: int) -> TheoryRow:
         runtime, stale = expected(plan, cluster), staleness(plan, cluster)
     except NoTheoryError as error:
         return _simulated(plan, cluster, updates, seed, str(error).partition(";")[0])
-    return TheoryRow(str(plan), plan.phases[0].protocol, runtime, runtime.gradients_per_s, stale)
+    return TheoryRow(
+        name=str(plan),
+        protocol=plan.phases[0].protocol,
+        runtime=runtime,
+        gradients_per_s=runtime.gradients_per_s,
+        staleness=stale,
+    )
 
 
 def as_text(rows: Sequence[TheoryRow], curves: Tradeoff | None, simulation: str) -> str:
@@ -78,9 +84,17 @@ def _simulated(plan: Plan, cluster: Cluster, updates: int, seed: int, why: str) 
     totals, seconds = simulated.totals, simulated.seconds_per_update
     fresh = totals.staleness[0] / totals.used
     steps_apart = plan.allreduce is not None and plan.allreduce.sums == "updates"
-    stale = None if steps_apart else Staleness(totals.mean_staleness, fresh, fresh)
-    runtime = Expected(seconds, SIMULATED, why, seconds, seconds, round(totals.mean_k))
-    return TheoryRow(str(plan), plan.phases[0].protocol, runtime, totals.mean_k / seconds, stale)
+    stale = None if steps_apart else Staleness(mean=totals.mean_staleness, fresh_lower=fresh, fresh_upper=fresh)
+    runtime = Expected(
+        seconds_per_update=seconds, kind=SIMULATED, source=why, lower_s=seconds, upper_s=seconds, k=round(totals.mean_k)
+    )
+    return TheoryRow(
+        name=str(plan),
+        protocol=plan.phases[0].protocol,
+        runtime=runtime,
+        gradients_per_s=totals.mean_k / seconds,
+        staleness=stale,
+    )
 
 
 def _cells(row: TheoryRow) -> list[str]:
@@ -99,7 +113,8 @@ def _cells(row: TheoryRow) -> list[str]:
 def _fresh(stale: Staleness) -> str:
     """Return the share of fresh gradients, or its bounds.
 
-    >>> [_fresh(Staleness(1.0, *bounds)) for bounds in ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))]
+    >>> bounds = ((0.25, 0.25), (0.0, 0.5), (0.5, 1.0), (0.25, 0.5), (0, 1))
+    >>> [_fresh(Staleness(mean=1.0, fresh_lower=lower, fresh_upper=upper)) for lower, upper in bounds]
     ['0.250', '<=0.50', '>=0.50', '0.25-0.50', '-']
     """
     lower, upper = stale.fresh_lower, stale.fresh_upper

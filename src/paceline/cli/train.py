@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Options that are arguments of `train` as they are.
 TRAINING = ("protocol", "seed", "evaluate_every", "checkpoint_every", "keep_checkpoints", "worker_timeout_s")
+# Options of the command alone, which a resumed run does not take over.
+NOT_SAVED = ("out", "overwrite", "resume", "allow_change", "trust", "serve", "address", "output")
 
 
 class Censored(StrEnum):
@@ -116,7 +118,7 @@ def train(
     page = page_while_training(address, serve=serve)
     from paceline.cli.saved_options import SavedOptions
 
-    given = arguments(context, "out", "overwrite", "resume", "allow_change", "trust", "serve", "address", "output")
+    given = arguments(context, without=NOT_SAVED)
     options = SavedOptions({name: None if value is False else value for name, value in given.items()})
     chosen = _chosen(options) if resume is None and job is not None else {}
     options = SavedOptions({**options, **chosen}).completed(resume, trust=trust)

@@ -9,7 +9,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 KINDS = ("die", "raise", "hang", "not_finite")
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Fault:
     """One scripted fault.
 

@@ -33,7 +33,7 @@ TO_JOIN = (
 BY_HAND = f"start the processes with a launcher, as {COMMAND}; or set {', '.join(NEEDED)} for each process"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchEnv:
     """Launch settings of this process.
 

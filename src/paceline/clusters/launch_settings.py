@@ -10,7 +10,7 @@ ROLE = "default"
 RUN_ID = "none"  # as torchrun
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
     """Ranks of a host, and where they meet.
 

@@ -54,7 +54,7 @@ class RankPhase(Enum):
     GONE = auto()  # the others have gone on without it
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RankAccount:
     """Account of the processes of one rank.
 
@@ -150,7 +150,8 @@ class LaunchSupervisor:
         """
         self._note_work(now)
         each = self._ranks[rank]
-        each.status, each.ended_s = status, now
+        each.status = status
+        each.ended_s = now
         is_interrupted = status == INTERRUPTED_STATUS or (rank == 0 and status == LEFT_STATUS)
         if self._is_closing or status == 0 or is_interrupted:
             each.phase = RankPhase.DONE
@@ -173,10 +174,12 @@ class LaunchSupervisor:
     def on_ended(self, rank: int, now: float) -> list[LaunchAction]:
         """Handle the end of a rank that was to end, with all that it has started."""
         each = self._ranks[rank]
-        each.phase, each.status = RankPhase.GONE, -signal.SIGTERM
+        each.phase = RankPhase.GONE
+        each.status = -signal.SIGTERM
         if self._again_s is not None and not self._in(RankPhase.ENDING):
             for other in self._ranks.values():
-                other.phase, other.due_s = RankPhase.WAITING, max(self._again_s, now)
+                other.phase = RankPhase.WAITING
+                other.due_s = max(self._again_s, now)
             self._again_s = None
         return []
 
@@ -204,7 +207,8 @@ class LaunchSupervisor:
         each = self._ranks[rank]
         each.starts -= 1
         if now < each.ended_s + UNREACHABLE_S:
-            each.phase, each.due_s = RankPhase.WAITING, now + RETRY_S
+            each.phase = RankPhase.WAITING
+            each.due_s = now + RETRY_S
             return []
         return self._fail(
             rank, f"rank {rank} {describe_end(each.status)}, and the launcher on the host of rank 0 does not answer"
@@ -249,7 +253,8 @@ class LaunchSupervisor:
 
     def _make(self, rank: int, now: float) -> MakeRank:
         each = self._ranks[rank]
-        each.phase, each.started_s = RankPhase.RUNNING, now
+        each.phase = RankPhase.RUNNING
+        each.started_s = now
         each.starts += 1
         return MakeRank(rank)
 
@@ -277,7 +282,8 @@ class LaunchSupervisor:
         """End the run: no rank is started again; an interrupted run ends for all."""
         if self._over_s is not None:
             return
-        self._over_s, self._rest_s = now, now + LATE_S
+        self._over_s = now
+        self._rest_s = now + LATE_S
         if not is_whole:
             self._close(-signal.SIGTERM)
         self._give_up_waiting(-signal.SIGTERM)
@@ -290,7 +296,8 @@ class LaunchSupervisor:
     def _give_up_waiting(self, status: int) -> None:
         for rank in self._in(RankPhase.WAITING):
             each = self._ranks[rank]
-            each.phase, each.status = RankPhase.GONE, status
+            each.phase = RankPhase.GONE
+            each.status = status
 
     def _lose(self, rank: int, now: float, *, is_bound: bool, survives: bool) -> list[LaunchAction]:
         """Handle the end of a rank before that of the run; the loss of a bound rank is one of all ranks."""
@@ -320,7 +327,8 @@ class LaunchSupervisor:
         pause_s = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (each.losses - 1))
         if outcome is Return.ALONE:
             LOG.warning("%s; it is started again in %g s", how, pause_s)
-            each.phase, each.due_s = RankPhase.WAITING, now + pause_s
+            each.phase = RankPhase.WAITING
+            each.due_s = now + pause_s
             return []
         why = ", from the script's own checkpoint: no rank of DDP or FSDP goes on without another" if is_bound else ""
         LOG.warning("%s: all ranks of this host are started again in %g s%s", how, pause_s, why)

@@ -1,7 +1,7 @@
 """Parser of cluster texts, ``16*exp(mean=1)`` or ``local:4``, and of cluster files in TOML."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -70,7 +70,7 @@ def _parse(text: str) -> Cluster | LocalCluster | Torchrun | Ray:
         return Cluster(trace.workers, trace)
     if text.endswith(".toml"):
         return load_cluster(text)
-    if _names(text, *_LAUNCHED):
+    if _names(text, _LAUNCHED):
         return bind(parse_call(text, "torchrun(shards=2)"), _LAUNCHED)
     if text.startswith("local:"):
         return LocalCluster(_count(text.removeprefix("local:"), text))
@@ -105,10 +105,10 @@ def without_launcher(cluster: Cluster | LocalCluster | Torchrun | Ray, what: str
 
 def is_torchrun(text: str) -> bool:
     """Return whether a cluster text names the processes that torchrun starts."""
-    return _names(text, "torchrun")
+    return _names(text, ["torchrun"])
 
 
-def _names(text: str, *calls: str) -> bool:
+def _names(text: str, calls: Iterable[str]) -> bool:
     return re.match(rf"\s*({'|'.join(calls)})\s*(\(|$)", text) is not None
 
 

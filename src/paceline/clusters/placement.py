@@ -10,7 +10,7 @@ from paceline.clusters.launch_env import SPAWN_SIDECARS, TOKEN
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Placement of the ranks of one run.
 
@@ -36,7 +36,7 @@ class Placement:
         Args:
             hosts: address of the host of each rank that was started again.
 
-        >>> Placement(("a", "b"), 4711).replaced({0: "c"}).hosts
+        >>> Placement(hosts=("a", "b"), port=4711).replaced({0: "c"}).hosts
         ('c', 'b')
         """
         merged = tuple(hosts.get(rank, host) for rank, host in enumerate(self.hosts))
@@ -45,7 +45,7 @@ class Placement:
     def environment(self, rank: int) -> dict[str, str]:
         """Return the launch variables of a rank, without the token.
 
-        >>> [Placement(("a", "b", "b"), 4711).environment(rank)["LOCAL_RANK"] for rank in range(3)]
+        >>> [Placement(hosts=("a", "b", "b"), port=4711).environment(rank)["LOCAL_RANK"] for rank in range(3)]
         ['0', '0', '1']
         """
         world_size = len(self.hosts) - self.late

@@ -141,9 +141,11 @@ class RankSupervisor:
         """Make the first ranks, in place of all that exist."""
         late = self._late if self._starts else ()
         self._starts += 1
-        self._deadline_s, self._reminder_s = now + self._start.timeout_s, now + REMINDER_S
+        self._deadline_s = now + self._start.timeout_s
+        self._reminder_s = now + REMINDER_S
         self._placement = None
-        self._hosts, self._run_errors = {}, {}
+        self._hosts = {}
+        self._run_errors = {}
         return [*map(EndRank, late), *map(MakeRank, range(self._start.ranks))]
 
     def on_made(self, rank: int, host: str, port: int) -> list[SupervisorAction]:
@@ -271,7 +273,9 @@ class RankSupervisor:
         """Begin the run with the ranks that are there, and make the late ones."""
         hosts = tuple(self._hosts.get(rank, "") for rank in range(len(self._resources)))
         may_spread = self._may_spread or "" in hosts
-        self._placement = placement = Placement(hosts, self._port, self._starts, may_spread, len(self._late))
+        self._placement = placement = Placement(
+            hosts=hosts, port=self._port, starts=self._starts, may_spread=may_spread, late=len(self._late)
+        )
         if self._late:
             LOG.info("the run begins; %s may join when Ray has resources", self._names(self._late))
         return [*(self._train(placement, rank) for rank in sorted(self._hosts)), *map(MakeRank, self._late)]

@@ -130,7 +130,7 @@ class Ray:
         return {**options, "resources": given}
 
     def _rank_0(self, size: int, *, is_server: bool) -> Torchrun:
-        environment = actor_environment(Placement((LOOPBACK,) * size, port=1), 0, make_token())
+        environment = actor_environment(Placement(hosts=(LOOPBACK,) * size, port=1), 0, make_token())
         given = {**self.arguments(is_server=is_server), "ranks": LaunchEnv.from_environment(environment)}
         return bind(Call("torchrun", given), {"torchrun": Torchrun})
 

@@ -105,8 +105,10 @@ def _on_blocks(loop: Callable[..., None], vectors: Sequence[Tensor], scales: Any
     """Call a loop for the whole blocks of vectors, and for the last block, filled with zeros."""
     rest = len(vectors[0]) % BLOCK
     blocks, whole = len(vectors[0]) // BLOCK, len(vectors[0]) - rest
-    loop(*(each[:whole].numpy() for each in vectors), scales[:blocks], integers[:whole], *numbers)
+    first = [each[:whole].numpy() for each in vectors]
+    loop(*[*first, scales[:blocks], integers[:whole], *numbers])
     if rest:
         filled = [nn.functional.pad(each[whole:], (0, BLOCK - rest)) for each in vectors]
-        loop(*(each.numpy() for each in filled), scales[blocks:], integers[whole:], *numbers)
+        last = [each.numpy() for each in filled]
+        loop(*[*last, scales[blocks:], integers[whole:], *numbers])
         vectors[-1][whole:] = filled[-1][:rest]  # the only one that the loop changes

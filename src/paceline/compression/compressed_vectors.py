@@ -77,7 +77,8 @@ class CompressedFormat:
 
     def _chunks(self, memory: Tensor, *vectors: FlatBuffers) -> Iterator[Chunk]:
         """Yield each chunk of the vectors that is compressed, with its wire memory."""
-        for whole, *flats in zip(self._ranges, *(each.flat_parameters for each in vectors), strict=False):
+        of_each_dtype = zip(*(each.flat_parameters for each in vectors), strict=True)
+        for whole, flats in zip(self._ranges, of_each_dtype, strict=False):
             if flats[0].dtype == torch.float32:
                 start = whole.start
                 for parts in zip(*(flat.split(self._codec.chunk) for flat in flats), strict=True):

@@ -59,18 +59,20 @@ class Coordinator:
         self._workers = self._membership.table.workers
         noise = NoiseTracker(settings.noise, has_steps=plan.allreduce is None) if settings.noise else None
         self._scaling = StepScaling(settings.learning_rate, settings.schedule, noise)
-        self._phases = PhaseRunner(run, plan, self._membership, update, self._scaling, settings)
+        self._phases = PhaseRunner(
+            run=run, plan=plan, membership=self._membership, update=update, scaling=self._scaling, settings=settings
+        )
         self._monitor = StopMonitor(stop, workers, settings.per_epoch)
         every = settings.evaluate_every
         self._evaluations = EvaluationSchedule(every) if every is not None else None
         self._updates = UpdateRunner(
-            run,
-            update,
-            self._membership,
-            self._phases,
-            self._scaling,
-            self._monitor,
-            self._evaluations,
+            run=run,
+            update=update,
+            membership=self._membership,
+            phases=self._phases,
+            scaling=self._scaling,
+            monitor=self._monitor,
+            evaluations=self._evaluations,
             has_server=plan.allreduce is None,
         )
         self._timer_set_s = stop.seconds  # end of the run for which a timer was asked for
@@ -136,9 +138,18 @@ class Coordinator:
     def expected_update(self) -> events.Apply:
         """Return the next update as it would be if every busy worker contributed to it."""
         run, table = self._run, self._membership.table
-        expected = tuple(events.Accept(worker, state.draw, 0, 1) for worker, state in table.in_flight.items())
+        expected = tuple(
+            events.Accept(worker=worker, draw=state.draw, staleness=0, samples=1)
+            for worker, state in table.in_flight.items()
+        )
         scales = self._scaling.scales(len(expected) or 1, table.live, run.workload)
-        return events.Apply(run.version + 1, expected, scales.lr, "expected", weight_decay_scale=scales.weight_decay)
+        return events.Apply(
+            version=run.version + 1,
+            gradients=expected,
+            lr_scale=scales.lr,
+            reason="expected",
+            weight_decay_scale=scales.weight_decay,
+        )
 
     def expected_work(self) -> dict[int, events.Compute]:
         """Return the work of the next version by worker, if every busy worker contributed to it."""

@@ -160,7 +160,8 @@ class RoundTripFailureDetector(FailureDetector):
         """Load such a state, or that of a fixed timeout, after which the round trips are observed anew."""
         if "round_trips" in state:
             self._timeout.load_state_dict(state["round_trips"])
-            self.timeout_s, self._logged_s = self._timeout.timeout_s, state["logged_s"]
+            self.timeout_s = self._timeout.timeout_s
+            self._logged_s = state["logged_s"]
         super().load_state_dict(state)
 
 

@@ -42,7 +42,9 @@ def cut(
         return dict(own)
     workers = sorted(own)
     slices = {
-        worker: MinibatchSlice(worker, draws[worker], each.epoch, each.number, 0, batch_size)
+        worker: MinibatchSlice(
+            worker=worker, draw=draws[worker], epoch=each.epoch, number=each.number, begin=0, end=batch_size
+        )
         for worker, each in whole.items()
     }
     left = [slices[worker]._replace(begin=shares[worker]) for worker in workers if shares[worker] < batch_size]

@@ -68,7 +68,8 @@ class PendingUpdate(Stateful):
 
     def change_quorum(self, k: int, reason: str) -> None:
         """Wait for k gradients in this update only."""
-        self.quorum, self.reason = k, f"quorum of {k} reached: {reason}"
+        self.quorum = k
+        self.reason = f"quorum of {k} reached: {reason}"
 
     def close(self, reason: str) -> None:
         """Make the update now, if a gradient is held."""

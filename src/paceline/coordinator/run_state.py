@@ -45,7 +45,7 @@ class RunState(Stateful):
         numbers: Mapping[str, float] | None = None,
     ) -> None:
         """Put a decision on record."""
-        self.commands.append(Decision(kind, reason, worker, k, numbers))
+        self.commands.append(Decision(kind=kind, reason=reason, worker=worker, k=k, numbers=numbers))
 
     def set_timer(self, at_s: float) -> None:
         """Ask for a timer event."""

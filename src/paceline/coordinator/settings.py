@@ -9,7 +9,7 @@ from paceline.policies.learning_rate import LRScaling, ScheduleCurve
 from paceline.policies.noise_rule import NoiseRule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
     """Settings that a run is replayed with.
 

@@ -24,7 +24,7 @@ IDLE, BUSY, EXCLUDED, PROBED, LOST = WorkerStatus  # attribute lookup on an enum
 NEVER = -1  # no version
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerState:
     """Status of one worker and its latest work.
 

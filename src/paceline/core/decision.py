@@ -25,7 +25,7 @@ class Decision(NamedTuple):
     numbers: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionMade:
     """Decision, such as a change of protocol, quorum or membership."""
 
@@ -39,4 +39,4 @@ class DecisionMade:
     @classmethod
     def of(cls, now_s: float, decision: Decision) -> DecisionMade:
         """Return the record of a decision."""
-        return cls(now_s, *decision)
+        return cls(now_s=now_s, **decision._asdict())

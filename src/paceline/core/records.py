@@ -41,7 +41,7 @@ class RunStarted:
     memory: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
     """Resumption of a run from a checkpoint; the work of its workers is lost.
 
@@ -66,7 +66,7 @@ class RunResumed:
         return events.Restarted(self.now_s, self.workers, self.stop_before)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkInterrupted:
     """Cancelled work of a worker, with the samples of its minibatches."""
 
@@ -78,7 +78,7 @@ class WorkInterrupted:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkUnfinished:
     """Work that is never delivered: its worker is lost or excluded, or the run is over."""
 
@@ -89,7 +89,7 @@ class WorkUnfinished:
     started_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionEvaluated:
     """Evaluation of a version.
 
@@ -111,7 +111,7 @@ class VersionEvaluated:
         return events.Evaluated(self.event_s, self.version, dict(self.metrics))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:
     """Worker that has joined or come back.
 
@@ -130,7 +130,7 @@ class WorkerJoined:
         return None if self.late_return else events.Joined(self.event_s, self.worker)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
     """Lost worker.
 
@@ -164,7 +164,7 @@ class TimerRang:
         return events.Timer(self.event_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """End of a run.
 

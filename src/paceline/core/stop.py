@@ -19,7 +19,7 @@ LEAST_LOSS_WINDOW = 10
 TARGETS = (Outcome.LOSS, Outcome.ACCURACY, Outcome.EVAL_LOSS, Outcome.METRIC)
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Stop:
     """Stop conditions: the first one that is reached ends the run. They are checked when an update is made.
 

@@ -72,7 +72,7 @@ class UpdateApplied(NamedTuple):
     step: Step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMade:
     """Update made of k gradients.
 
@@ -106,7 +106,7 @@ class UpdateMade:
     step_scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasured:
     """Measured step of an update; see `Step`.
 
@@ -126,7 +126,7 @@ class StepMeasured:
     @property
     def step(self) -> Step:
         """Step of the event."""
-        return Step(*(getattr(self, name) for name in Step._fields))
+        return Step(**{name: getattr(self, name) for name in Step._fields})
 
     @property
     def event(self) -> UpdateApplied:

@@ -27,7 +27,19 @@ def trace_of(recording: DDPRecording, *, without: Collection[int] = ()) -> Trace
     for worker, rank in enumerate(kept):
         columns = (starts_s[rank], recording.work_s[rank], recording.step_s[rank], recording.sum_s)
         for step, (start_s, work_s, step_s, sum_s) in enumerate(np.stack(columns, axis=1).tolist()):
-            rows.append(TraceRow(worker, step + 1, start_s, 0.0, work_s, 0.0, start_s + step_s, 0, sum_s))
+            rows.append(
+                TraceRow(
+                    worker=worker,
+                    draw=step + 1,
+                    start_s=start_s,
+                    pull_s=0.0,
+                    compute_s=work_s,
+                    push_s=0.0,
+                    end_s=start_s + step_s,
+                    censored=0,
+                    sum_s=sum_s,
+                )
+            )
     return Trace(rows, has_server=False, sums_as_transfers=True, source=str(recording.path))
 
 

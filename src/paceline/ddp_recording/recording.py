@@ -27,7 +27,7 @@ MOST_ROWS_BYTES = 1024 * files.MIB
 Seconds = NDArray[np.float64]
 
 
-class ModelFacts(Struct):
+class ModelFacts(Struct, kw_only=True):
     """Facts of one DDP model, as a rank has written them.
 
     Attributes:
@@ -57,7 +57,7 @@ class OptimizerFacts(Struct):
     is_adaptive: bool
 
 
-class RankHeader(Struct):
+class RankHeader(Struct, kw_only=True):
     """Header of one rank.
 
     Attributes:
@@ -185,7 +185,9 @@ class DDPRecording:
         found = []
         for step in sorted(common):
             losses, local, mean = np.mean([each[step] for each in self._samples], axis=0)
-            found.append(GradientSample(step, float(losses), float(local), float(mean)))
+            found.append(
+                GradientSample(step=step, loss=float(losses), mean_square=float(local), squared_norm=float(mean))
+            )
         return [each for each in found if np.isfinite(each[1:]).all()]
 
 

@@ -12,7 +12,7 @@ class Status(StrEnum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """Result of one check.
 

@@ -44,10 +44,17 @@ def judge_cores(usable: int, installed: int, load: float, environment: Mapping[s
     )
     if usable == 1:
         advice = "one core runs all workers in turn: use a simulated cluster, for example --cluster '4*exp(mean=1)'"
-        return Check("cores", Status.WARNING, finding, advice)
+        return Check(subject="cores", status=Status.WARNING, finding=finding, advice=advice)
     if load > 1.5 * usable:
-        return Check("cores", Status.WARNING, finding, "other processes use the cores: times of real workers will vary")
-    return Check("cores", Status.OK, f"{finding}; paceline run --nproc-per-node {usable} uses all")
+        return Check(
+            subject="cores",
+            status=Status.WARNING,
+            finding=finding,
+            advice="other processes use the cores: times of real workers will vary",
+        )
+    return Check(
+        subject="cores", status=Status.OK, finding=f"{finding}; paceline run --nproc-per-node {usable} uses all"
+    )
 
 
 def _usable_cores() -> int:
@@ -68,15 +75,15 @@ def judge_memory(free_bytes: float, shared_bytes: float | None) -> Check:
     """Judge the free memory and the free shared memory; None for a system without ``/dev/shm``."""
     finding = f"{free_bytes / GB:.1f} GB free"
     if shared_bytes is None:
-        return Check("memory", Status.OK, finding)
+        return Check(subject="memory", status=Status.OK, finding=finding)
     finding += f", {shared_bytes / GB:.1f} GB of shared memory free"
     if shared_bytes < LITTLE_SHARED_BYTES:
         advice = (
             f"workers of --cluster local:N exchange gradients in {SHARED_MEMORY}: enlarge it "
             "(docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm)"
         )
-        return Check("memory", Status.WARNING, finding, advice)
-    return Check("memory", Status.OK, finding)
+        return Check(subject="memory", status=Status.WARNING, finding=finding, advice=advice)
+    return Check(subject="memory", status=Status.OK, finding=finding)
 
 
 def check_files() -> Check:
@@ -88,12 +95,12 @@ def judge_files(soft: int, hard: int) -> Check:
     """Judge the soft and the hard limit on the open files of a process; -1 for no limit."""
     soft, hard = (limit if limit != resource.RLIM_INFINITY else 1 << 30 for limit in (soft, hard))
     if soft >= ENOUGH_FILES:
-        return Check("open files", Status.OK, f"at most {soft}")
+        return Check(subject="open files", status=Status.OK, finding=f"at most {soft}")
     wanted = f"type ulimit -n {min(hard, 4 * ENOUGH_FILES)} before paceline"
     if hard < ENOUGH_FILES:
         wanted = f"the hard limit is {hard}: raise nofile in /etc/security/limits.conf, or start the shell as root"
     status = Status.PROBLEM if soft < FEW_FILES else Status.WARNING
-    return Check("open files", status, f"at most {soft}; each worker takes a few", wanted)
+    return Check(subject="open files", status=status, finding=f"at most {soft}; each worker takes a few", advice=wanted)
 
 
 def check_folder(subject: str, folder: Path) -> Check:
@@ -112,7 +119,7 @@ def check_folder(subject: str, folder: Path) -> Check:
     except OSError as error:
         finding = f"cannot write to {folder.absolute()}: {error.strerror}"
         advice = "free some space, or use another folder (--out for runs, TMPDIR for temporary files)"
-        return Check(subject, Status.PROBLEM, finding, advice)
+        return Check(subject=subject, status=Status.PROBLEM, finding=finding, advice=advice)
 
 
 def judge_disk(subject: str, folder: Path, free_bytes: float) -> Check:
@@ -120,8 +127,8 @@ def judge_disk(subject: str, folder: Path, free_bytes: float) -> Check:
     finding = f"{free_bytes / GB:.1f} GB free in {folder.absolute()}"
     if free_bytes < LITTLE_DISK_BYTES:
         advice = "a run keeps three checkpoints of the model and its optimizer: free some space, or use --out elsewhere"
-        return Check(subject, Status.WARNING, finding, advice)
-    return Check(subject, Status.OK, finding)
+        return Check(subject=subject, status=Status.WARNING, finding=finding, advice=advice)
+    return Check(subject=subject, status=Status.OK, finding=finding)
 
 
 def check_clock() -> Check:
@@ -139,7 +146,12 @@ def judge_clock(resolution_s: float, age_s: float) -> Check:
     finding = f"resolution {resolution_s:.0e} s"
     if age_s < 0:
         advice = "the date lies before the installation of paceline: set it, for example with timedatectl set-ntp true"
-        return Check("clock", Status.WARNING, finding, advice)
+        return Check(subject="clock", status=Status.WARNING, finding=finding, advice=advice)
     if resolution_s > COARSE_CLOCK_S:
-        return Check("clock", Status.WARNING, finding, "times of gradients under 100 ms will be rounded")
-    return Check("clock", Status.OK, finding)
+        return Check(
+            subject="clock",
+            status=Status.WARNING,
+            finding=finding,
+            advice="times of gradients under 100 ms will be rounded",
+        )
+    return Check(subject="clock", status=Status.OK, finding=finding)

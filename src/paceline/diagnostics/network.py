@@ -22,14 +22,14 @@ def check_loopback() -> Check:
         with socket.create_server((LOOPBACK, 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection((LOOPBACK, port), timeout=DEADLINE_S):
-                return Check("loopback", Status.OK, f"connected to port {port} of {LOOPBACK}")
+                return Check(subject="loopback", status=Status.OK, finding=f"connected to port {port} of {LOOPBACK}")
     except OSError as error:
         return Check(
-            "loopback",
-            Status.PROBLEM,
-            f"cannot connect to a port of {LOOPBACK}: {error.strerror or error}",
-            "ranks on this machine cannot connect: bring the interface up (ip link set lo up), or allow it in the "
-            "firewall; local:N and simulated clusters need no network",
+            subject="loopback",
+            status=Status.PROBLEM,
+            finding=f"cannot connect to a port of {LOOPBACK}: {error.strerror or error}",
+            advice="ranks on this machine cannot connect: bring the interface up (ip link set lo up), or allow it in "
+            "the firewall; local:N and simulated clusters need no network",
         )
 
 
@@ -50,16 +50,16 @@ def judge_addresses(addresses: Sequence[str], *, has_route: bool) -> Check:
     """Judge the addresses of the interfaces that are up, without loopback and link-local ones."""
     if not addresses:
         return Check(
-            "addresses",
-            Status.WARNING,
-            "no interface but loopback has an address",
-            "other hosts cannot take part: connect this machine to their network",
+            subject="addresses",
+            status=Status.WARNING,
+            finding="no interface but loopback has an address",
+            advice="other hosts cannot take part: connect this machine to their network",
         )
     shown = ", ".join(addresses[:3]) + (", ..." if len(addresses) > 3 else "")
     if not has_route:
         advice = "hosts outside this network cannot be reached: add a route (ip route add default via GATEWAY)"
-        return Check("addresses", Status.WARNING, f"{shown}; no default route", advice)
-    return Check("addresses", Status.OK, _several_hosts(shown, addresses[0]))
+        return Check(subject="addresses", status=Status.WARNING, finding=f"{shown}; no default route", advice=advice)
+    return Check(subject="addresses", status=Status.OK, finding=_several_hosts(shown, addresses[0]))
 
 
 def _several_hosts(shown: str, address: str) -> str:
@@ -88,7 +88,16 @@ def judge_token(environment: Mapping[str, str]) -> Check:
     make = f"export {TOKEN}=$(paceline token), with the same value on every host"
     bits = estimate_bits(token)
     if not token:
-        return Check("token", Status.OK, f"{TOKEN} is not set, as needed on one host only; several hosts: {make}")
+        return Check(
+            subject="token",
+            status=Status.OK,
+            finding=f"{TOKEN} is not set, as needed on one host only; several hosts: {make}",
+        )
     if bits < MIN_BITS:
-        return Check("token", Status.WARNING, f"{TOKEN} has about {bits:.0f} bits: easy to guess", make)
-    return Check("token", Status.OK, f"{TOKEN} has about {bits:.0f} bits")
+        return Check(
+            subject="token",
+            status=Status.WARNING,
+            finding=f"{TOKEN} has about {bits:.0f} bits: easy to guess",
+            advice=make,
+        )
+    return Check(subject="token", status=Status.OK, finding=f"{TOKEN} has about {bits:.0f} bits")

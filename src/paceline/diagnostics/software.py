@@ -17,7 +17,7 @@ def check_versions() -> Check:
     """Return the versions that all ranks of a job must share."""
     names = ("paceline", "torch", "numpy")
     shown = ", ".join([f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in names)])
-    return Check("versions", Status.OK, f"{shown}; equal on every host of a job")
+    return Check(subject="versions", status=Status.OK, finding=f"{shown}; equal on every host of a job")
 
 
 def check_extras() -> Check:
@@ -30,9 +30,11 @@ def judge_extras(installed: Mapping[str, bool]) -> Check:
     missing = [extra for extra, is_there in installed.items() if not is_there]
     there = ", ".join(extra for extra, is_there in installed.items() if is_there) or "none"
     if not missing:
-        return Check("extras", Status.OK, there)
+        return Check(subject="extras", status=Status.OK, finding=there)
     advice = f"pip install '.[{','.join(missing)}]' in a clone of paceline"
-    return Check("extras", Status.WARNING, f"{there}; not installed: {', '.join(missing)}", advice)
+    return Check(
+        subject="extras", status=Status.WARNING, finding=f"{there}; not installed: {', '.join(missing)}", advice=advice
+    )
 
 
 def check_devices() -> Check:
@@ -55,8 +57,18 @@ def judge_devices(gpus: Sequence[str], *, cuda_build: str | None, threads: int) 
     finding = f"CPU with {counted(threads, 'thread')}"
     if gpus:
         advice = "a server's traffic may cost more than a GPU saves: compare a short run with DDP first"
-        return Check("devices", Status.WARNING, f"{finding}; {counted(len(gpus), 'GPU')}: {gpus[0]}", advice)
+        return Check(
+            subject="devices",
+            status=Status.WARNING,
+            finding=f"{finding}; {counted(len(gpus), 'GPU')}: {gpus[0]}",
+            advice=advice,
+        )
     if cuda_build:
         advice = "torch has CUDA but sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, if there should be one"
-        return Check("devices", Status.WARNING, f"{finding}; CUDA {cuda_build} without a GPU", advice)
-    return Check("devices", Status.OK, f"{finding}; torch is built without CUDA")
+        return Check(
+            subject="devices",
+            status=Status.WARNING,
+            finding=f"{finding}; CUDA {cuda_build} without a GPU",
+            advice=advice,
+        )
+    return Check(subject="devices", status=Status.OK, finding=f"{finding}; torch is built without CUDA")

@@ -66,10 +66,21 @@ def _trial(subject: str, program: str, works: str, advice: str) -> Check:
             [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Check(subject, Status.PROBLEM, f"no result after {DEADLINE_S:.0f} s", advice)
+        return Check(
+            subject=subject, status=Status.PROBLEM, finding=f"no result after {DEADLINE_S:.0f} s", advice=advice
+        )
     except OSError as error:
-        return Check(subject, Status.PROBLEM, f"no process could be started: {error.strerror}", advice)
+        return Check(
+            subject=subject,
+            status=Status.PROBLEM,
+            finding=f"no process could be started: {error.strerror}",
+            advice=advice,
+        )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        return Check(subject, Status.PROBLEM, lines[-1], advice)
-    return Check(subject, Status.OK, f"{works}, {time.monotonic() - began_s:.1f} s with the import of torch")
+        return Check(subject=subject, status=Status.PROBLEM, finding=lines[-1], advice=advice)
+    return Check(
+        subject=subject,
+        status=Status.OK,
+        finding=f"{works}, {time.monotonic() - began_s:.1f} s with the import of torch",
+    )

@@ -60,7 +60,8 @@ class Engine(ABC):
     def abort_by_signal(self) -> events.AbortRun:
         """Return the event of the signal that was caught, or of the end that another thread has requested."""
         interrupted = events.Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}"
-        return events.AbortRun(self.now, *(self.signals.end or interrupted))
+        outcome, reason = self.signals.end or interrupted
+        return events.AbortRun(self.now, outcome, reason)
 
     def report_step(self, command: events.Apply, step: events.Step | None) -> None:
         """Make the step of an update the next event, if it was measured."""

@@ -55,7 +55,8 @@ class WorkerCheckpoints:
         The run is saved while the worker computes, and then accepts the state of its optimizer before that task.
         """
         self._take_kept()
-        progress, self._draw = self._replica.progress, draw
+        progress = self._replica.progress
+        self._draw = draw
         if not self._has_begun:
             self._has_begun = True
             self._saved = progress.saved

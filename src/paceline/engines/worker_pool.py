@@ -171,7 +171,14 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         if version is None:
             return arrival
         then, gradient = self._versions[version], self._gradients[arrival.worker]
-        arrival = compensated(arrival, self._coordinator, self._server, version, then, gradient)
+        arrival = compensated(
+            arrival=arrival,
+            coordinator=self._coordinator,
+            server=self._server,
+            version=version,
+            then=then,
+            gradient=gradient,
+        )
         self._versions.release(version)
         return arrival
 
@@ -217,7 +224,8 @@ class WorkerPoolEngine(WallClockEngine, Generic[P]):
         """Release the version that a worker no longer reads, and give it the waiting task."""
         assert worker.working is not None
         self._versions.release(worker.working.version)
-        waiting, worker.working, worker.waiting = worker.waiting, None, None
+        worker.working = None
+        waiting, worker.waiting = worker.waiting, None
         if waiting is not None:
             self._assign(worker, waiting)
 

@@ -103,7 +103,9 @@ def compare(
         shown.plan(len(cells), sum(is_finished(cell.folder) for cell in cells))
         report = run_cells(grid, cells, shown, at_once)
         rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in grid.plans]
-        comparison = Comparison(rows, grid.stop, folder.path, price, report.interrupted)
+        comparison = Comparison(
+            rows=rows, stop=grid.stop, folder=folder.path, price=price, interrupted=report.interrupted
+        )
         if not report.interrupted:
             folder.save({"table.txt": comparison.text().encode(), "table.json": comparison.to_json()})
         if comparison.failures and not report.interrupted:
@@ -153,7 +155,7 @@ def _row(name: str, cells: Sequence[RunSpec], report: Report) -> ComparisonRow:
     """Return the row of a protocol, with the statistics of its finished runs from their logs."""
     finished = [cell for cell in cells if is_finished(cell.folder)]
     return ComparisonRow(
-        name,
+        protocol=name,
         runs={cell.seed: count(SavedRun(cell.folder).history) for cell in finished},
         crashes={cell.seed: report.crashes[cell] for cell in cells if cell in report.crashes},
         unfinished=[cell.seed for cell in cells if cell not in finished and cell not in report.crashes],

@@ -26,7 +26,7 @@ from paceline.utils.wording import counted, listed
 SECONDS_PER_HOUR = 3600
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """Mean and range of a number over several runs.
 
@@ -45,7 +45,7 @@ class Spread:
     of: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Comparison(TableRepresentation):
     """Comparison of several protocols on one job and cluster; prints as a table of 80 columns.
 
@@ -78,7 +78,7 @@ class Comparison(TableRepresentation):
         values = [number(stats) for stats in row.reaching(self.stop)]
         if not values:
             return None
-        return Spread(mean(values), min(values), max(values), len(values), len(row.seeds))
+        return Spread(mean=mean(values), least=min(values), most=max(values), runs=len(values), of=len(row.seeds))
 
     def time_s(self, row: ComparisonRow) -> Spread | None:
         """Return the spread of the seconds to the target."""
@@ -124,7 +124,8 @@ class Comparison(TableRepresentation):
             head, body = grid.text()
             blocks += [Text(head, style="bold", no_wrap=True), Text(f"{body}\n", no_wrap=True)]
         *others, verdict = map(paragraph, self._notes())
-        return Group(*blocks, *map(Text, others), Text(verdict, style="bold"))
+        blocks += [*map(Text, others), Text(verdict, style="bold")]
+        return Group(*blocks)
 
     def _facts(self) -> Mapping[str, object]:
         runs = {status: sum(len(row.with_status(status, self.stop)) for row in self.rows) for status in STATUSES}

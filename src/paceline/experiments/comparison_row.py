@@ -16,7 +16,7 @@ Status = Literal["reached", "missed", "diverged", "failed", "not finished"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
     """Runs of one protocol.
 

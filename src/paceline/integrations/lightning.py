@@ -135,7 +135,9 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
         self._set(gradient_clip_val=None)
         if isinstance(getattr(trainer, "val_check_interval", None), float):  # validates at the end of each epoch
             trainer.val_check_batch = math.inf
-        loop.max_batches, loop._combined_loader.limits, loop._data_fetcher.prefetch_batches = math.inf, None, 0
+        loop.max_batches = math.inf
+        loop._combined_loader.limits = None
+        loop._data_fetcher.prefetch_batches = 0
         iter(loop._data_fetcher)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:

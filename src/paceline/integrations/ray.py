@@ -51,7 +51,7 @@ class PacelineBackend(Backend):  # type: ignore[misc]
             placement = before.replaced(hosts)
         else:
             port = worker_group.execute_single(0, free_port)
-            placement = Placement(tuple(hosts.values()), port, before.starts + 1 if before else 1)
+            placement = Placement(hosts=tuple(hosts.values()), port=port, starts=before.starts + 1 if before else 1)
         self._placement = placement
         for place, rank in enumerate(hosts):
             worker_group.execute_single(place, _set_environment, actor_environment(placement, rank, self._token))

@@ -31,7 +31,7 @@ _NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Files:
     """Files of a data set in its standard binary version: records of label bytes followed by pixels.
 
@@ -54,7 +54,7 @@ class _Files:
     std: Sequence[float]
 
     def job(
-        self, model: str, batch_size: int, lr: float, momentum: float, augment: bool | None, folder: str | Path
+        self, *, model: str, batch_size: int, lr: float, momentum: float, augment: bool | None, folder: str | Path
     ) -> Job:
         """Return the job that trains a model on these files."""
         folder = Path(str(folder))  # the command line parses a folder called 2024 as a number
@@ -66,13 +66,20 @@ class _Files:
         with fetch_advice(self.name, folder):
             train = self._read(folder, self.train, crop_and_flip if augment else None)
             test = self._read(folder, [self.test])
-        return classification(f"{self.name}-{model}", make_model, optimizer, train, test, batch_size)
+        return classification(
+            name=f"{self.name}-{model}",
+            model=make_model,
+            optimizer=optimizer,
+            train=train,
+            test=test,
+            batch_size=batch_size,
+        )
 
     def _read(
         self, folder: Path, names: Sequence[str], augment: Callable[[Tensor], Tensor] | None = None
     ) -> ImageDataset:
         records = torch.cat([self._records(folder / name) for name in names])
-        images, labels = records[:, self.label_bytes :].reshape(-1, *IMAGE_SHAPE), records[:, self.label_bytes - 1]
+        images, labels = records[:, self.label_bytes :].unflatten(1, IMAGE_SHAPE), records[:, self.label_bytes - 1]
         return ImageDataset(images, labels.long(), self.mean, self.std, augment)
 
     def _records(self, path: Path) -> Tensor:
@@ -94,12 +101,20 @@ class _Files:
 
 
 _CIFAR10 = _Files(
-    *("cifar10", 10, 1, [f"data_batch_{k}.bin" for k in range(1, 6)], "test_batch.bin"),
+    name="cifar10",
+    classes=10,
+    label_bytes=1,
+    train=[f"data_batch_{k}.bin" for k in range(1, 6)],
+    test="test_batch.bin",
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
 )
 _CIFAR100 = _Files(
-    *("cifar100", 100, 2, ["train.bin"], "test.bin"),
+    name="cifar100",
+    classes=100,
+    label_bytes=2,
+    train=["train.bin"],
+    test="test.bin",
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
 )
@@ -133,7 +148,7 @@ def cifar10(
     Reference: He et al., "Deep Residual Learning", 2016, section 4.2, whose settings Sync-Switch
     (Li et al., ICDCS 2021) takes over.
     """
-    return _CIFAR10.job(model, batch_size, lr, momentum, augment, folder)
+    return _CIFAR10.job(model=model, batch_size=batch_size, lr=lr, momentum=momentum, augment=augment, folder=folder)
 
 
 @checked_types
@@ -162,4 +177,4 @@ def cifar100(
 
     Reference: set-up 2 of Sync-Switch (Li et al., ICDCS 2021), section VI-A.
     """
-    return _CIFAR100.job(model, batch_size, lr, momentum, augment, folder)
+    return _CIFAR100.job(model=model, batch_size=batch_size, lr=lr, momentum=momentum, augment=augment, folder=folder)

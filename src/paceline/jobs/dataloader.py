@@ -70,13 +70,13 @@ def loader_parts(loader: DataLoader[Any], what: str, sampling: Literal["replacem
         )
     is_custom = not isinstance(loader.dataset, IterableDataset) and not _is_of_a_job(loader, sampling)
     return LoaderParts(
-        loader.dataset,
-        loader.batch_size,
-        None if loader.collate_fn is default_collate else loader.collate_fn,
-        loader.num_workers,
-        loader.prefetch_factor,
-        loader.sampler if is_custom else None,  # type: ignore[arg-type]  # a sampler, or another iterable
-        (*_order(loader, sampling), *_settings(loader)),
+        data=loader.dataset,
+        batch_size=loader.batch_size,
+        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        workers=loader.num_workers,
+        prefetch=loader.prefetch_factor,
+        sampler=loader.sampler if is_custom else None,  # type: ignore[arg-type]  # a sampler, or another iterable
+        ignored=(*_order(loader, sampling), *_settings(loader)),
     )
 
 

@@ -39,7 +39,10 @@ def digits(model: str = "softmax", batch_size: int = 32, lr: float | None = None
     """
     make_model = choose_model(model, _MODELS)
     optimizer = sgd(_LR[model] if lr is None else lr, momentum)
-    return classification(f"digits-{model}", make_model, optimizer, *_split(), batch_size)
+    train, test = _split()
+    return classification(
+        name=f"digits-{model}", model=make_model, optimizer=optimizer, train=train, test=test, batch_size=batch_size
+    )
 
 
 def _split() -> tuple[TensorDataset, TensorDataset]:

@@ -49,7 +49,13 @@ def sgd(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> partial[
 
 
 def classification(
-    name: str, model: MakeModel, optimizer: partial[optim.SGD], train: Dataset[Any], test: Dataset[Any], batch_size: int
+    *,
+    name: str,
+    model: MakeModel,
+    optimizer: partial[optim.SGD],
+    train: Dataset[Any],
+    test: Dataset[Any],
+    batch_size: int,
 ) -> Job:
     """Return a job that trains a classifier by cross-entropy, and evaluates it on the test data."""
     return Job(

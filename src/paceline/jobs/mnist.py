@@ -105,7 +105,9 @@ def mnist(
     make_model, optimizer = choose_model(model, _MODELS), sgd(lr, momentum)
     with fetch_advice("mnist", folder):
         train, test = _read(folder, "train"), _read(folder, "t10k")
-    return classification(f"mnist-{model}", make_model, optimizer, train, test, batch_size)
+    return classification(
+        name=f"mnist-{model}", model=make_model, optimizer=optimizer, train=train, test=test, batch_size=batch_size
+    )
 
 
 def _read(folder: Path, split: str) -> ImageDataset:

@@ -58,7 +58,9 @@ def launch(
         output = RankOutput(settings, log_dir, partial(signals.add, signal.SIGHUP))
         stack.callback(output.close)
         supervisor = LaunchSupervisor(settings.ranks, settings.max_restarts, first_pause_s)
-        launched = Launch(settings, command, supervisor, store, output, signals)
+        launched = Launch(
+            settings=settings, command=command, supervisor=supervisor, store=store, output=output, signals=signals
+        )
         stack.callback(launched.close)
         return launched.run()
 

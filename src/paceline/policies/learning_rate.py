@@ -68,7 +68,7 @@ class Scales(NamedTuple):
     weight_decay: float = 1.0
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class LinearSchedule:
     """Linear warm-up, which a plateau of the training loss may end, and linear decay, both by workload.
 
@@ -155,7 +155,15 @@ class LinearSchedule:
         if self.warm_up_until == PLATEAU:
             every = max(1, round(self._gradients("check_every", end, per_epoch)))
         window = max(1, min(every, round(per_epoch or every)))
-        return ScheduleCurve(warm_up, until, end, self.weight_decay, every, window, self.least_reduction)
+        return ScheduleCurve(
+            warm_up=warm_up,
+            until=until,
+            total=end,
+            weight_decay=self.weight_decay,
+            check_every=every,
+            window=window,
+            least_reduction=self.least_reduction,
+        )
 
     def _gradients(self, name: str, total: float | None, per_epoch: float | None) -> float:
         return self._duration(name).in_gradients(total, per_epoch).amount
@@ -176,7 +184,7 @@ class LinearSchedule:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScheduleCurve:
     """Linear schedule in numbers of gradients.
 
@@ -250,7 +258,8 @@ class ScheduleTracker(Stateful):
         if since_check < every:
             return ""
         before, now = self._before, self._sum / window
-        self._before, self._sum = now, 0.0
+        self._before = now
+        self._sum = 0.0
         if before is None or not is_plateau(before, now, self._curve.least_reduction):
             return ""
         return f"plateau, a mean loss of {now:.6g} after {before:.6g} {every} gradients before"

@@ -14,7 +14,7 @@ from paceline.policies.estimators.noise.staleness_price import PLAIN, Reference,
 from paceline.utils.state_dict import Stateful
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoiseRule:
     """Learning-rate rule "noise": factor on the rate of a reference for an update of k gradients.
 
@@ -104,7 +104,7 @@ class NoiseRule:
         return price * sqrt((1 + self.momentum) / (1 - self.momentum)) if self.adaptive and price > 1 else price
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoiseScaling:
     """Learning-rate scaling by `NoiseRule` at one time of a run.
 
@@ -243,7 +243,7 @@ class NoiseTracker(Stateful):
         if not self._has_steps:
             return
         k, mean_square, lr_scale = self._latest
-        self._critical.finish_update(UpdateStats(k, mean_square, step, lr_scale))
+        self._critical.finish_update(UpdateStats(k=k, mean_square=mean_square, step=step, lr_scale=lr_scale))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a tracker of the same rule."""
@@ -253,7 +253,9 @@ class NoiseTracker(Stateful):
     @property
     def scaling(self) -> NoiseScaling:
         """Scaling of the learning rate."""
-        return NoiseScaling(self.rule, self.estimate.phi, self.price_of_staleness, self.guard.factor)
+        return NoiseScaling(
+            rule=self.rule, phi=self.estimate.phi, price=self.price_of_staleness, guard=self.guard.factor
+        )
 
     @property
     def price_of_staleness(self) -> float:

@@ -44,13 +44,15 @@ class GradientSampler:
     def remember_scale(self, scaled: object, scale: Tensor | None) -> None:
         """Remember a loss that a GradScaler has multiplied, and its factor."""
         if isinstance(scaled, Tensor):
-            self._scaled, self._scale = weakref.ref(scaled), scale
+            self._scaled = weakref.ref(scaled)
+            self._scale = scale
 
     def begin(self, step: int, loss: Tensor) -> bool:
         """Return whether the backward pass that begins is sampled, and prepare for it."""
         if not self._every or step % self._every or not self._parameters:
             return False
-        self._loss, self._local = loss, None
+        self._loss = loss
+        self._local = None
         if self._uses_hooks:
             self._squares = []
             self._hooks = [each.register_post_accumulate_grad_hook(self._note) for each in self._parameters]
@@ -59,7 +61,8 @@ class GradientSampler:
     def expect_nested(self) -> None:
         """Use hooks from now on: with nested backward passes DDP may put the mean in place before the graph is done."""
         if not self._uses_hooks:
-            self._uses_hooks, self._loss = True, None
+            self._uses_hooks = True
+            self._loss = None
 
     def graph_done(self) -> None:
         """Compute the norm of the local gradient."""
@@ -71,7 +74,8 @@ class GradientSampler:
 
     def end(self) -> tuple[float, float, float] | None:
         """Return the loss and the squared norms of the local and the mean gradient; None for an unfinished pass."""
-        loss, local, self._loss = self._loss, self._local, None
+        loss, self._loss = self._loss, None
+        local = self._local
         if loss is None or local is None:
             return None
         is_scaled = self._scaled is not None and self._scaled() is loss and self._scale is not None

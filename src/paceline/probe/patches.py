@@ -154,7 +154,8 @@ class StepProbe:
                 self._nested_backward(original, tensors, *args, **kwargs)
                 return
             self._is_in_backward = True
-            is_synced, self._is_synced = self._will_sync(), None
+            is_synced = self._will_sync()
+            self._is_synced = None
             try:
                 if is_synced:
                     self._guard(self._await_graph, tensors)
@@ -222,7 +223,8 @@ class StepProbe:
             self._is_sampled = False
             found = self._sampler.end()
             if found is not None:
-                self._files.add_gradient(self._timer.step - 1, *found)
+                loss, local, whole = found
+                self._files.add_gradient(self._timer.step - 1, loss, local, whole)
             self._timer.skip(perf_counter_ns() - begin_ns)
         if self._timer.step == STEP_WITH_FINAL_BUCKETS:
             self._describe_models()

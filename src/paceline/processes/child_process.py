@@ -55,12 +55,12 @@ class Launcher:
         """Return the two ends of a pipe, first the one that receives."""
         return self._context.Pipe(duplex)
 
-    def start(self, target: Callable[..., None], *arguments: object, has_children: bool = False) -> ForkServerProcess:
+    def start(self, target: Callable[[T], None], arguments: T, has_children: bool = False) -> ForkServerProcess:
         """Start a process that ends with its parent.
 
         Args:
             target: function of an importable module.
-            arguments: arguments of the function.
+            arguments: argument of the function, a record.
             has_children: whether the process may start processes itself; if so, multiprocessing does not terminate it
                 when the parent exits without joining it.
 
@@ -69,7 +69,7 @@ class Launcher:
         """
 
         def start() -> ForkServerProcess:
-            process = self._context.Process(target=target, args=arguments, daemon=not has_children)
+            process = self._context.Process(target=target, args=(arguments,), daemon=not has_children)
             process.start()
             return process
 
@@ -134,7 +134,7 @@ def describe_exit(status: int | None) -> str:
     return f"ended with status {status}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessSettings:
     """Process-wide settings that results depend on, copied from a parent to its children.
 
@@ -152,12 +152,12 @@ class ProcessSettings:
     def capture(cls) -> Self:
         """Return the settings of this process."""
         return cls(
-            dict(os.environ),
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            LOG.getEffectiveLevel(),
+            environment=dict(os.environ),
+            dtype=torch.get_default_dtype(),
+            matmul_precision=torch.get_float32_matmul_precision(),
+            is_deterministic=torch.are_deterministic_algorithms_enabled(),
+            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            log_level=LOG.getEffectiveLevel(),
         )
 
     def apply(self) -> None:

@@ -58,7 +58,9 @@ class SharedPickle:
         return {"pickle": self._pickle, "nbytes": self._nbytes, "buffers": self._buffers, "file": DupFd(self._file)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._pickle, self._nbytes, self._buffers = state["pickle"], state["nbytes"], state["buffers"]
+        self._pickle = state["pickle"]
+        self._nbytes = state["nbytes"]
+        self._buffers = state["buffers"]
         self._file = state["file"].detach()
 
     def load(self) -> Any:

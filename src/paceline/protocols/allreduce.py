@@ -12,7 +12,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class AllReduceConfig:
     """All-reduce among n workers without a server.
 
@@ -89,7 +89,8 @@ class AllReduceConfig:
     def summed_fragment(self, iteration: int) -> int | None:
         """Return the fragment whose all-reduce begins after this iteration; None if there is none.
 
-        >>> [AllReduceConfig("updates", period=6, fragments=3).summed_fragment(iteration) for iteration in range(1, 9)]
+        >>> config = AllReduceConfig(sums="updates", period=6, fragments=3)
+        >>> [config.summed_fragment(iteration) for iteration in range(1, 9)]
         [None, 0, None, 1, None, 2, None, 0]
         """
         count, rest = divmod(iteration, self.period // self.fragments)
@@ -101,7 +102,7 @@ class AllReduceConfig:
         The gradient of the next iteration is computed before the wait, if sums overlap gradients. Iteration 0 stands
         for the last one of an earlier group of workers.
 
-        >>> [AllReduceConfig("updates", period=2, lag=3).awaited_sum(iteration) for iteration in range(3, 7)]
+        >>> [AllReduceConfig(sums="updates", period=2, lag=3).awaited_sum(iteration) for iteration in range(3, 7)]
         [None, 2, None, 4]
         """
         begun = iteration - max(0, self.lag - 1)

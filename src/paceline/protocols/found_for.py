@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FoundFor:
     """Runs for which a search has found a plan; other runs are refused.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from math import inf
 from operator import attrgetter
 from typing import Literal, TypeAlias
@@ -55,7 +55,7 @@ class PlanPart(ABC):
         """Return the phase of this part."""
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Protocol(PlanPart):
     """Synchronization rule of a parameter server and its workers.
 
@@ -117,7 +117,7 @@ class Protocol(PlanPart):
 
     def controlled_by(self, *controllers: ControllerPart) -> Phase:
         """Return a phase with these controllers, which may change the knobs."""
-        return Phase(self, controllers)
+        return Phase(self, controllers=controllers)
 
     def _as_phase(self) -> Phase:
         return Phase(self)
@@ -146,6 +146,7 @@ class Phase(PlanPart):
     """
 
     protocol: Protocol
+    _: KW_ONLY
     controllers: tuple[ControllerPart, ...] = ()
     end: Duration | None = None
     name: str = ""

@@ -10,8 +10,10 @@ from paceline.core.records import DecisionMade, Record
 def last_choices(records: Iterable[Record]) -> str:
     """Return the protocol and the learning rate with which a run has ended, and why; empty if nothing chose them.
 
-    >>> switch = DecisionMade(12.0, "protocol", "asp: 1.5 x the progress of bsp; phi 40; ...", numbers={"asp": 2.0})
-    >>> rate = DecisionMade(15.0, "learning_rate", "0.2 of the given rate for k=1: phi 40", numbers={"phi": 40.0})
+    >>> reason = "asp: 1.5 x the progress of bsp; phi 40; ..."
+    >>> switch = DecisionMade(now_s=12.0, kind="protocol", reason=reason, numbers={"asp": 2.0})
+    >>> reason = "0.2 of the given rate for k=1: phi 40"
+    >>> rate = DecisionMade(now_s=15.0, kind="learning_rate", reason=reason, numbers={"phi": 40.0})
     >>> last_choices([switch, rate])
     'asp since 12 s (1 change): 1.5 x the progress of bsp; 0.2 of the given rate for k=1: phi 40'
     """

@@ -203,9 +203,10 @@ class EventLog:
 def to_line(record: Record) -> bytes:
     r"""Return a record as one line of JSON; a number that is not finite becomes null.
 
-    >>> to_line(RunEnded(1.5, Outcome.UPDATES, "3 updates made", busy_s=nan, live_s=3.0))
+    >>> to_line(RunEnded(now_s=1.5, outcome=Outcome.UPDATES, reason="3 updates made", busy_s=nan, live_s=3.0))
     b'{"event":"run_ended","now_s":1.5,"outcome":"updates","reason":"3 updates made","busy_s":null,"live_s":3.0}\n'
-    >>> to_line(RunEnded(1.5, Outcome.FAILED, "cannot write caf\udce9", 0.0, 3.0)).count("caf\ufffd".encode())
+    >>> end = RunEnded(now_s=1.5, outcome=Outcome.FAILED, reason="caf\udce9", busy_s=0.0, live_s=3.0)
+    >>> to_line(end).count("caf\ufffd".encode())
     1
     """
     try:

@@ -17,7 +17,7 @@ from paceline.utils.representation import Representation
 ROUNDING = 1e-9  # of shares; sums of times in another order differ by less
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class Totals(Representation):
     """Totals of a whole run.
 

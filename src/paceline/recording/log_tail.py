@@ -80,7 +80,12 @@ class LogTail:
         if left_out := self._of_long_line(chunk):
             self._offset += len(left_out)
             self._last = left_out
-            return Increment([], starts_over, max(0, status.st_size - self._offset), status.st_mtime)
+            return Increment(
+                records=[],
+                starts_over=starts_over,
+                left_bytes=max(0, status.st_size - self._offset),
+                written_s=status.st_mtime,
+            )
         lines = self._whole_lines(chunk)
         records = []
         for line in lines:
@@ -88,7 +93,12 @@ class LogTail:
             records.append(parsed(line, self._order, f"{self._path}, line {self._lines}"))
         self._offset += sum(map(len, lines))
         self._last = lines[-1] if lines else self._last
-        return Increment(records, starts_over, max(0, status.st_size - self._offset), status.st_mtime)
+        return Increment(
+            records=records,
+            starts_over=starts_over,
+            left_bytes=max(0, status.st_size - self._offset),
+            written_s=status.st_mtime,
+        )
 
     def _continues(self, file: BinaryIO, status: os.stat_result) -> bool:
         """Return whether the file still begins with all that was read; its last line stands for the whole."""

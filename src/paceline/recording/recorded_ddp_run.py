@@ -73,12 +73,45 @@ def _records(recording: DDPRecording) -> Iterator[Record]:
             taken_s = min(works_s[worker] + push_s, length_s)
             busy_s += taken_s
             now_s = start_s + taken_s
-            who, what = (worker, step + 1, step, start_s, 0, True, ""), (loss, samples, nan)
-            yield GradientArrived(now_s, *who, *what, 0.0, works_s[worker], push_s, event_s=now_s)
-        counts = (step + 1, n, n * (step + 1), n * samples)
-        yield UpdateMade(end_s, *counts, loss, nan, 0.0, 0, "all ranks are done", busy_s, n * end_s)
+            yield GradientArrived(
+                now_s=now_s,
+                worker=worker,
+                draw=step + 1,
+                version=step,
+                started_s=start_s,
+                staleness=0,
+                used=True,
+                reason="",
+                loss=loss,
+                samples=samples,
+                squared_norm=nan,
+                pull_s=0.0,
+                compute_s=works_s[worker],
+                push_s=push_s,
+                event_s=now_s,
+            )
+        yield UpdateMade(
+            now_s=end_s,
+            version=step + 1,
+            k=n,
+            workload=n * (step + 1),
+            samples=n * samples,
+            loss=loss,
+            learning_rate=nan,
+            staleness=0.0,
+            max_staleness=0,
+            reason="all ranks are done",
+            busy_s=busy_s,
+            live_s=n * end_s,
+        )
         start_s = end_s
-    yield RunEnded(start_s, Outcome.UPDATES, f"the recording ends with {steps} steps", busy_s, n * start_s)
+    yield RunEnded(
+        now_s=start_s,
+        outcome=Outcome.UPDATES,
+        reason=f"the recording ends with {steps} steps",
+        busy_s=busy_s,
+        live_s=n * start_s,
+    )
 
 
 def _losses(recording: DDPRecording) -> NDArray[np.float64]:

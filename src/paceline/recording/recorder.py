@@ -95,15 +95,23 @@ class Recorder(Stateful):
             case events.Evaluated():
                 self.reached_s = self._published_s.pop(event.version, now)
                 metrics = dict(event.metrics)
-                self._evaluated(records.VersionEvaluated(now, event.version, self.reached_s, metrics, event.now))
+                self._evaluated(
+                    records.VersionEvaluated(
+                        now_s=now, version=event.version, published_s=self.reached_s, metrics=metrics, event_s=event.now
+                    )
+                )
             case events.UpdateApplied():
-                self._publish(records.StepMeasured(now, event.version, *event.step, event_s=event.now))
+                self._publish(
+                    records.StepMeasured(now_s=now, version=event.version, **event.step._asdict(), event_s=event.now)
+                )
             case events.Joined():
                 self._joined_s.setdefault(event.worker, now)
-                self._publish(records.WorkerJoined(now, event.worker, event_s=event.now))
+                self._publish(records.WorkerJoined(now_s=now, worker=event.worker, event_s=event.now))
             case events.Lost():
                 self._leave(event.worker, now)
-                self._publish(records.WorkerLost(now, event.worker, event.reason, event_s=event.now))
+                self._publish(
+                    records.WorkerLost(now_s=now, worker=event.worker, reason=event.reason, event_s=event.now)
+                )
             case events.Timer():
                 self._publish(records.TimerRang(now, event.now))
         for command in commands:
@@ -116,8 +124,14 @@ class Recorder(Stateful):
         for worker in list(self._joined_s):
             self._leave(worker, now)
         if metrics:
-            self._evaluated(records.VersionEvaluated(now, version, self._updated_s, dict(metrics)))
-        self._publish(records.RunEnded(now, stop.outcome, stop.reason, self._busy_s, self._live_s))
+            self._evaluated(
+                records.VersionEvaluated(now_s=now, version=version, published_s=self._updated_s, metrics=dict(metrics))
+            )
+        self._publish(
+            records.RunEnded(
+                now_s=now, outcome=stop.outcome, reason=stop.reason, busy_s=self._busy_s, live_s=self._live_s
+            )
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts."""
@@ -146,7 +160,15 @@ class Recorder(Stateful):
         for worker in range(event.workers):
             self._joined_s.setdefault(worker, event.now)
         self._published_s.clear()
-        self._publish(records.RunResumed(event.now, self._version, event.workers, event.stop_before, event.changes))
+        self._publish(
+            records.RunResumed(
+                now_s=event.now,
+                version=self._version,
+                workers=event.workers,
+                stop_before=event.stop_before,
+                changes=event.changes,
+            )
+        )
 
     def _evaluated(self, record: records.VersionEvaluated) -> None:
         self.evaluation = record
@@ -157,7 +179,7 @@ class Recorder(Stateful):
             case events.Compute():
                 if command.worker not in self._joined_s:  # a worker that was lost has delivered
                     self._joined_s[command.worker] = now
-                    self._publish(records.WorkerJoined(now, command.worker, late_return=True))
+                    self._publish(records.WorkerJoined(now_s=now, worker=command.worker, late_return=True))
                 self._work[command.worker] = (command, now)
             case events.Accept() | events.Drop():
                 assert isinstance(event, events.Arrival)
@@ -166,8 +188,16 @@ class Recorder(Stateful):
                 work, started_s = self._cancel(command.worker, now)
                 minibatch = work.minibatch
                 length = self._minibatches if minibatch is None else minibatch.length * minibatch.share
-                about = (now, command.worker, command.draw, work.version, started_s)
-                self._publish(records.WorkInterrupted(*about, samples=round(length * self._batch_size)))
+                self._publish(
+                    records.WorkInterrupted(
+                        now_s=now,
+                        worker=command.worker,
+                        draw=command.draw,
+                        version=work.version,
+                        started_s=started_s,
+                        samples=round(length * self._batch_size),
+                    )
+                )
             case events.Apply():
                 self._update(now, command)
             case events.Evaluate():
@@ -175,7 +205,9 @@ class Recorder(Stateful):
             case events.Decision():
                 if command.kind == SILENT and command.worker is not None:
                     self._leave(command.worker, now)
-                    self._publish(records.WorkerLost(now, command.worker, command.reason, silent=True))
+                    self._publish(
+                        records.WorkerLost(now_s=now, worker=command.worker, reason=command.reason, silent=True)
+                    )
                 self._publish(records.DecisionMade.of(now, command))
 
     def _arrival(self, now: float, event: events.Arrival, command: events.Accept | events.Drop) -> None:
@@ -242,7 +274,9 @@ class Recorder(Stateful):
 
     def _record_unfinished(self, worker: int, now: float) -> None:
         work, started_s = self._cancel(worker, now)
-        self._publish(records.WorkUnfinished(now, worker, work.draw, work.version, started_s))
+        self._publish(
+            records.WorkUnfinished(now_s=now, worker=worker, draw=work.draw, version=work.version, started_s=started_s)
+        )
 
     def _leave(self, worker: int, now: float) -> None:
         if worker in self._work:

@@ -15,7 +15,7 @@ from paceline.core.stop import LEAST_LOSS_WINDOW, TARGETS, Stop
 from paceline.recording.history import Totals, mean_loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunStats:
     """Summary statistics of a run.
 

@@ -54,7 +54,8 @@ class TimedUpdates:
             case GradientArrived(used=True):
                 self._used[record.worker] = record
             case RunResumed():
-                self._used, self._dealt = {}, None
+                self._used = {}
+                self._dealt = None
             case DecisionMade(kind="dealt"):
                 self._dealt = record
             case UpdateMade():
@@ -67,15 +68,16 @@ class TimedUpdates:
         samples = [record.samples for _, record in used]
         equal = sum(samples) / len(samples)
         update = TimedUpdate(
-            min(record.started_s for _, record in used),
-            ended_s,
-            [*self._used],
-            samples,
-            [record.compute_s for _, record in used],
-            [numbers.get(str(rank), record.samples) for rank, record in used],
-            [numbers.get(EQUAL.format(rank), equal) for rank, _ in used],
+            began_s=min(record.started_s for _, record in used),
+            ended_s=ended_s,
+            ranks=[*self._used],
+            samples=samples,
+            seconds=[record.compute_s for _, record in used],
+            work=[numbers.get(str(rank), record.samples) for rank, record in used],
+            equal_work=[numbers.get(EQUAL.format(rank), equal) for rank, _ in used],
         )
-        self._used, self._dealt = {}, None
+        self._used = {}
+        self._dealt = None
         return update
 
 
@@ -106,8 +108,10 @@ class UpdateRecords:
 
     def follow(self, update: UpdateMade) -> None:
         """Continue after an update of the same log."""
-        self.version, self.workload = update.version, update.workload
-        self.busy_s, self.live_s = update.busy_s, update.live_s
+        self.version = update.version
+        self.workload = update.workload
+        self.busy_s = update.busy_s
+        self.live_s = update.live_s
 
     def of(self, update: TimedUpdate) -> Iterator[Record]:
         """Yield the records of the next update."""
@@ -120,8 +124,20 @@ class UpdateRecords:
         )
         for now_s, rank, samples, seconds in arrivals:
             yield GradientArrived(
-                *(now_s, rank, self.version + 1, self.version, began_s, 0, True, "", nan, samples, nan),
-                *(0.0, seconds, sum_s),
+                now_s=now_s,
+                worker=rank,
+                draw=self.version + 1,
+                version=self.version,
+                started_s=began_s,
+                staleness=0,
+                used=True,
+                reason="",
+                loss=nan,
+                samples=samples,
+                squared_norm=nan,
+                pull_s=0.0,
+                compute_s=seconds,
+                push_s=sum_s,
                 event_s=now_s,
                 sum_s=sum_s,
             )
@@ -129,10 +145,24 @@ class UpdateRecords:
             numbers = {str(rank): float(each) for rank, each in zip(update.ranks, update.work, strict=True)}
             equal = zip(update.ranks, update.equal_work, strict=True)
             numbers |= {EQUAL.format(rank): float(each) for rank, each in equal}
-            yield DecisionMade(ended_s, DEALT, "work of each rank, and with equal shares", numbers=numbers)
+            yield DecisionMade(
+                now_s=ended_s, kind=DEALT, reason="work of each rank, and with equal shares", numbers=numbers
+            )
         self.version += 1
         self.workload += count
         self.busy_s += sum(now_s - began_s for now_s, *_ in arrivals)
         self.live_s += count * (ended_s - began_s)
-        counts = (self.version, count, self.workload, total)
-        yield UpdateMade(ended_s, *counts, nan, nan, 0.0, 0, WHY, self.busy_s, self.live_s)
+        yield UpdateMade(
+            now_s=ended_s,
+            version=self.version,
+            k=count,
+            workload=self.workload,
+            samples=total,
+            loss=nan,
+            learning_rate=nan,
+            staleness=0.0,
+            max_staleness=0,
+            reason=WHY,
+            busy_s=self.busy_s,
+            live_s=self.live_s,
+        )

@@ -17,7 +17,7 @@ GRID = 240  # points of a mean curve
 MOST_POINTS = 2_000  # points of the curve of a single run; a longer one is drawn on the grid
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CurveLine:
     """Mean curve with the smallest and largest value over its runs.
 
@@ -127,13 +127,13 @@ def band(lines: Sequence[tuple[Column, Column]], steps: bool = False) -> CurveLi
         return None
     if len(finite) == 1 and len(finite[0][0]) <= MOST_POINTS:
         x, y = finite[0]
-        return CurveLine(x, y, y, y, steps)
+        return CurveLine(x=x, mean=y, low=y, high=y, steps=steps)
     begin, end = max(x[0] for x, _ in finite), min(x[-1] for x, _ in finite)
     if begin > end:
         return None
     grid = np.linspace(begin, end, GRID)
     values = np.array([_on_grid(x, y, grid) for x, y in finite])
-    return CurveLine(grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    return CurveLine(x=grid, mean=values.mean(axis=0), low=values.min(axis=0), high=values.max(axis=0))
 
 
 def switches(run: RunData) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ class Mark(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """Data of one run for the report.
 
@@ -355,7 +355,7 @@ class RunReader:
         return self.endings.setdefault(RunEndingData(fate, reason), len(self.endings))
 
     def _mark(self, time_s: float, kind: str, reason: str) -> None:
-        self.marks.append(Mark(time_s, self._updates, kind, reason))
+        self.marks.append(Mark(time_s=time_s, updates=self._updates, kind=kind, reason=reason))
 
 
 def _where(work: records.GradientArrived | records.WorkInterrupted | records.WorkUnfinished) -> tuple[float, ...]:

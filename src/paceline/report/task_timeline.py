@@ -55,9 +55,9 @@ def bars_until(run: RunData, end_s: float) -> list[Bar]:
 def _gaps(worker: int, tasks: list[Bar], spans: list[tuple[float, float]], end_s: float) -> Iterator[Bar]:
     for begin_s, live_until_s in spans:
         free_s = begin_s
-        for task in [*tasks, Bar(worker, min(live_until_s, end_s), inf, WAITING)]:
+        for task in [*tasks, Bar(worker=worker, start_s=min(live_until_s, end_s), end_s=inf, kind=WAITING)]:
             if free_s < task.start_s <= min(live_until_s, end_s):
-                yield Bar(worker, free_s, task.start_s, WAITING)
+                yield Bar(worker=worker, start_s=free_s, end_s=task.start_s, kind=WAITING)
             free_s = max(free_s, task.end_s)
 
 
@@ -72,8 +72,8 @@ def _tasks(run: RunData) -> Iterator[Bar]:
     allreduce = phases[0].get("allreduce")
     names = ("worker", "version", "start_s", "end_s", "compute_s", "staleness")
     free_s: dict[int, float] = {}
-    for *row, fate in zip(*(run.work[name].tolist() for name in names), run.fates, strict=True):
-        worker, version, start_s, end_s, compute_s, staleness = row
+    columns = [*(run.work[name].tolist() for name in names), run.fates]
+    for worker, version, start_s, end_s, compute_s, staleness, fate in zip(*columns, strict=True):
         if allreduce is None or isnan(compute_s):
             yield _task(worker, start_s, end_s, FATES[fate], staleness)
             continue
@@ -86,7 +86,13 @@ def _tasks(run: RunData) -> Iterator[Bar]:
 
 def _task(worker: int, start_s: float, end_s: float, fate: str, staleness: int) -> Bar:
     is_stale = fate == FRESH and staleness > 0
-    return Bar(worker, start_s, end_s, STALE if is_stale else fate, staleness if is_stale else 0)
+    return Bar(
+        worker=worker,
+        start_s=start_s,
+        end_s=end_s,
+        kind=STALE if is_stale else fate,
+        staleness=staleness if is_stale else 0,
+    )
 
 
 def draw_tasks(figure: Any, run: RunData, updates: int = UPDATES) -> None:

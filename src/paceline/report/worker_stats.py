@@ -19,7 +19,7 @@ IDLE = "idle"
 ACTIVITIES = ("computing", "communicating", "waiting")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskSums:
     """Sums over the tasks of a run, or over some of them.
 
@@ -47,15 +47,15 @@ class TaskSums:
         spent_s = work["end_s"] - work["start_s"]
         lost_s = np.sum(spent_s, where=np.isnan(work["compute_s"]))
         return cls(
-            np.bincount(fates, weights=spent_s, minlength=len(FATES)),
-            np.bincount(fates, weights=work["samples"], minlength=len(FATES)),
-            float(np.nansum(work["compute_s"]) + lost_s),
-            float(np.nansum(work["network_s"])),
+            spent_s=np.bincount(fates, weights=spent_s, minlength=len(FATES)),
+            samples=np.bincount(fates, weights=work["samples"], minlength=len(FATES)),
+            computing_s=float(np.nansum(work["compute_s"]) + lost_s),
+            communicating_s=float(np.nansum(work["network_s"])),
         )
 
     def plus(self, other: TaskSums) -> TaskSums:
         """Return the sums over the tasks of both."""
-        return TaskSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return TaskSums(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
     def worker_seconds(self, live_s: float) -> dict[str, float]:
         """Return the worker-seconds by fate of the task, and the idle ones; their sum is the live time."""

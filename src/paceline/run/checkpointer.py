@@ -81,9 +81,11 @@ class Checkpointer:
         self._version = self._coordinator.version
         position = self._position()
         if position - self._due_at >= self._every.amount:
-            self._due_at, self._is_due = position, True
+            self._due_at = position
+            self._is_due = True
         if (self._is_due or self._awaits_first) and self._engine.prepare_checkpoint() and self._engine.is_settled:
-            self._is_due, self._awaits_first = False, self._version == 0
+            self._is_due = False
+            self._awaits_first = self._version == 0
             self.save()
 
     def at_end(self) -> None:

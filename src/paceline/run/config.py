@@ -27,7 +27,7 @@ from paceline.utils.validation import check_range
 from paceline.worker.torch_utils import build_model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Configuration of one run, as the user gave it.
 

@@ -66,7 +66,7 @@ def vectors_of_worker(allreduce: AllReduceConfig) -> int:
     They are the average, the gradient and the state of the optimizer; with sums of updates the weights and the payload
     too; and for sums that overlap steps, the steps since the last sum, and those in each sum under way, with its total.
 
-    >>> vectors_of_worker(AllReduceConfig("updates", period=8, lag=8))
+    >>> vectors_of_worker(AllReduceConfig(sums="updates", period=8, lag=8))
     9
     """
     vectors = 2 + OPTIMIZER

@@ -37,7 +37,7 @@ def reference_of(job: Job, model: nn.Module, plan: Plan, n: int) -> NoiseRule:
     groups = optimizer.param_groups
     rate = max(float(group["lr"]) for group in groups)
     momentum = max(float(group["betas"][0] if adaptive else group["momentum"]) for group in groups)
-    return NoiseRule(_gradients(job, n), rate, momentum, adaptive)
+    return NoiseRule(K=_gradients(job, n), learning_rate=rate, momentum=momentum, adaptive=adaptive)
 
 
 def _gradients(job: Job, n: int) -> int:

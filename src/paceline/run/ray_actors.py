@@ -62,20 +62,26 @@ def train_on_ray(cluster: Ray, config: RunConfig, train: partial[Result]) -> Res
     """
     config.check()
     has_server = config.plan.allreduce is None
-    arguments = (cluster.arguments(is_server=has_server), cluster.arguments(is_server=False))
     parts = {**vars(config.job), **train.keywords}
     with explained(parts, f"job {config.job.name} cannot be sent to the actors of Ray"):
-        task = by_value(RankTask(train, *arguments, replace(ProcessSettings.capture(), environment={})))
+        task = by_value(
+            RankTask(
+                train=train,
+                of_rank_0=cluster.arguments(is_server=has_server),
+                of_others=cluster.arguments(is_server=False),
+                settings=replace(ProcessSettings.capture(), environment={}),
+            )
+        )
     if not ray.is_initialized():
         ray.init()
     folder = train.keywords["resume"] or train.keywords["out"]
     trained = ActorGroup(cluster, config, task, str(folder or "")).run()
     model = build_model(config.job, config.seed)
     model.load_state_dict(trained.state)
-    return Result(model, History(lambda: trained.records, trained.totals), **trained.facts)
+    return Result(model=model, history=History(lambda: trained.records, trained.totals), **trained.facts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankTask:
     """Task of every actor.
 
@@ -133,7 +139,12 @@ class TrainedState(NamedTuple):
     def of(cls, result: Result) -> TrainedState:
         """Return what the driver is sent of a result."""
         facts = {name: value for name, value in vars(result).items() if name not in ("model", "history")}
-        return cls(dict(result.model.state_dict()), result.history.records, result.history.totals, facts)
+        return cls(
+            state=dict(result.model.state_dict()),
+            records=result.history.records,
+            totals=result.history.totals,
+            facts=facts,
+        )
 
 
 Answer = ActorPlace | TrainedState | RankFailure | ActorGone | None
@@ -156,7 +167,10 @@ class RankActor:
     def place(self) -> ActorPlace:
         """Return where the actor is."""
         return ActorPlace(
-            ray.util.get_node_ip_address(), free_port(), ray.get_runtime_context().get_node_id(), os.getpid()
+            host=ray.util.get_node_ip_address(),
+            port=free_port(),
+            node=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
         )
 
     def train(self, environment: Mapping[str, str], task: bytes) -> Answer:

@@ -145,7 +145,14 @@ class _Replayer:
         self._coordinator = self._next_coordinator()
         self._memory = Memory()
         n, batch_size = configuration["workers"], configuration["batch_size"]
-        self._recorder = Recorder(n, batch_size, "", lambda: 0.0, [self._memory], plan.local_steps)
+        self._recorder = Recorder(
+            workers=n,
+            batch_size=batch_size,
+            memory="",
+            learning_rate=lambda: 0.0,
+            callbacks=[self._memory],
+            local_steps=plan.local_steps,
+        )
         self._logged: deque[records.Record] = deque()  # records not compared yet
         self._end = ""  # reason for which the coordinator ended the run
 

@@ -13,7 +13,7 @@ from paceline.recording.history import History
 from paceline.utils.representation import Representation
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Result(Representation):
     """Result of a run.
 

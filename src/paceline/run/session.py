@@ -40,10 +40,9 @@ from paceline.tensors.compiled_arithmetic import stale_arithmetic
 from paceline.tensors.flat_buffers import FlatLayout
 from paceline.worker.allreduce import make_algorithm
 from paceline.worker.allreduce.base import AllReduceAlgorithm
-from paceline.worker.evaluation import evaluate
+from paceline.worker.evaluation import check_reported, evaluate
 from paceline.worker.local_steps import make_replica
 from paceline.worker.loss_check import warn_of_summed_loss
-from paceline.worker.replica import check_reported
 from paceline.worker.task_runner import device_of
 from paceline.worker.torch_utils import build_model, usable_device
 
@@ -73,7 +72,14 @@ class Session:
         self.layout = _layout(self.model, len(ranks), config.plan.allreduce)
         check_memory(self.layout, config.plan, self._sharing, is_compressed=_is_compressed(cluster))
         trained = server_job(job, config.plan.local_steps)
-        self.server = ParameterServer(trained, self.model, self.layout, config.per_epoch, self.shards, cluster.n)
+        self.server = ParameterServer(
+            job=trained,
+            model=self.model,
+            layout=self.layout,
+            per_epoch=config.per_epoch,
+            peers=self.shards,
+            workers=cluster.n,
+        )
         if not isinstance(cluster, Torchrun) or cluster.is_server:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
             if config.plan.local_steps is None:  # else workers watch the gradients of their steps
@@ -137,14 +143,29 @@ class Session:
         """Return the recorder of this run."""
         n, job = self.config.cluster.n, self.config.job
         note, local_steps = memory_note(self.layout, self._sharing), self.config.plan.local_steps
-        return Recorder(n, job.batch_size, note, lambda: self.server.learning_rate, callbacks, local_steps)
+        return Recorder(
+            workers=n,
+            batch_size=job.batch_size,
+            memory=note,
+            learning_rate=lambda: self.server.learning_rate,
+            callbacks=callbacks,
+            local_steps=local_steps,
+        )
 
     def engine(self) -> Engine:
         """Return the engine for the cluster."""
         job, cluster, seed = self.config.job, self.config.cluster, self.config.seed
         if isinstance(cluster, LocalCluster):
             local_steps, folder = self.config.plan.local_steps, self.config.folder
-            return LocalEngine(job, cluster, seed, self.server, self.layout, local_steps, folder)
+            return LocalEngine(
+                job=job,
+                cluster=cluster,
+                seed=seed,
+                server=self.server,
+                layout=self.layout,
+                local_steps=local_steps,
+                folder=folder,
+            )
         if isinstance(cluster, Torchrun):
             rank, stop = rank_of(self.config, cluster), str(self.config.stop)
             return distributed.make_engine(rank, self.server, self.layout, self.shards, stop)
@@ -224,14 +245,14 @@ def rank_of(config: RunConfig, cluster: Torchrun) -> distributed.Rank:
     """Return the settings of a process of a distributed run."""
     make_job_spec = partial(job_spec, config)
     return distributed.Rank(
-        config.job,
-        cluster,
-        config.seed,
-        config.checked_plan,
-        config.per_epoch,
-        make_job_spec,
-        config.process,
-        config.folder,
+        job=config.job,
+        cluster=cluster,
+        seed=config.seed,
+        plan=config.checked_plan,
+        per_epoch=config.per_epoch,
+        make_job_spec=make_job_spec,
+        process=config.process,
+        folder=config.folder,
     )
 
 

@@ -31,7 +31,7 @@ from paceline.utils.validation import check_range
 from paceline.utils.wording import counted
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Simulated(Representation):
     """Result of a simulation of the timing.
 
@@ -157,8 +157,14 @@ def simulate(
         if vectorized is not None:
             vectorized.run(updates)
             return _result(vectorized.accounting, simulated, payload_bytes)
-    failure_detector = FailureDetector(worker_timeout_s)
-    return _simulate_by_events(plan, simulated, Stop(updates=updates), seed, payload_bytes, failure_detector)
+    return _simulate_by_events(
+        plan,
+        simulated,
+        Stop(updates=updates),
+        seed=seed,
+        payload_bytes=payload_bytes,
+        failure_detector=FailureDetector(worker_timeout_s),
+    )
 
 
 def _simulate_by_events(
@@ -184,9 +190,16 @@ def _simulate_by_events(
 
 
 def _result(done: TimingEngine | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
-    counts = (done.wasted_s, done.pulls, done.pushes)
-    sent_bytes = cluster.network.sent_bytes(payload_bytes)
-    return Simulated(done.now, done.totals(), cluster.n, *counts, sent_bytes, cluster.server)
+    return Simulated(
+        time_s=done.now,
+        totals=done.totals(),
+        workers=cluster.n,
+        wasted_s=done.wasted_s,
+        pulls=done.pulls,
+        pushes=done.pushes,
+        payload_bytes=cluster.network.sent_bytes(payload_bytes),
+        server=cluster.server,
+    )
 
 
 def _check_times_suffice(plan: Plan) -> None:

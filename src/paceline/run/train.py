@@ -121,9 +121,17 @@ def train(
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
     evaluations = None if evaluate_every is None else _duration(evaluate_every)
-    limits = (evaluations, worker_timeout_s, measure_steps)
-    path = out if resume is None else resume
-    config = RunConfig(job, plan, _fitted(cluster, plan), stop, seed, *limits, folder=path)
+    config = RunConfig(
+        job=job,
+        plan=plan,
+        cluster=_fitted(cluster, plan),
+        stop=stop,
+        seed=seed,
+        evaluate_every=evaluations,
+        worker_timeout_s=worker_timeout_s,
+        measure_steps=measure_steps,
+        folder=out if resume is None else resume,
+    )
     if isinstance(cluster, Ray):
         return _train_on_ray(cluster, config, given)
     cluster = config.cluster
@@ -215,7 +223,9 @@ def serve_run(config: RunConfig) -> Result:
     assert isinstance(config.cluster, Torchrun)
     if config.cluster.ranks.sidecar is not None:
         raise SystemExit(0)  # what comes after the training is for rank 0 itself to do
-    return Result(model, History(list), end.time_s, Outcome(end.outcome), end.reason)
+    return Result(
+        model=model, history=History(list), time_s=end.time_s, stopped_by=Outcome(end.outcome), reason=end.reason
+    )
 
 
 def stand_by(
@@ -284,7 +294,9 @@ def run_session(
         for callback in callbacks:
             opened.callback(callback.close)
         log = RunLog(is_simulated=isinstance(session.config.cluster, Cluster), has_loops=has_loops)
-        return _run_session(session, folder, resumption, callbacks, log, policy)
+        return _run_session(
+            session=session, folder=folder, resumption=resumption, callbacks=callbacks, log=log, policy=policy
+        )
 
 
 def _run_session(

@@ -56,7 +56,7 @@ class GradientAccumulator:
 
     def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float, worker: int = 0) -> None:
         """Queue one gradient for the open update."""
-        self._queue.append(_Queued(gradient, samples, samples * step_scale, worker))
+        self._queue.append(_Queued(gradient=gradient, samples=samples, weight=samples * step_scale, worker=worker))
         self._count += 1
         self._written |= gradient.written
 
@@ -71,7 +71,7 @@ class GradientAccumulator:
             return
         weights = self._flush_buffers()
         new = [queued.gradient for queued in self._queue]
-        vectors = zip(self.mean.flat_parameters, *(each.flat_parameters for each in new), strict=True)
+        vectors = zip(*(each.flat_parameters for each in [self.mean, *new]), strict=True)
         checks = [move_mean(mean, gradients, weights) for mean, *gradients in vectors]
         if self._not_finite is None and not all(map(isfinite, checks)):
             self._not_finite = first_not_finite(new, self._count - len(new))
@@ -93,7 +93,10 @@ class GradientAccumulator:
         if not mean.is_borrowed:
             self.mean.written = self._written
         self._queue.clear()
-        self._count, self._samples, self._weight, self._worker = 0, 0, 0.0, None
+        self._count = 0
+        self._samples = 0
+        self._weight = 0.0
+        self._worker = None
         self._not_finite = None
         self._written = set()
         return mean
@@ -109,11 +112,11 @@ class GradientAccumulator:
             weights.append(queued.weight / self._weight)
             shares.append(queued.samples / self._samples)
             if self._worker is None or queued.worker <= self._worker:
-                self._worker, taken = queued.worker, queued.gradient
+                self._worker = queued.worker
+                taken = queued.gradient
         new = [queued.gradient for queued in self._queue]
-        for i, (mean, *changes) in enumerate(
-            zip(self.mean.flat_buffers, *(each.flat_buffers for each in new), strict=True)
-        ):
+        vectors = zip(*(each.flat_buffers for each in [self.mean, *new]), strict=True)
+        for i, (mean, *changes) in enumerate(vectors):
             if is_a_mean(mean):
                 update_mean(mean, changes, shares)
             elif taken is not None:
@@ -131,7 +134,9 @@ class GradientAccumulator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state; of a state of all shards, the tensors of this layout are taken."""
-        self._samples, self._weight, mean = state["samples"], state["weight"], state["mean"]
+        self._samples = state["samples"]
+        self._weight = state["weight"]
+        mean = state["mean"]
         self._worker = state.get("worker")
         if mean is not None:
             parameters, buffers = self._layout.parameters, self._layout.buffers
@@ -195,7 +200,8 @@ class MeanGradient:
             for vectors in zip(*(each.flat_parameters for each in (self._storage, *self._vectors)), strict=True):
                 for mean, *blocks in in_blocks(*vectors):
                     update_mean(mean, blocks, self._weights)
-            self._vectors, self._weights = [self._storage], [1.0]
+            self._vectors = [self._storage]
+            self._weights = [1.0]
         return self._storage
 
     def first_not_finite(self) -> int | None:

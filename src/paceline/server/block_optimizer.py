@@ -73,7 +73,7 @@ class BlockOptimizer:
             target = parameters if new is state else new.flat_parameters[each.number][each.elements]
             if rule is not None:
                 gradient = mean.part(each.number, each.elements, factor)
-                check += step(rule, StepVectors(gradient, parameters, target, each.state))
+                check += step(rule, StepVectors(gradient=gradient, parameters=parameters, new=target, state=each.state))
             elif new is not state:
                 target.copy_(parameters)
         return check
@@ -96,7 +96,7 @@ class BlockOptimizer:
         return [None if group is None else each.next_rule(optimizer, group) for each, group in pairs]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Range:
     """Consecutive parameters of a flat vector in one parameter group.
 
@@ -118,7 +118,8 @@ class _Range:
     def gather(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> bool:
         """Bring the optimizer's state into flat vectors, unless it is there; return False if it has not been made."""
         if not names:
-            self.state, self._views = [], []
+            self.state = []
+            self._views = []
             return True
         saved = [optimizer.state[parameter] for parameter in self.parameters]
         found = [tuple(each.get(name) for each in saved) for name in names]
@@ -157,7 +158,7 @@ def _ranges_of(
             last.elements = slice(last.elements.start, elements.stop)
             last.parameters.append(parameter)
         else:
-            newest[number] = _Range(number, elements, group, [parameter])
+            newest[number] = _Range(number=number, elements=elements, group=group, parameters=[parameter])
             ranges.append(newest[number])
     return ranges
 

@@ -72,13 +72,13 @@ def exact_loops(kind: type[Rule], dtype: torch.dtype) -> Any | None:
 def _rules(kind: type[Rule]) -> Iterator[Rule]:
     """Yield a rule for each way through the loops."""
     if kind is SGDRule:
-        yield SGDRule(0.1)
-        yield SGDRule(0.1, momentum=0.9, dampening=0.3, weight_decay=0.1)
-        yield SGDRule(0.1, momentum=0.9, nesterov=True)
+        yield SGDRule(lr=0.1)
+        yield SGDRule(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1)
+        yield SGDRule(lr=0.1, momentum=0.9, nesterov=True)
     else:
-        yield AdamRule(0.01, 0.9, 0.999, 1e-8, weight_decay=0.0, is_decoupled=False, count=3)
-        yield AdamRule(0.01, 0.4, 0.95, 1e-6, weight_decay=0.1, is_decoupled=False, count=1)
-        yield AdamRule(0.01, 0.9, 0.999, 1e-8, weight_decay=0.1, is_decoupled=True, count=1_000)
+        yield AdamRule(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, is_decoupled=False, count=3)
+        yield AdamRule(lr=0.01, beta1=0.4, beta2=0.95, eps=1e-6, weight_decay=0.1, is_decoupled=False, count=1)
+        yield AdamRule(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, is_decoupled=True, count=1_000)
 
 
 def _tried(dtype: torch.dtype, rule: Rule, in_place: bool) -> StepVectors:
@@ -87,7 +87,12 @@ def _tried(dtype: torch.dtype, rule: Rule, in_place: bool) -> StepVectors:
     first, second, third, parameters, one, other = (torch.randn(TRIED, generator=random, dtype=dtype) for _ in range(6))
     gradient = RunningMean([first, second, third], [1.0, 0.7, 0.2], 0.3)
     state = [one, other.abs_()] if isinstance(rule, AdamRule) else [one] if getattr(rule, "momentum", 0.0) else []
-    return StepVectors(gradient, parameters, parameters if in_place else torch.empty_like(parameters), state)
+    return StepVectors(
+        gradient=gradient,
+        parameters=parameters,
+        new=parameters if in_place else torch.empty_like(parameters),
+        state=state,
+    )
 
 
 def _changed(vectors: StepVectors) -> list[Tensor]:

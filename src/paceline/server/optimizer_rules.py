@@ -40,7 +40,9 @@ class StepVectors(NamedTuple):
             gradient = self.gradient._replace(vectors=[each[part] for each in self.gradient.vectors])
             parameters = self.parameters[part]
             new = parameters if self.is_in_place else self.new[part]
-            yield StepVectors(gradient, parameters, new, [each[part] for each in self.state])
+            yield StepVectors(
+                gradient=gradient, parameters=parameters, new=new, state=[each[part] for each in self.state]
+            )
 
     @property
     def is_in_place(self) -> bool:
@@ -75,7 +77,7 @@ class Rule(ABC):
         gradient, parameters, new, state = vectors
         scratch = block_like(parameters)
         checks = []
-        blocks = in_blocks(parameters, new, *state)
+        blocks = in_blocks(*[parameters, new, *state])
         for mean, (old_block, new_block, *states) in zip(gradient.blocks(), blocks, strict=True):
             self.step_block(old_block, new_block, mean, states, scratch[: len(old_block)])
             checks.append(check_sum(new_block))
@@ -90,7 +92,7 @@ class Rule(ABC):
         """Step with the compiled loops, with the same bits; return such a number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SGDRule(Rule):
     """Rule of `torch.optim.SGD`, with its momentum if there is any."""
 
@@ -103,7 +105,7 @@ class SGDRule(Rule):
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> SGDRule:
         """Return the rule of a parameter group."""
-        return cls(*(group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")))
+        return cls(**{name: group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")})
 
     def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""
@@ -118,14 +120,21 @@ class SGDRule(Rule):
         """Step with the compiled loops."""
         check = 0.0
         numbers = [-self.lr, self.momentum, 1 - self.dampening, self.weight_decay, self.nesterov]
-        for gradient, parameters, new, *state in vectors.arrays(loops.VECTORS):
-            velocity = state[0] if state else np.empty(0, parameters.dtype)
-            step = loops.sgd_in_place if vectors.is_in_place else loops.sgd
-            check += step(*gradient, parameters, new, velocity, np.array(numbers, parameters.dtype))
+        step = loops.sgd_in_place if vectors.is_in_place else loops.sgd
+        for (means, weights, factor), parameters, new, *state in vectors.arrays(loops.VECTORS):
+            check += step(
+                vectors=means,
+                weights=weights,
+                factor=factor,
+                parameters=parameters,
+                new=new,
+                velocity=state[0] if state else np.empty(0, parameters.dtype),
+                numbers=np.array(numbers, parameters.dtype),
+            )
         return check
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdamRule(Rule):
     """Rule of step number `count` >= 1 of `torch.optim.Adam` or `AdamW`."""
 
@@ -142,7 +151,15 @@ class AdamRule(Rule):
         """Return the rule of a parameter group."""
         beta1, beta2 = group["betas"]
         is_decoupled = group.get("decoupled_weight_decay", is_adamw)  # no option before torch 2.6
-        return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], is_decoupled, count)
+        return cls(
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            is_decoupled=is_decoupled,
+            count=count,
+        )
 
     def step_block(self, old: Tensor, new: Tensor, gradient: Tensor, state: Sequence[Tensor], scratch: Tensor) -> None:
         """Step a block."""
@@ -168,8 +185,15 @@ class AdamRule(Rule):
             for start in range(0, len(whole[0]), ROOTS):
                 part = slice(start, start + ROOTS)
                 parameters, new, mean, square = (each[part] for each in whole)
-                gradient = (tuple(each[part] for each in means), weights, factor)
-                loops.adam_moments(*gradient, parameters, mean, square, np.array(moments, dtype))
+                loops.adam_moments(
+                    vectors=tuple(each[part] for each in means),
+                    weights=weights,
+                    factor=factor,
+                    parameters=parameters,
+                    mean=mean,
+                    square=square,
+                    numbers=np.array(moments, dtype),
+                )
                 torch.sqrt(torch.from_numpy(square), out=root[: len(square)])
                 check += loops.adam_step(parameters, new, mean, root.numpy(), np.array(step, dtype))
         return check

@@ -208,8 +208,14 @@ class ParameterServer:
         else:
             factor = update.step_scale
         failure = f"the optimizer of job {self._job.name} failed after {self.scheduler.workload} gradients"
-        changed = (update.momentum_limit, update.weight_decay_scale, update.momentum_power)
-        with at_place(failure), self.optimizer_lock, stepping(self.optimizer, lr_scale, *changed):
+        changed = stepping(
+            self.optimizer,
+            lr_scale,
+            momentum_limit=update.momentum_limit,
+            weight_decay_scale=update.weight_decay_scale,
+            momentum_power=update.momentum_power,
+        )
+        with at_place(failure), self.optimizer_lock, changed:
             step = self._optimizer_step.make(mean, self.state, new, factor=factor, measure=update.measure)
         for old, change, moved in zip(self.state.flat_buffers, mean.flat_buffers, new.flat_buffers, strict=True):
             if is_a_mean(old):

@@ -56,7 +56,13 @@ class StepMeter:
         else:
             along, squared_step = moved
             progress = along / shrunk if shrunk else 0.0
-        return Step(squared_norm, progress, squared_step, learning_rate, learning_rate)
+        return Step(
+            squared_norm=squared_norm,
+            progress=progress,
+            squared_step=squared_step,
+            learning_rate=learning_rate,
+            next_learning_rate=learning_rate,
+        )
 
     def _moved_along(self, parameters: Sequence[Tensor], gradient: Sequence[Tensor]) -> tuple[float, float]:
         """Return g.s and ||s||^2."""

@@ -78,7 +78,8 @@ class Balancer:
         self.model = name_of_model(model)
         self._parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         self._note = note_on_layers(model)
-        self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        self.ranks = dist.get_world_size()
+        self.rank = dist.get_rank()
         is_host = device.type == "cpu"
         self._memory = memory_of(device)
         self.stopwatch = Stopwatch(HostClock() if is_host else StreamClock(device))
@@ -173,7 +174,13 @@ class Balancer:
             self._decide(self._division, rows, now_s)
         sizes = {dealt.samples[self.rank] for dealt in self._dealt}
         is_first = not sizes <= self._known_sizes
-        batches = TimedBatches(self._dealt, self.stopwatch.take(), now_s, is_first, self._weighing.divisor)
+        batches = TimedBatches(
+            dealt=self._dealt,
+            spans=self.stopwatch.take(),
+            ended_s=now_s,
+            is_first=is_first,
+            divisor=self._weighing.divisor,
+        )
         self._measured.append(batches)
         self._known_sizes |= sizes
         self._dealt = []
@@ -257,7 +264,9 @@ class Balancer:
         unknown = repeat([0.0] * self.ranks)
         for batches, seconds in zip([*self._exchanged, *self._measured], chain(known, unknown), strict=False):
             self._keep(batches, seconds)
-        self._exchanged, self._measured, self._at_once = [], [], 1
+        self._exchanged = []
+        self._measured = []
+        self._at_once = 1
 
     def _keep(self, batches: TimedBatches, seconds: list[float]) -> None:
         if self.record is not None:

@@ -40,7 +40,7 @@ def divided(shares: Sequence[int], size: int = 0) -> Dealt:
         size: samples of a rank with equal shares; 0 if the script has dealt the batch itself.
     """
     equal = [size] * len(shares) if size else shares
-    return Dealt(tuple(shares), size, tuple(shares), tuple(equal))
+    return Dealt(samples=tuple(shares), size=size, work=tuple(shares), equal_work=tuple(equal))
 
 
 def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
@@ -84,8 +84,8 @@ def cut_for(batches: Sequence[Batch], shares: Sequence[int], equal: Sequence[int
     samples = [each for batch in batches for each in batch]
     begin = sum(shares[:rank])
     size = len(batches[0]) if len(set(map(len, batches))) == 1 else 0
-    work = tuple(map(float, shares)), tuple(map(float, equal))
-    return samples[begin : begin + shares[rank]], Dealt(tuple(shares), size, *work)
+    dealt = Dealt(samples=tuple(shares), size=size, work=tuple(map(float, shares)), equal_work=tuple(map(float, equal)))
+    return samples[begin : begin + shares[rank]], dealt
 
 
 def piece(batches: Sequence[Batch], rank: int, size: int) -> tuple[Batch, Dealt]:

@@ -116,16 +116,18 @@ def deal_by_cost(
     if used is None:
         groups = deal(costs, seconds, most)
     else:
-        groups = of_few_counts(deal, costs, seconds, most, used, partial(_work, is_padded=is_padded))
+        groups = of_few_counts(
+            deal=deal, costs=costs, seconds=seconds, most=most, used=used, work=partial(_work, is_padded=is_padded)
+        )
     work = [_work([costs[each] for each in group], is_padded=is_padded) for group in groups]
-    dealt = Dealt(tuple(map(len, groups)), size, tuple(work), tuple(equal))
+    dealt = Dealt(samples=tuple(map(len, groups)), size=size, work=tuple(work), equal_work=tuple(equal))
     return [samples[each] for each in groups[rank]], dealt
 
 
 def equal_by_cost(batches: Sequence[Batch], cost_of: CostOf, *, is_padded: bool) -> Dealt:
     """Return the division of an update whose batches stay, with their costs; the arguments are as above."""
     work = tuple(_work([float(cost_of(sample)) for sample in batch], is_padded=is_padded) for batch in batches)
-    return Dealt(tuple(map(len, batches)), len(batches[0]), work, work)
+    return Dealt(samples=tuple(map(len, batches)), size=len(batches[0]), work=work, equal_work=work)
 
 
 def work_of(batches: Sequence[Batch], shares: Sequence[int], cost_of: CostOf, *, is_padded: bool) -> tuple[float, ...]:

@@ -39,7 +39,8 @@ class Division:
         survival: SurvivingTraining | None,
     ) -> None:
         self.sizes = sizes
-        self._ranks, self._rank = ranks, rank
+        self._ranks = ranks
+        self._rank = rank
         self._find_cost = find_cost
         self._survival = survival
         self._costs: WeakKeyDictionary[Loader, CostOf | None] = WeakKeyDictionary()
@@ -107,9 +108,15 @@ class Division:
         is_padded = pads(loader.collate_fn)
         if self.most_work is None:
             return batches[self._rank], equal_by_cost(batches, cost_of, is_padded=is_padded)
-        used = self._used_counts if self.policy.limits.is_compiled else None
-        given = batches, self._rank, cost_of, self.policy.seconds, self.most_work, used
-        return deal_by_cost(*given, is_padded=is_padded)
+        return deal_by_cost(
+            batches,
+            rank=self._rank,
+            cost_of=cost_of,
+            seconds=self.policy.seconds,
+            limits=self.most_work,
+            used=self._used_counts if self.policy.limits.is_compiled else None,
+            is_padded=is_padded,
+        )
 
     def _even(self, samples: int) -> tuple[int, ...]:
         """Return the equal shares of an update, none for a lost rank."""

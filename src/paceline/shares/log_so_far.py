@@ -57,7 +57,9 @@ class LogSoFar:
                 if line.endswith(b"\n"):
                     last.append(len(line))
                     self._size_bytes += len(line)
-        self.now_s, self.gain, self.records = 0.0, Gain(), UpdateRecords()
+        self.now_s = 0.0
+        self.gain = Gain()
+        self.records = UpdateRecords()
         self.living: set[int] = set()
         self.updates = self.decisions = 0
         self.has_ended = False
@@ -70,7 +72,9 @@ class LogSoFar:
             if isinstance(record, RunEnded) and not with_end:
                 after += 1
                 continue
-            after, self.now_s, self.has_ended = 0, record.now_s, isinstance(record, RunEnded)
+            after = 0
+            self.now_s = record.now_s
+            self.has_ended = isinstance(record, RunEnded)
             if (update := reader.add(record)) is not None:
                 self.gain.add(update)
             match record:
@@ -117,7 +121,15 @@ def end_log(folder: Path, launch: str, status: int) -> None:
         writer = RunFolder(folder, SavedRun(folder).configuration, keep=log.prefix)
         try:
             outcome, reason = _outcome(status)
-            writer.on_record(RunEnded(log.now_s, outcome, reason, log.records.busy_s, log.records.live_s))
+            writer.on_record(
+                RunEnded(
+                    now_s=log.now_s,
+                    outcome=outcome,
+                    reason=reason,
+                    busy_s=log.records.busy_s,
+                    live_s=log.records.live_s,
+                )
+            )
         finally:
             writer.close()
     except (PacelineError, OSError) as error:

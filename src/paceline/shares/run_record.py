@@ -111,7 +111,7 @@ class RunRecord:
 
     def _add_decision(self, now_s: float, kind: str, reason: str, numbers: dict[str, float]) -> None:
         if self._is_wanted:
-            self._unwritten.add(TimedDecision(now_s, kind, reason, numbers))
+            self._unwritten.add(TimedDecision(now_s=now_s, kind=kind, reason=reason, numbers=numbers))
 
     def regroup(self, now_s: float, equal: Sequence[int], *, inherits: bool) -> None:
         """Note that other ranks go on, which begin anew with equal shares, or the same ones without an update.
@@ -126,7 +126,8 @@ class RunRecord:
             self._guarded(self._continue_for_another)
         if self._is_writer and self._is_wanted:
             self._guarded(partial(self._write_ranks, now_s, equal))
-        self._unwritten, self._ended_s = Unwritten(now_s), now_s
+        self._unwritten = Unwritten(now_s)
+        self._ended_s = now_s
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """End the folder, if this process has begun one that has not ended."""
@@ -146,7 +147,9 @@ class RunRecord:
             if _is_continued(self._path, self._configuration[SCRIPT]["launch"]):
                 log = self._continue(self._path, with_end=True)
                 self._zero_s -= log.now_s
-                first = RunResumed(log.now_s, self._records.version, ranks, "", "")
+                first = RunResumed(
+                    now_s=log.now_s, version=self._records.version, workers=ranks, stop_before="", changes=""
+                )
             else:
                 self._folder = RunFolder(self._path, self._configuration, overwrite=self._settings.overwrite)
         self._serve_metrics()
@@ -169,7 +172,8 @@ class RunRecord:
 
     def _continue(self, path: Path, *, with_end: bool) -> LogSoFar:
         log = LogSoFar(path, with_end=with_end)
-        self.gain, self._records = log.gain, log.records
+        self.gain = log.gain
+        self._records = log.records
         self._folder = RunFolder(path, self._configuration, keep=log.prefix)
         return log
 
@@ -188,12 +192,12 @@ class RunRecord:
         self._write(is_last=True)
         at_s, living = now_s - self._zero_s, {rank for rank, share in enumerate(equal) if share}
         for rank in sorted(self._living - living):
-            self._pass_on(WorkerLost(at_s, rank, LOST, event_s=at_s))
+            self._pass_on(WorkerLost(now_s=at_s, worker=rank, reason=LOST, event_s=at_s))
         for rank in sorted(living - self._living):
-            self._pass_on(WorkerJoined(at_s, rank, event_s=at_s))
+            self._pass_on(WorkerJoined(now_s=at_s, worker=rank, event_s=at_s))
         self._living = living
         reason = f"ranks {_listed(sorted(living))} go on, with equal shares"
-        self._pass_on(DecisionMade(at_s, REGROUPED, reason, numbers=_by_rank(equal)))
+        self._pass_on(DecisionMade(now_s=at_s, kind=REGROUPED, reason=reason, numbers=_by_rank(equal)))
         if self._folder is not None:
             self._folder.settle()
 
@@ -206,7 +210,11 @@ class RunRecord:
     def _close(self, outcome: Outcome, reason: str) -> None:
         self._write(is_last=True)
         now_s = self._ended_s - self._zero_s
-        self._pass_on(RunEnded(now_s, outcome, reason, self._records.busy_s, self._records.live_s))
+        self._pass_on(
+            RunEnded(
+                now_s=now_s, outcome=outcome, reason=reason, busy_s=self._records.busy_s, live_s=self._records.live_s
+            )
+        )
         for callback in (self._folder, self._metrics):
             if callback is not None:
                 callback.close()

@@ -37,7 +37,8 @@ class SampleCost:
             is_far = 2 * abs(self._samples - samples) >= abs(self._equal - samples)
             if self._times and (is_far or self._before is None):
                 self._before = self._samples, median(self._times)
-            self._samples, self._count = samples, 0
+            self._samples = samples
+            self._count = 0
             self._times.clear()
         self._times.append(seconds)
         self._count += 1

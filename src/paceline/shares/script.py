@@ -77,7 +77,7 @@ def balance(
     from torch.nn.parallel import DistributedDataParallel
 
     folder = str(Path(out).absolute()) if out is not None else None
-    settings = BalanceSettings(pieces, max_share, weigh, cost, out=folder)
+    settings = BalanceSettings(pieces=pieces, max_share=max_share, weigh=weigh, cost=cost, out=folder)
     is_sharded = hasattr(model, "_get_fsdp_state")
     if not is_sharded and not isinstance(model, DistributedDataParallel):
         raise UsageError(

@@ -15,7 +15,7 @@ ON_DEATH = ("survive", "restart")
 WEIGHED_BY = ("auto", "samples", "tokens", "none")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BalanceSettings:
     """Settings of the shares.
 

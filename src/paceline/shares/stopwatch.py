@@ -79,7 +79,8 @@ class Stopwatch:
 
     def take(self) -> Spans:
         """Return what has run since the last call, and stop."""
-        spans, self._spans, self._begin = self._spans, [], None
+        spans, self._spans = self._spans, []
+        self._begin = None
         return spans
 
     def seconds(self, spans: Spans) -> float:

@@ -41,10 +41,15 @@ class TimedBatches(NamedTuple):
         samples = _sums(dealt.samples for dealt in self.dealt)
         equal_work = _sums(dealt.equal_work for dealt in self.dealt)
         living = [rank for rank, count in enumerate(samples) if count]
-        work = [self.work[rank] for rank in living]
+        work = self.work
         return TimedUpdate(
-            *(self.ended_s, self.ended_s, living, [samples[rank] for rank in living]),
-            *([seconds[rank] for rank in living], work, [equal_work[rank] for rank in living]),
+            began_s=self.ended_s,
+            ended_s=self.ended_s,
+            ranks=living,
+            samples=[samples[rank] for rank in living],
+            seconds=[seconds[rank] for rank in living],
+            work=[work[rank] for rank in living],
+            equal_work=[equal_work[rank] for rank in living],
         )
 
 

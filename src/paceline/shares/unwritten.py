@@ -97,4 +97,4 @@ class Unwritten:
         while self._decisions and self._decisions[0].now_s < before_s:
             now_s, kind, reason, numbers = self._decisions[0]
             self._leave_out_decision()
-            yield DecisionMade(now_s - zero_s, kind, reason, numbers=numbers)
+            yield DecisionMade(now_s=now_s - zero_s, kind=kind, reason=reason, numbers=numbers)

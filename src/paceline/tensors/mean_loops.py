@@ -78,7 +78,7 @@ def exact_loops(dtype: torch.dtype) -> Any | None:
 
 def _move_by_torch(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     checks = []
-    for block, *blocks in in_blocks(mean, *new):
+    for block, *blocks in in_blocks(*[mean, *new]):
         update_mean(block, blocks, weights)
         checks.append(check_sum(block))
     return torch.stack(checks).sum()

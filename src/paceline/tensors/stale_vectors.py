@@ -87,7 +87,8 @@ class StaleVectors(StaleGradient):
 
     def squared_length(self, scale: float) -> float:
         """Return ||scale g g (w_now - w_then)||^2 of the full vector, with products element by element."""
-        return self.total(sum(self._arithmetic.squared_length(*each, scale) for each in self._vectors()))
+        lengths = (self._arithmetic.squared_length(g, now, then, scale) for g, now, then in self._vectors())
+        return self.total(sum(lengths))
 
     def zeros(self) -> list[Tensor]:
         """Return vectors of zeros, shaped like those of the gradient."""
@@ -95,7 +96,7 @@ class StaleVectors(StaleGradient):
 
     def add_correction(self, lambda_: float) -> None:
         """Add lambda g g (w_now - w_then) to the gradient, with products element by element."""
-        self._note([self._arithmetic.correct(*each, lambda_) for each in self._vectors()])
+        self._note([self._arithmetic.correct(g, now, then, lambda_) for g, now, then in self._vectors()])
 
     def add_adaptive_correction(self, mean_square: Sequence[Tensor], knobs: AdaptiveKnobs) -> None:
         """Count the gradient in the mean square of all gradients, and correct it if it is stale."""
@@ -104,7 +105,7 @@ class StaleVectors(StaleGradient):
                 square.mul_(knobs.m).addcmul_(gradient, gradient, value=1 - knobs.m)
             return
         every = zip(self.gradient, self._now, self._then, mean_square, strict=True)
-        self._note([self._arithmetic.correct_adaptively(*each, knobs) for each in every])
+        self._note([self._arithmetic.correct_adaptively(g, now, then, square, knobs) for g, now, then, square in every])
 
     def _note(self, corrected: Sequence[Corrected]) -> None:
         self._norm_of_shard = sum(each.squared_norm for each in corrected)
@@ -116,9 +117,9 @@ class StaleVectors(StaleGradient):
     def correct(self, change: Callable[..., object], *beside: Sequence[Tensor]) -> None:
         """Change the gradient in one pass."""
         self._norm_of_shard = 0.0
-        for gradient, *others in self.blocks(*beside):
-            change(gradient, *others)
-            self._norm_of_shard += squared_norm_of_block(gradient)
+        for vectors in self.blocks(*beside):
+            change(*vectors)
+            self._norm_of_shard += squared_norm_of_block(vectors[0])
 
     def blocks(self, *beside: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Yield blocks of g, of w_now - w_then and of further vectors, in one pass."""

@@ -17,7 +17,7 @@ Count = TypeVar("Count", float, Array)
 
 
 @checked_types
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Constants:
     """Constants of the theorems: assumptions on an objective F and its gradients, and the initial error.
 

@@ -71,7 +71,7 @@ def time_of_gradients(distribution: Distribution, k: int, n: int) -> Bracket:
         octaves[i] = _octave(distribution, k, n, octaves[i].end_s, octaves[i].points * finer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Octave:
     """One octave, from half of its end to its end, with brackets of integrals of P(T > t).
 
@@ -100,7 +100,15 @@ def _octave(distribution: Distribution, k: int, n: int, end_s: float, points: in
     within = float(early.sum()) * block * step_s, float(late[:-1].sum()) * block * step_s
     without_one = float(_fewer_than(k, n - 1, up[-1:])[0])
     before = float(early[0]) * end_s / 2, end_s / 2
-    return _Octave(end_s, points, before, within, beyond(distribution, k, n, end_s, float(late[-1]), without_one))
+    return _Octave(
+        end_s=end_s,
+        points=points,
+        before=before,
+        within=within,
+        beyond=beyond(
+            distribution=distribution, k=k, n=n, t=end_s, fewer=float(late[-1]), fewer_without_one=without_one
+        ),
+    )
 
 
 def _total(octaves: list[_Octave]) -> Bracket:

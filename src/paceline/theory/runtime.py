@@ -20,7 +20,7 @@ Kind = Literal["exact", "computed", "upper bound", "simulated"]
 COMPUTED_WIDTH = 0.01
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Expected:
     """Expected seconds per update in the long run.
 
@@ -120,7 +120,9 @@ def _balanced(plan: Plan, cluster: Cluster, payload_bytes: float) -> Expected:
     lower_s, upper_s = bounds_s(balance, cluster, payload_bytes)
     if lower_s == upper_s:
         return _exact(lower_s, "shares", cluster.n)
-    return Expected(upper_s, "upper bound", "shares", lower_s, upper_s, cluster.n)
+    return Expected(
+        seconds_per_update=upper_s, kind="upper bound", source="shares", lower_s=lower_s, upper_s=upper_s, k=cluster.n
+    )
 
 
 @checked_types
@@ -185,7 +187,7 @@ def log_async_to_batch_async(k: int, n: int) -> float:
 
 
 def _exact(seconds: float, source: str, k: int) -> Expected:
-    return Expected(seconds, "exact", source, seconds, seconds, k)
+    return Expected(seconds_per_update=seconds, kind="exact", source=source, lower_s=seconds, upper_s=seconds, k=k)
 
 
 def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
@@ -201,7 +203,9 @@ def _k_async(distribution: Distribution, k: int, n: int) -> Expected:
         upper_s, source = order_statistic(distribution, k, n), "Lemma 5"
     if assumptions.new_shorter_than_used(distribution):
         lower_s = max(lower_s, order_statistic(distribution, k, n))
-    return Expected(upper_s, "upper bound", source, lower_s, upper_s, k)
+    return Expected(
+        seconds_per_update=upper_s, kind="upper bound", source=source, lower_s=lower_s, upper_s=upper_s, k=k
+    )
 
 
 def _k_batch_sync(distribution: Distribution, k: int, n: int) -> Expected:
@@ -217,8 +221,17 @@ def _k_batch_sync(distribution: Distribution, k: int, n: int) -> Expected:
         early_s, late_s = time_of_gradients(distribution, k, n)
         lower_s, upper_s = max(early_s, lower_s), min(late_s, upper_s)
     if upper_s - lower_s <= COMPUTED_WIDTH * lower_s:
-        return Expected((lower_s + upper_s) / 2, "computed", "renewal", lower_s, upper_s, k)
-    return Expected(upper_s, "upper bound", "renewal", lower_s, upper_s, k)
+        return Expected(
+            seconds_per_update=(lower_s + upper_s) / 2,
+            kind="computed",
+            source="renewal",
+            lower_s=lower_s,
+            upper_s=upper_s,
+            k=k,
+        )
+    return Expected(
+        seconds_per_update=upper_s, kind="upper bound", source="renewal", lower_s=lower_s, upper_s=upper_s, k=k
+    )
 
 
 def _check_least(distribution: Distribution, n: int) -> None:

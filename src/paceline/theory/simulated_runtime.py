@@ -42,7 +42,9 @@ def expected_or_simulated(protocol: Protocol, cluster: Cluster) -> Expected:
     seconds = _seconds_per_update(protocol, cluster.n, times, updates)
     source = f"{updates} updates"
     if bounds is None:
-        return Expected(seconds, "simulated", source, seconds, seconds, known.k)
+        return Expected(
+            seconds_per_update=seconds, kind="simulated", source=source, lower_s=seconds, upper_s=seconds, k=known.k
+        )
     return replace(bounds, seconds_per_update=seconds, kind="simulated", source=source)
 
 

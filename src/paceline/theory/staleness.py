@@ -15,7 +15,7 @@ Survival = Callable[[int], float]
 """Function from a staleness to the share of gradients of at least this staleness."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Staleness:
     """Staleness of the gradients that enter updates, in the long run.
 
@@ -89,7 +89,7 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     """
     known = assumptions.protocol_family(protocol, cluster.n)
     if known.is_fresh:
-        return Staleness(0.0, 1.0, 1.0, lambda s: float(s <= 0))
+        return Staleness(mean=0.0, fresh_lower=1.0, fresh_upper=1.0, at_least=lambda s: float(s <= 0))
     distribution = assumptions.round_trip(cluster, payload_bytes)
     mean = cluster.n / known.k - 1 if known.name == "k_async" else (cluster.n - 1) / known.k
     if assumptions.memoryless(distribution):
@@ -97,9 +97,10 @@ def staleness(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes
     elif isinstance(distribution, Deterministic):  # every n-th gradient is from the same worker
         at_least = _between(mean)
     else:
-        return Staleness(mean, *_bounds_of_fresh_share(known, distribution, cluster.n, mean))
+        lower, upper = _bounds_of_fresh_share(known, distribution, cluster.n, mean)
+        return Staleness(mean=mean, fresh_lower=lower, fresh_upper=upper)
     fresh = 1 - at_least(1)
-    return Staleness(mean, fresh, fresh, at_least)
+    return Staleness(mean=mean, fresh_lower=fresh, fresh_upper=fresh, at_least=at_least)
 
 
 def _between(mean: float) -> Survival:

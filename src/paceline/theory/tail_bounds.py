@@ -35,9 +35,9 @@ def beyond(
     of_mean = k * distribution.expectation_s * (fewer + fewer_without_one) if fewer else 0.0
     match distribution:
         case Pareto(_, shape):
-            lower_s, upper_s = _beyond_heavy(distribution, k, n, t, shape, 0.0)
+            lower_s, upper_s = _beyond_heavy(distribution=distribution, k=k, n=n, t=t, shape=shape, network_s=0.0)
         case RoundTripDistribution(Pareto(_, shape), _, network_s):
-            lower_s, upper_s = _beyond_heavy(distribution, k, n, t, shape, network_s)
+            lower_s, upper_s = _beyond_heavy(distribution=distribution, k=k, n=n, t=t, shape=shape, network_s=network_s)
         case _:
             return 0.0, of_mean
     return lower_s, min(of_mean, upper_s)

@@ -52,7 +52,15 @@ class AllReduceRun(SteppingRun):
         *,
         returns: bool = False,
     ) -> None:
-        super().__init__(loop, stop, exchange, config_of, lambda _: None, ranks, returns=returns)
+        super().__init__(
+            loop=loop,
+            stop=stop,
+            exchange=exchange,
+            config_of=config_of,
+            start_server=lambda _: None,
+            ranks=ranks,
+            returns=returns,
+        )
         self._lead = lead
         self._is_extra = False  # whether the step under way is one of the other ranks, which have a minibatch
 

@@ -165,16 +165,31 @@ def attach(
     cluster = _ranks(cluster)
     chosen.check_folder(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    loop = UserLoop(model, optimizer, loader, accumulate, clip_norm, sample_digest(loader))
+    loop = UserLoop(
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        digest=sample_digest(loader),
+    )
     if plan.allreduce is not None:
-        run: AttachedRun = _without_server(loop, plan, cluster, stop, chosen, callbacks)
+        run: AttachedRun = _without_server(
+            loop=loop, plan=plan, cluster=cluster, stop=stop, options=chosen, callbacks=callbacks
+        )
     else:
         _check_cluster(cluster)
         served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
         returns = chosen.on_end == "return"
         kind = AttachedRun if plan.local_steps is None else LocalStepsRun
         run = kind(
-            loop, stop, served.exchange, served.config, served.start_server, cluster.ranks.world_size, returns=returns
+            loop=loop,
+            stop=stop,
+            exchange=served.exchange,
+            config_of=served.config,
+            start_server=served.start_server,
+            ranks=cluster.ranks.world_size,
+            returns=returns,
         )
         if scheduler is not None:
             run.set_scheduler(scheduler)
@@ -203,7 +218,13 @@ def _without_server(
 
     leading = partial(lead, options=options, callbacks=callbacks)
     return AllReduceRun(
-        loop, stop, exchange, config_of, leading, cluster.ranks.world_size, returns=options.on_end == "return"
+        loop=loop,
+        stop=stop,
+        exchange=exchange,
+        config_of=config_of,
+        lead=leading,
+        ranks=cluster.ranks.world_size,
+        returns=options.on_end == "return",
     )
 
 

@@ -45,6 +45,7 @@ LOG = RankLogger(__name__)
 SERVER_END_S = 1.0  # from the loss of its connections to the end of the process
 
 
+# Long: the hooks of the loop, the exchange with the worker's thread and the end of the run share one state.
 class AttachedRun(LoopProgress):
     """Part of one rank in a run.
 
@@ -272,7 +273,8 @@ class AttachedRun(LoopProgress):
         self._watch.frozen.end()
 
     def _end(self) -> None:
-        self.over, self._task = True, None
+        self.over = True
+        self._task = None
         self.loader.close()
         self._gradients.close()
         if self._signals is not None:
@@ -320,7 +322,8 @@ class AttachedRun(LoopProgress):
     def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:
         match message:
             case LoopTask() as task:
-                self._task, self._progress = task, task.progress
+                self._task = task
+                self._progress = task.progress
                 self._load(task.model)
             case LoopEnd(model, end):
                 self._end()

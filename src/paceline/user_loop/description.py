@@ -31,7 +31,7 @@ class ParameterGroup(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
 
-class Description(msgspec.Struct, frozen=True):
+class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Training of a user, equal on all ranks.
 
     Attributes:
@@ -53,7 +53,7 @@ class Description(msgspec.Struct, frozen=True):
     clip_norm: float | None
 
 
-class ServerRun(msgspec.Struct, frozen=True):
+class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
     """Run, as the process of the server receives it.
 
     Attributes:

@@ -46,7 +46,7 @@ class UserLoop(NamedTuple):
     digest: str = ""
 
 
-class LoopData(msgspec.Struct, frozen=True):
+class LoopData(msgspec.Struct, frozen=True, kw_only=True):
     """Data of a loop, equal on all ranks.
 
     Attributes:
@@ -80,8 +80,8 @@ class LoopData(msgspec.Struct, frozen=True):
         replacement = isinstance(order, RandomSampler) and order.replacement
         batch_size = batches.batch_size * accumulate
         return cls(
-            samples,
-            batch_size,
+            samples=samples,
+            batch_size=batch_size,
             drop_last=batches.drop_last or len(order) % batch_size < accumulate,  # no batch of a step may be empty
             ahead=-(-loader.num_workers * (loader.prefetch_factor or 0) // accumulate),
             shuffles=isinstance(order, RandomSampler),

@@ -207,14 +207,25 @@ class LoopReplica(Replica):
         lease, *upcoming = batch
         check = self._check or (lambda: None)
         check()
-        task = LoopTask(lease, tuple(upcoming), self.model, gradient, self.progress, check, self._local_step)
+        task = LoopTask(
+            lease=lease,
+            upcoming=tuple(upcoming),
+            model=self.model,
+            gradient=gradient,
+            progress=self.progress,
+            check=check,
+            step=self._local_step,
+        )
         answer = self._exchange.ask(task)
         assert isinstance(answer, LoopAnswer)
         check()
         self._answer = answer
-        self.learning_rates, self.options = answer.learning_rates, answer.options
+        self.learning_rates = answer.learning_rates
+        self.options = answer.options
         loss = nan if answer.loss is None else answer.loss
-        return PartialGradient(loss, len(lease.indices), 0.0, 0, answer.squared_norms)
+        return PartialGradient(
+            loss=loss, samples=len(lease.indices), mean_square=0.0, microbatches=0, squared_norms=answer.squared_norms
+        )
 
 
 class LoopHost(HostProcess):
@@ -239,7 +250,8 @@ class LoopHost(HostProcess):
 
     def on_joined(self, pause: Callable[[str], None], resume: Callable[[], None]) -> None:
         """Keep the functions for the pauses of the loop."""
-        self.pause, self.resume = pause, resume
+        self.pause = pause
+        self.resume = resume
 
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Keep the function for `leave`; the main thread handles signals."""

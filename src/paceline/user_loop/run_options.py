@@ -34,7 +34,7 @@ CALLBACKS = (
 )
 
 
-class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a run, as the arguments of `pl.train`; the folders are absolute paths."""
 
     seed: int = 0
@@ -99,10 +99,18 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def config(self, job: Job, plan: Plan, cluster: Torchrun, stop: Stop, process: HostProcess) -> RunConfig:
         """Return the configuration of one rank."""
-        limits = (self.worker_timeout_s, self.measure_steps)
         job = replace(job, lr_rule=self.lr_rule, lr_of=self.lr_of)
-        folder = self.out if self.resume is None else self.resume
-        return RunConfig(job, plan, cluster, stop, self.seed, None, *limits, process, folder)
+        return RunConfig(
+            job=job,
+            plan=plan,
+            cluster=cluster,
+            stop=stop,
+            seed=self.seed,
+            worker_timeout_s=self.worker_timeout_s,
+            measure_steps=self.measure_steps,
+            process=process,
+            folder=self.out if self.resume is None else self.resume,
+        )
 
     def open_session(self, config: RunConfig) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:
         """Return the session of a run, its folder, the run to resume, and when checkpoints are saved.

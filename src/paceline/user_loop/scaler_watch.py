@@ -31,7 +31,8 @@ class ScalerWatch:
     ) -> None:
         self._thread: int | None = threading.get_ident()
         self._optimizer = weakref.ref(optimizer)
-        self._on_unscaled, self._on_step = on_unscaled, on_step
+        self._on_unscaled = on_unscaled
+        self._on_step = on_step
         self._scaler: GradScaler | None = None  # used since the last step
         self._restores = [
             self._patch("scale", self._scale),

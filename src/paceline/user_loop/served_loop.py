@@ -83,12 +83,12 @@ class ServedLoop:
         if self._environment.rank:
             return None
         run = ServerRun(
-            self._training,
-            plan_as_json(self._plan),
-            ",".join(stop.conditions),
-            self._options,
-            {name: _plain(getattr(self._cluster, name)) for name in OF_THE_SERVER},
-            asdict(_ranks(self._environment, 0)),
+            training=self._training,
+            plan=plan_as_json(self._plan),
+            stop=",".join(stop.conditions),
+            options=self._options,
+            cluster={name: _plain(getattr(self._cluster, name)) for name in OF_THE_SERVER},
+            ranks=asdict(_ranks(self._environment, 0)),
         )
         model, optimizer = self._loop.model, self._loop.optimizer
         state = {} if self._steps_here else named_state(optimizer, model)

@@ -57,7 +57,8 @@ class ServerProcess:
         with ignoring_ctrl_c():  # also in the process, which rank 0 asks to end its run
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.end: End | None = None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
+        self._requests = self._process.stdin
+        self._replies = self._process.stdout
         assert self._requests is not None
         send_run(self._requests, run, first)
 

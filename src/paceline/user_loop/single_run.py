@@ -41,7 +41,8 @@ class SingleRun(LoopProgress):
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs."""
         yield from range(count)
-        self.stopped_by, self.reason = "epochs", f"{count} epochs"
+        self.stopped_by = "epochs"
+        self.reason = f"{count} epochs"
         self.finish()
 
     def begin_epoch(self, epoch: int) -> None:

@@ -135,10 +135,8 @@ def _refuse_wrong_names(target: Any, args: Sequence[object], kwargs: Mapping[str
     most = len(parameters.positional)
     if len(args) > most and parameters.by_name_only and not parameters.variadic:
         names = join_words([f"{name}=..." for name in parameters.by_name_only])
-        raise TypeError(
-            f"{target.__name__} takes at most {counted(most, 'argument')} without a name, but {len(args)} were given; "
-            f"type {names}"
-        )
+        limit = f"at most {counted(most, 'argument')}" if most else "no arguments"
+        raise TypeError(f"{target.__name__} takes {limit} without a name, but {len(args)} were given; type {names}")
 
 
 def refuse_wrong_types(
@@ -212,18 +210,18 @@ def _parameters(target: Any) -> _Parameters:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     variadic = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
     return _Parameters(
-        tuple(name for name, kind in kinds.items() if kind in by_position),
-        tuple(
+        positional=tuple(name for name, kind in kinds.items() if kind in by_position),
+        by_name_only=tuple(
             name
             for name, parameter in signature.parameters.items()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty
         ),
-        None
+        names=None
         if inspect.Parameter.VAR_KEYWORD in kinds.values()
         else frozenset(name for name, kind in kinds.items() if kind in by_name),
-        variadic[0] if variadic else "",
-        {name: hint for name, hint in _hints(target).items() if name in kinds},
-        {n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty},
+        variadic=variadic[0] if variadic else "",
+        hints={name: hint for name, hint in _hints(target).items() if name in kinds},
+        defaults={n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty},
     )
 
 

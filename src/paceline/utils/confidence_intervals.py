@@ -52,7 +52,7 @@ def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> Interval 
     if n < 2 or not all(map(isfinite, values)):
         return None
     half = float(stdtrit(n - 1, (1 + level) / 2)) * stdev(values) / sqrt(n)
-    return Interval(mean(values), mean(values) - half, mean(values) + half, n)
+    return Interval(estimate=mean(values), low=mean(values) - half, high=mean(values) + half, pairs=n)
 
 
 def paired_difference(first: Mapping[int, float], second: Mapping[int, float], level: float = LEVEL) -> Interval | None:
@@ -89,4 +89,4 @@ def paired_ratio(first: Mapping[int, float], second: Mapping[int, float], level:
     if not all(isfinite(value) and value > 0 for seed in seeds for value in (first[seed], second[seed])):
         return None
     logs = interval_of_mean([log(first[seed] / second[seed]) for seed in seeds], level)
-    return logs and Interval(exp(logs.estimate), exp(logs.low), exp(logs.high), logs.pairs)
+    return logs and Interval(estimate=exp(logs.estimate), low=exp(logs.low), high=exp(logs.high), pairs=logs.pairs)

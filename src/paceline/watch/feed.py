@@ -54,7 +54,8 @@ class Feed:
         has_changed, now_s = watcher.records != self._records, time.monotonic()
         if not self._viewers or (now_s - self._built_s < SHORTEST_S and not is_last):
             return
-        self._records, self._built_s = watcher.records, now_s
+        self._records = watcher.records
+        self._built_s = now_s
         built = _sections(watcher, whole=has_changed)
         with self._changed:
             self._number += 1

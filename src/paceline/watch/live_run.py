@@ -81,11 +81,14 @@ class LiveRun:
         self.shares = ShareTotals() if has_shares(run) else None
         self._reader = RunReader(self.shares)
         self._stats = StatsCounter()
-        self._grid, self._samples = MeanGrid(), MeanGrid()
+        self._grid = MeanGrid()
+        self._samples = MeanGrid()
         self._sums = TaskSums()  # over the tasks that are kept no longer
-        self._tasks, self._used = np.zeros(0, int), np.zeros(0, int)  # of each worker, of these tasks
+        self._tasks = np.zeros(0, int)  # number of these tasks of each worker
+        self._used = np.zeros(0, int)  # number of them whose gradient was used
         self._live_s: defaultdict[int, float] = defaultdict(float)  # of each worker, in spans not kept
-        self._seen_work, self._seen_marks = 0, 0  # rows and marks that are already in the summaries
+        self._seen_work = 0  # rows that are already in the summaries
+        self._seen_marks = 0  # marks that are
 
     def add(self, records: Sequence[Record]) -> None:
         """Add the next records."""
@@ -153,13 +156,16 @@ class LiveRun:
             if not self.first_protocol:
                 self.first_protocol = mark.reason
                 continue
-            place = mark.time_s, mark.updates, self._workload(mark.updates)
-            self.switches.append(Switch(*place, mark.reason))
+            switch = Switch(
+                time=mark.time_s, updates=mark.updates, workload=self._workload(mark.updates), reason=mark.reason
+            )
+            self.switches.append(switch)
         work = columns(reader.work[self._seen_work * len(WORK) :], WORK)
         self._grid.add(work["worker"], work["end_s"], work["compute_s"])
         if self.shares is not None:
             self._samples.add(work["worker"], work["end_s"], work["samples"].astype(float))
-        self._seen_marks, self._seen_work = len(reader.marks), len(reader.work) // len(WORK)
+        self._seen_marks = len(reader.marks)
+        self._seen_work = len(reader.work) // len(WORK)
 
     def _add_progress(self, new: dict[str, Column]) -> None:
         ends = new["gradients"] - (self._reader.used - len(self._reader.losses))
@@ -218,7 +224,8 @@ class LiveRun:
         fates = endings[old["ending"]]
         self._sums = self._sums.plus(TaskSums.of(old, fates))
         tasks, used = _counts(old, fates, len(self._reader.live))
-        self._tasks, self._used = _sum(self._tasks, tasks), _sum(self._used, used)
+        self._tasks = _sum(self._tasks, tasks)
+        self._used = _sum(self._used, used)
         kept = np.stack([work[name][~is_old] for name in WORK], axis=1)
         self._reader.work = array("d", kept.ravel().tolist())
         self._seen_work = len(kept)

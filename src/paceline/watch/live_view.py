@@ -58,7 +58,8 @@ class LiveView:
     @cached_property
     def stragglers(self) -> Sequence[str]:
         """Sentences on slow workers: their recent round trips, and their share of all gradients."""
-        return slow_workers(self.round_trips, *self.live.counts(self.recent), self.recent.waits_s, self.recent.end_s)
+        tasks, used = self.live.counts(self.recent)
+        return slow_workers(self.round_trips, tasks, used, self.recent.waits_s, self.recent.end_s)
 
     @cached_property
     def worker_seconds(self) -> Mapping[str, float]:

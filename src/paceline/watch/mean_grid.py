@@ -44,7 +44,8 @@ class MeanGrid:
         self._slice_s = self._slice_s or 2 * first_s
         while last_s >= HEAT_COLUMNS * self._slice_s:
             self._slice_s *= 2
-            self._sums, self._counts = _merged(self._sums), _merged(self._counts)
+            self._sums = _merged(self._sums)
+            self._counts = _merged(self._counts)
 
     def heat_map(self, workers: int) -> HeatMap:
         """Return the means, with a row for each of so many workers."""

@@ -24,7 +24,8 @@ class MergedPoints:
     """
 
     def __init__(self, axes: Sequence[str], values: Sequence[str], most: int = MOST_POINTS) -> None:
-        self._axes, self._values = tuple(axes), tuple(values)
+        self._axes = tuple(axes)
+        self._values = tuple(values)
         self._most = most
         self._length = 0
         self._rows_each = 1

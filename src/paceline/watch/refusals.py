@@ -43,4 +43,5 @@ class Refusals:
 
     def _log(self, line: str) -> None:
         LOG.warning(line)
-        self._logged, self._next_log_s = self.count, time.monotonic() + LOG_INTERVAL_S
+        self._logged = self.count
+        self._next_log_s = time.monotonic() + LOG_INTERVAL_S

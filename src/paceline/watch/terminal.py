@@ -80,7 +80,7 @@ def shown(watcher: Watcher, console: Console) -> RenderableType:
     width = console.width
     losses = _losses(view)
     rows = max(LEAST_ROWS, (console.height if console.is_terminal else 10_000) - OTHER_ROWS - len(losses))
-    return Group(
+    parts: list[RenderableType] = [
         Text(view.headline, style="bold"),
         state,
         *_curves(view, width),
@@ -90,7 +90,8 @@ def shown(watcher: Watcher, console: Console) -> RenderableType:
         *losses,
         Text(view.quorum, overflow="ellipsis", no_wrap=True),
         *_marks(view),
-    )
+    ]
+    return Group(*parts)
 
 
 def _curves(view: LiveView, width: int) -> list[Text]:
@@ -146,7 +147,8 @@ def _workers(view: LiveView, rows: int) -> Table:
         row = view.round_trips[worker]
         times = [f"{row.quantiles_s[i]:.3g} s" if row else "" for i in (MEDIAN, SLOWEST)]
         counts = shares.cells(worker) if shares is not None else (f"{tasks[worker]:,}", f"{used[worker]:,}")
-        table.add_row(str(worker), *times, *counts, *_recent(view, worker))
+        cells: list[str | Text] = [str(worker), *times, *counts, *_recent(view, worker)]
+        table.add_row(*cells)
     slowest = f"the slowest {len(chosen)} of {len(medians)} workers; " if len(medians) > len(chosen) else ""
     table.caption = f"{slowest}recent: u used, d dropped, i interrupted, - unfinished"
     return table

@@ -138,12 +138,13 @@ class BackgroundLoader:
 
     def _submit(self, upcoming: UpcomingMinibatch, rank: int, size: int) -> Future[_Prepared | _Failed]:
         worker, draw, minibatch = upcoming
-        indices, keys = None, [worker, draw]
+        seed, indices = derived_seed(self._seed, "gradient", worker, draw), None
         if not self._job.is_iterable:
             indices = self._loader.indices(worker, draw, minibatch)
             if size > 1:
-                indices, keys = share_of(indices, rank, size), [worker, draw, rank]
-        request = _Request(derived_seed(self._seed, "gradient", *keys), worker, draw, indices)
+                seed = derived_seed(self._seed, "gradient", worker, draw, rank)
+                indices = share_of(indices, rank, size)
+        request = _Request(seed=seed, worker=worker, draw=draw, indices=indices)
         number = self._process_for(worker)
         try:
             future = self._process(number).submit(_prepare, request)
@@ -218,7 +219,7 @@ def _pickled_spec(job: Job, seed: int, n: int) -> SharedPickle:
         sharding="shared",
     )
     return pickled(
-        _LoaderSpec(data_only, seed, n, torch.get_num_threads(), ProcessSettings.capture()),
+        _LoaderSpec(job=data_only, seed=seed, n=n, threads=torch.get_num_threads(), settings=ProcessSettings.capture()),
         {"data": job.data, "collate": job.collate},
         f"job {job.name}: data or collate cannot be sent to background processes",
         ", or give loader_workers=0",

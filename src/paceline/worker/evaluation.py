@@ -9,7 +9,8 @@ from itertools import islice
 import torch
 from torch import nn
 
-from paceline.errors import RunError
+from paceline.core.stop import Stop
+from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.jobs.metrics import Averages
 from paceline.utils.rng import derived_seed
@@ -43,6 +44,20 @@ def evaluate(job: Job, model: nn.Module, seed: int, batches: int | None = None) 
     if not means:
         raise RunError(f"job {job.name}: the evaluation data are empty; expected at least one sample")
     return means
+
+
+def check_reported(job: Job, model: nn.Module, seed: int, stop: Stop) -> None:
+    """Check that the first batch of the evaluation data reports all metrics that the stop rule needs.
+
+    Raises:
+        UsageError: a metric is not reported.
+    """
+    if not stop.evaluated:
+        return
+    reported = evaluate(job, model, seed, batches=1)
+    for target in stop.evaluated:
+        if target.metric not in reported:
+            raise UsageError(f"job {job.name}: {target.missing(list(reported))}")
 
 
 @contextmanager

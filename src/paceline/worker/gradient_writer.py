@@ -44,7 +44,9 @@ class GradientWriter:
             measures: whether to measure gradients as they are copied, which pays unless most of them change later.
         """
         stale, gradient.written = gradient.written, set()
-        self._gradient, self._measures, self._squared_norms = gradient, measures, {}
+        self._gradient = gradient
+        self._measures = measures
+        self._squared_norms = {}
         for parameter in self._parameters:
             parameter.grad = None
         try:

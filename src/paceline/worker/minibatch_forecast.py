@@ -114,4 +114,5 @@ class MinibatchForecast:
         if minibatch is None or index is None:
             return minibatch
         assert self._per_epoch is not None
-        return Minibatch(minibatch.shard, *divmod(index + by, self._per_epoch))
+        epoch, number = divmod(index + by, self._per_epoch)
+        return Minibatch(minibatch.shard, epoch, number)

@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.core.bounds import Count, CountOrNone, Option, Seconds
 from paceline.core.events import Compute, Minibatch
-from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.server.zero_gradients import shortened
@@ -127,7 +126,14 @@ class TaskProgress(NamedTuple):
     @classmethod
     def of(cls, command: Compute, last: str = "", staleness: int = 0, saved: int = 0) -> TaskProgress:
         """Return the progress at the start of this task."""
-        return cls(command.version, command.workload, last, staleness, command.accepted, saved)
+        return cls(
+            update=command.version,
+            workload=command.workload,
+            last=last,
+            staleness=staleness,
+            accepted=command.accepted,
+            saved=saved,
+        )
 
 
 class Replica:
@@ -210,8 +216,10 @@ class Replica:
             Interrupted: the task is cancelled; the content of `gradient` is undefined.
         """
         place = str(UpcomingMinibatch(worker, draw, minibatch))
-        rank = () if self._group is None else (self._group.local_rank,)
-        with seeded(derived_seed(self._seed, "gradient", worker, draw, *rank), self._device):
+        seed = derived_seed(self._seed, "gradient", worker, draw)
+        if self._group is not None:
+            seed = derived_seed(self._seed, "gradient", worker, draw, self._group.local_rank)
+        with seeded(seed, self._device):
             with at_place(f"the data of job {self._job.name} failed for {place}"):
                 batch = self._load(worker, draw, minibatch)
             start_s = perf_counter()
@@ -230,7 +238,14 @@ class Replica:
                 torch.cuda.synchronize(self._device)
         spread = variance(part.mean_square, norm, part.microbatches)
         finite = bool(np.isfinite(part.loss) and np.isfinite(norm))
-        return GradientStats(part.loss, part.samples, norm, spread, finite, perf_counter() - start_s)
+        return GradientStats(
+            loss=part.loss,
+            samples=part.samples,
+            squared_norm=norm,
+            variance=spread,
+            finite=finite,
+            compute_s=perf_counter() - start_s,
+        )
 
     @property
     def prefetches(self) -> bool:
@@ -294,8 +309,12 @@ class Replica:
             if batch is not None:
                 self._writer.check_written()
         if self._variance is None:
-            return PartialGradient(loss_sum, size, 0.0, 0, squared_norms)
-        return PartialGradient(loss_sum, size, self._variance.mean_square, self._variance.parts)
+            return PartialGradient(
+                loss=loss_sum, samples=size, mean_square=0.0, microbatches=0, squared_norms=squared_norms
+            )
+        return PartialGradient(
+            loss=loss_sum, samples=size, mean_square=self._variance.mean_square, microbatches=self._variance.parts
+        )
 
     def _check_trained(self) -> None:
         if begun := [name for name, each in self._not_trained.items() if each.requires_grad]:
@@ -343,20 +362,6 @@ def _loader(job: Job, seed: int, n: int) -> MinibatchLoader | BackgroundLoader:
     from paceline.worker.background_loader import BackgroundLoader  # imports multiprocessing only if it is used
 
     return BackgroundLoader(job, seed, n)
-
-
-def check_reported(job: Job, model: nn.Module, seed: int, stop: Stop) -> None:
-    """Check that the first batch of the evaluation data reports all metrics that the stop rule needs.
-
-    Raises:
-        UsageError: a metric is not reported.
-    """
-    if not stop.evaluated:
-        return
-    reported = evaluate(job, model, seed, batches=1)
-    for target in stop.evaluated:
-        if target.metric not in reported:
-            raise UsageError(f"job {job.name}: {target.missing(list(reported))}")
 
 
 def _parts(batch: Batch | None, size: int, count: int) -> Iterator[tuple[Batch, float]]:

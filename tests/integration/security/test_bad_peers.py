@@ -205,7 +205,11 @@ def test_a_large_message_ends_the_connection(hello):
 
 
 UNASKED = {
-    "a gradient": task_messages.RemoteTaskDone(999, 0.1, GradientStats(1.0, 8, 1.0, 1.0, True, 0.1)),
+    "a gradient": task_messages.RemoteTaskDone(
+        draw=999,
+        busy_s=0.1,
+        stats=GradientStats(loss=1.0, samples=8, squared_norm=1.0, variance=1.0, finite=True, compute_s=0.1),
+    ),
     "a cancelled task": task_messages.RemoteTaskCancelled(999),
     "an evaluation": task_messages.EvaluationResult.of(1, {"loss": 0.0}),
 }

@@ -95,7 +95,7 @@ def test_the_settings_of_a_rejected_process_are_shown_without_control_characters
 
 
 def test_a_record_with_a_long_text_is_a_line_that_readers_take():
-    record = WorkerLost(1.0, 2, "ü" * MOST_LINE_BYTES)
+    record = WorkerLost(now_s=1.0, worker=2, reason="ü" * MOST_LINE_BYTES)
     line = to_line(record)
     assert len(line) < MOST_LINE_BYTES
     assert to_record(line).reason.endswith("üüü...")
@@ -109,7 +109,7 @@ def test_flags_of_a_long_text_take_no_time():
 
 
 def test_control_characters_of_a_folder_do_not_reach_the_terminal():
-    record = to_record(to_line(WorkerLost(1.0, 2, f"failed {ESCAPE}\u202e")))
+    record = to_record(to_line(WorkerLost(now_s=1.0, worker=2, reason=f"failed {ESCAPE}\u202e")))
     assert record.reason == "failed \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e"
     with pytest.raises(ContentError, match=r"job is '.*x1b.*, expected text without control characters"):
         configuration({"job": f"digits{ESCAPE}"}, "run.json")

@@ -22,9 +22,23 @@ from selections import parametrize_few
 keys = st.one_of(st.text(), st.integers(), st.booleans())
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
 NUMBER = st.none() | st.integers()
-slices = st.builds(MinibatchSlice, st.integers(), st.integers(), NUMBER, NUMBER, st.integers(), st.integers())
+slices = st.builds(
+    MinibatchSlice,
+    worker=st.integers(),
+    draw=st.integers(),
+    epoch=NUMBER,
+    number=NUMBER,
+    begin=st.integers(),
+    end=st.integers(),
+)
 minibatches = st.builds(
-    Minibatch, st.integers(), NUMBER, NUMBER, st.integers(), st.lists(slices, max_size=2).map(tuple), st.floats(0.1, 8)
+    Minibatch,
+    shard=st.integers(),
+    epoch=NUMBER,
+    number=NUMBER,
+    length=st.integers(),
+    slices=st.lists(slices, max_size=2).map(tuple),
+    share=st.floats(0.1, 8),
 )
 plain = st.recursive(
     st.one_of(numbers, minibatches, st.builds(Counter, st.dictionaries(st.integers(), st.integers()))),
@@ -35,9 +49,11 @@ plain = st.recursive(
         st.sets(st.integers(), max_size=1),  # more have no order to compare by
         st.builds(
             Compute,
-            *(st.integers(),) * 3,
-            st.none() | minibatches,
-            st.lists(minibatches, max_size=2).map(tuple),
+            worker=st.integers(),
+            version=st.integers(),
+            draw=st.integers(),
+            minibatch=st.none() | minibatches,
+            upcoming=st.lists(minibatches, max_size=2).map(tuple),
         ),
     ),
 )
@@ -63,7 +79,7 @@ def test_state_survives_with_its_types(value):
 
 
 @pytest.mark.parametrize(
-    "value", [inf, -inf, pl.k_async(k=2), pl.Fault(1, 2), {"$tuple": 1}, {"$float": "inf", "a": 2}]
+    "value", [inf, -inf, pl.k_async(k=2), pl.Fault(worker=1, draw=2), {"$tuple": 1}, {"$float": "inf", "a": 2}]
 )
 def test_state_that_json_cannot_represent(value):
     assert same(there_and_back(value), value)
@@ -95,7 +111,14 @@ def test_objects_that_are_not_plain_data_are_refused_with_their_path(value):
 def store(path, count=3, keep=3):
     checkpoints = Checkpoints(path, keep)
     for version in range(count):
-        checkpoints.save(version, {"version": version, "held": (Accept(1, version, 0, 8),), "w": torch.full((5,), 1.0)})
+        checkpoints.save(
+            version,
+            {
+                "version": version,
+                "held": (Accept(worker=1, draw=version, staleness=0, samples=8),),
+                "w": torch.full((5,), 1.0),
+            },
+        )
     return checkpoints
 
 
@@ -104,7 +127,7 @@ def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["000003-update-2", "000004-update-3", "000005-update-4", LATEST]
     assert (tmp_path / LATEST).read_text() == "000005-update-4"
-    assert newest(checkpoints)["held"] == (Accept(1, 4, 0, 8),)
+    assert newest(checkpoints)["held"] == (Accept(worker=1, draw=4, staleness=0, samples=8),)
 
 
 def test_an_empty_store_loads_nothing(tmp_path):

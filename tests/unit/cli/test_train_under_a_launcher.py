@@ -7,7 +7,15 @@ from paceline.cli.log_handler import logging_to_terminal
 from paceline.cli.program import app
 from paceline.clusters.launch_settings import LaunchSettings
 
-SETTINGS = LaunchSettings(1, 2, 0, "127.0.0.1", 29400, -1, "a token of two ranks")
+SETTINGS = LaunchSettings(
+    nproc_per_node=1,
+    nnodes=2,
+    node_rank=0,
+    master="127.0.0.1",
+    port=29400,
+    max_restarts=-1,
+    token="a token of two ranks",
+)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,9 @@ def test_a_plan_that_the_actors_cannot_run_is_refused_in_the_driver(plan, cluste
 
 
 def test_rank_0_of_ray_checks_the_run():
-    config = RunConfig(tiny_job(), as_plan(pl.k_sync(k=5)), pl.Ray(2).fitted_to(BSP), pl.Stop(updates=3), seed=1)
+    config = RunConfig(
+        job=tiny_job(), plan=as_plan(pl.k_sync(k=5)), cluster=pl.Ray(2).fitted_to(BSP), stop=pl.Stop(updates=3), seed=1
+    )
     with pytest.raises(pl.UsageError, match="k=5"):
         config.check()
 
@@ -148,5 +150,5 @@ def test_a_comparison_is_refused():
 
 
 def test_a_rank_that_has_no_host_yet_is_beside_no_other():
-    ranks = LaunchEnv.from_environment(Placement(("10.0.0.1", "", "10.0.0.1"), 4711).environment(2))
+    ranks = LaunchEnv.from_environment(Placement(hosts=("10.0.0.1", "", "10.0.0.1"), port=4711).environment(2))
     assert (ranks.local_rank, ranks.local_world_size, ranks.master) == (1, 2, ("127.0.0.1", 4711))

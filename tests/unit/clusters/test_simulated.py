@@ -49,7 +49,7 @@ def test_each_worker_has_its_distribution_and_its_speed():
     assert [trips.duration_s(worker, 1, 0.0) for worker in (0, 1)] == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("slowdowns", [(), (Slowdown(2.0, 5.0, 1.0),)])
+@pytest.mark.parametrize("slowdowns", [(), (Slowdown(at_s=2.0, factor=5.0, workers=1.0),)])
 def test_the_round_trip_is_the_sum_of_its_parts(slowdowns):
     network = Network(latency_s=0.5, up_bytes_per_s=10, down_bytes_per_s=20)
     cluster = Cluster(1, Deterministic(1.0), slowdowns=slowdowns, network=network)
@@ -76,7 +76,9 @@ def test_the_round_trip_is_the_sum_of_its_parts(slowdowns):
     ],
 )
 def test_work_across_slowdown_boundaries_matches_hand_calculation(start_s, work_s, duration_s):
-    timeline = SlownessProfile([Slowdown(10, 5, 1.0, until_s=30), Slowdown(20, 2, 1.0)])
+    timeline = SlownessProfile(
+        [Slowdown(at_s=10, factor=5, workers=1.0, until_s=30), Slowdown(at_s=20, factor=2, workers=1.0)]
+    )
     assert timeline.duration_s(work_s, start_s) == pytest.approx(duration_s, rel=1e-12)
 
 
@@ -87,7 +89,9 @@ amounts = st.floats(0, 100)
 @given(amounts, amounts, amounts)
 def test_work_durations_are_additive(start_s, a_s, b_s):
     transient = Transient(mean_on_s=3, mean_off_s=9, slowdown=4)
-    timeline = SlownessProfile([Slowdown(20, 3, 1.0, until_s=50)], transient.periods(stream(0, "test")))
+    timeline = SlownessProfile(
+        [Slowdown(at_s=20, factor=3, workers=1.0, until_s=50)], transient.periods(stream(0, "test"))
+    )
     first_s = timeline.duration_s(a_s, start_s)
     second_s = timeline.duration_s(b_s, start_s + first_s)
     assert first_s + second_s == pytest.approx(timeline.duration_s(a_s + b_s, start_s), abs=1e-9)
@@ -112,7 +116,7 @@ def test_the_long_run_share_of_slow_time_follows_the_means():
 def test_work_of_whole_periods_matches_the_closed_form(on_s, off_s, slowdown, at_s, periods, begun_s):
     """Wherever in a period they begin, slow time or not."""
     every_s = on_s + off_s
-    timeline = SlownessProfile([Periodic(on_s, every_s, slowdown, at_s=at_s)])
+    timeline = SlownessProfile([Periodic(on_s=on_s, every_s=every_s, slowdown=slowdown, at_s=at_s)])
     work_s = periods * (off_s + on_s / slowdown)
     start_s = at_s + begun_s * every_s
     assert timeline.duration_s(work_s, start_s) == pytest.approx(periods * every_s, rel=1e-9)
@@ -137,20 +141,27 @@ def test_periodic_slowness_matches_hand_calculation(start_s, work_s, duration_s)
 
 
 def test_stragglers_with_offsets_are_slow_at_their_own_times():
-    slowdowns = [Periodic(50, 100, 5, workers=(0,)), Periodic(50, 100, 5, workers=(1,), at_s=25)]
+    slowdowns = [
+        Periodic(on_s=50, every_s=100, slowdown=5, workers=(0,)),
+        Periodic(on_s=50, every_s=100, slowdown=5, workers=(1,), at_s=25),
+    ]
     trips = Cluster(3, Deterministic(1.0), slowdowns=slowdowns).round_trips(0)
     found = {start_s: [trips.duration_s(worker, 1, start_s) for worker in range(3)] for start_s in (0, 30, 60, 80, 130)}
     assert found == {0: [5, 1, 1], 30: [5, 5, 1], 60: [1, 5, 1], 80: [1, 1, 1], 130: [5, 5, 1]}
 
 
 def test_periodic_slowness_multiplies_with_other_slowdowns():
-    timeline = SlownessProfile([Periodic(10, 20, 4), Slowdown(5, 3, 1.0, until_s=15)])
+    timeline = SlownessProfile(
+        [Periodic(on_s=10, every_s=20, slowdown=4), Slowdown(at_s=5, factor=3, workers=1.0, until_s=15)]
+    )
     # Until 5 s 4 times, until 10 s 12 times, until 15 s 3 times, until 20 s not at all.
     assert timeline.duration_s(5 / 4 + 5 / 12 + 5 / 3 + 5, 0) == pytest.approx(20, rel=1e-12)
 
 
 def test_transient_periods_begin_normal_and_depend_only_on_the_worker():
-    cluster = Cluster(3, Deterministic(1.0), transient=Transient(20, 10, slowdown=4, workers=[0, 1]))
+    cluster = Cluster(
+        3, Deterministic(1.0), transient=Transient(mean_on_s=20, mean_off_s=10, slowdown=4, workers=[0, 1])
+    )
     forth, back = cluster.round_trips(0), cluster.round_trips(0)
     asked = [(worker, start_s) for worker in range(3) for start_s in range(0, 100, 3)]
     found = {key: forth.duration_s(key[0], 1, key[1]) for key in asked}
@@ -168,7 +179,7 @@ def test_transient_periods_begin_normal_and_depend_only_on_the_worker():
     [(0.5, 16, 8), (0.5, 5, 3), (1.0, 7, 7), (0.01, 3, 1), (0.07, 100, 7), ((1, 4), 5, 2), ([1], 5, 1)],
 )
 def test_a_fraction_is_rounded_up_and_ids_are_taken_as_they_are(workers, n, affected):
-    slowdown = Slowdown(160, 5, workers)
+    slowdown = Slowdown(at_s=160, factor=5, workers=workers)
     assert sum(slowdown.affects(worker, n) for worker in range(n)) == affected
 
 
@@ -214,11 +225,14 @@ PYTHON = Cluster(
     SHIFTED,
     speed=2.0,
     slowdowns=[
-        *(Slowdown(160, 5, 0.5), Slowdown(10, 2, (0, 3), until_s=20.5)),
-        *(Periodic(20, 100, 5, (1,)), Periodic(50, 100, 5, (2,), at_s=25)),
+        *(Slowdown(at_s=160, factor=5, workers=0.5), Slowdown(at_s=10, factor=2, workers=(0, 3), until_s=20.5)),
+        *(
+            Periodic(on_s=20, every_s=100, slowdown=5, workers=(1,)),
+            Periodic(on_s=50, every_s=100, slowdown=5, workers=(2,), at_s=25),
+        ),
     ],
-    transient=Transient(10, 90, 4),
-    network=Network(0.001, up_bytes_per_s=1e9, down_bytes_per_s=inf),
+    transient=Transient(mean_on_s=10, mean_off_s=90, slowdown=4),
+    network=Network(latency_s=0.001, up_bytes_per_s=1e9, down_bytes_per_s=inf),
     server=ServerTime(0.01, 0.001),
 )
 
@@ -260,7 +274,7 @@ workers = 1
         device="cuda",
         respawn=True,
         threads=3,
-        slowness=Cluster(2, Exponential(2), slowdowns=[Slowdown(1, 2, 1)]),
+        slowness=Cluster(2, Exponential(2), slowdowns=[Slowdown(at_s=1, factor=2, workers=1)]),
     )
 
 
@@ -363,21 +377,21 @@ def test_an_invalid_cluster_file_is_a_one_line_error_with_its_name(write, text, 
         (lambda: Network(up_bytes_per_s=0), "up_bytes_per_s=0 is not a number in (0, inf]"),
         (lambda: Network(latency_s=inf), "latency_s=inf is not a number in [0, inf)"),
         (lambda: ServerTime(update_s=-1), "update_s=-1 is not a number in [0, inf)"),
-        (lambda: Slowdown(-1, 2, 1.0), "at_s=-1"),
-        (lambda: Slowdown(1, 0, 1.0), "factor=0"),
-        (lambda: Slowdown(5, 2, 1.0, until_s=5), "until_s=5 is not a number in (5, inf]"),
+        (lambda: Slowdown(at_s=-1, factor=2, workers=1.0), "at_s=-1"),
+        (lambda: Slowdown(at_s=1, factor=0, workers=1.0), "factor=0"),
+        (lambda: Slowdown(at_s=5, factor=2, workers=1.0, until_s=5), "until_s=5 is not a number in (5, inf]"),
         (
-            lambda: Slowdown(5, 2, workers=3),
+            lambda: Slowdown(at_s=5, factor=2, workers=3),
             "workers=3 is not a number in (0, 1]; or give a list of worker ids",
         ),
-        (lambda: Slowdown(5, 2, workers=[-1]), "workers=-1 is not a whole number in [0, inf)"),
-        (lambda: Transient(0, 1, 2), "mean_on_s=0"),
-        (lambda: Periodic(0, 1, 2), "on_s=0"),
-        (lambda: Periodic(100, 100, 2), "every_s=100 is not a number in (100, inf)"),
-        (lambda: Periodic(20, 100, 0), "slowdown=0"),
-        (lambda: Periodic(20, 100, 5, at_s=-1), "at_s=-1"),
-        (lambda: Periodic(20, 100, 5, workers=2), "workers=2"),
-        (lambda: Transient(1, 1, 2, workers="all"), "workers='all'"),
+        (lambda: Slowdown(at_s=5, factor=2, workers=[-1]), "workers=-1 is not a whole number in [0, inf)"),
+        (lambda: Transient(mean_on_s=0, mean_off_s=1, slowdown=2), "mean_on_s=0"),
+        (lambda: Periodic(on_s=0, every_s=1, slowdown=2), "on_s=0"),
+        (lambda: Periodic(on_s=100, every_s=100, slowdown=2), "every_s=100 is not a number in (100, inf)"),
+        (lambda: Periodic(on_s=20, every_s=100, slowdown=0), "slowdown=0"),
+        (lambda: Periodic(on_s=20, every_s=100, slowdown=5, at_s=-1), "at_s=-1"),
+        (lambda: Periodic(on_s=20, every_s=100, slowdown=5, workers=2), "workers=2"),
+        (lambda: Transient(mean_on_s=1, mean_off_s=1, slowdown=2, workers="all"), "workers='all'"),
     ],
 )
 def test_invalid_arguments_are_errors_with_a_remedy(build, words):

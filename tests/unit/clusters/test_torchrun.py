@@ -52,9 +52,9 @@ WRONG = [
     ({"min_workers": 0}, r"min_workers=0 is not a whole number in \[1, inf\)"),
     ({"standby": 2}, r"standby=2 is not a whole number in \[0, 1\]"),
     ({"max_workers": 2.5}, r"max_workers=2.5, expected"),
-    ({"faults": [pl.Fault(4, 1)]}, r"the cluster has workers 0 to 3"),
+    ({"faults": [pl.Fault(worker=4, draw=1)]}, r"the cluster has workers 0 to 3"),
     ({"workers": "host"}, r"workers='host', expected process or node"),
-    ({"workers": "node", "faults": [pl.Fault(1, 1)]}, r"the cluster has workers 0 to 0"),
+    ({"workers": "node", "faults": [pl.Fault(worker=1, draw=1)]}, r"the cluster has workers 0 to 0"),
     ({"heartbeat_timeout_s": 0.5}, r"heartbeat_timeout_s=0.5 is not a number in \[1, 86400\]"),
     ({"heartbeat_timeout_s": 1e12}, r"heartbeat_timeout_s=1000000000000.0 is not a number in \[1, 86400\]"),
     (dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), "a\x00b"), r"tls_cert='a\\x00b' cannot be read .*null byte"),
@@ -103,7 +103,7 @@ def test_certificates_serve_instead_of_a_token(started, tls):
 
 
 UNFIT = [
-    ("bsp", {"faults": [pl.Fault(3, 1)]}, r"the cluster has workers 0 to 2"),
+    ("bsp", {"faults": [pl.Fault(worker=3, draw=1)]}, r"the cluster has workers 0 to 2"),
     ("bsp", {"slowness": pl.Cluster(4)}, r"slowness has 4 workers, these ranks 3: give it 3"),
     ("bsp", {"min_workers": 4}, r"min_workers=4, but the run has 3 workers: give at most 3"),
     ("all_reduce", {"standby": 1}, r"standby=1, but all_reduce has no server; omit standby"),

@@ -137,7 +137,7 @@ def test_loops_are_for_processes_that_load_numba_for_long_vectors_and_for_intege
     monkeypatch.setattr(compiled_codec, "_compiled_codec", compiled_codec._compiled_codec.__wrapped__)
     monkeypatch.setattr(compiled_codec, "loops_for", kernels.loops_for.__wrapped__)
     monkeypatch.setitem(sys.modules, "paceline.tensors.compiled", None)
-    monkeypatch.delattr(sys.modules["paceline.server"], "compiled", raising=False)
+    monkeypatch.delattr(sys.modules["paceline.tensors"], "compiled", raising=False)
     assert type(fastest_codec(code, kernels.LEAST, loads_numba=True)) is IntegerCodec
 
 

@@ -227,7 +227,7 @@ def test_a_controller_changes_the_protocol():
 
 
 def test_a_change_of_the_lead_keeps_how_far_a_worker_is_ahead():
-    wider = Protocol(1, inf, "arrival", max_lead=1)
+    wider = Protocol(quorum=1, max_staleness=inf, refill="arrival", max_lead=1)
     controller = Scripted(arrival=((), (ChangeProtocol(wider, "wider"),), (ChangeProtocol(wider, "the same"),)))
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
@@ -250,7 +250,7 @@ def test_a_lead_that_is_set_keeps_the_quorum_and_how_far_a_worker_is_ahead():
         w1.1 arrives | accept w1.1 stale 1; apply v2 = w1.1 (quorum of 1 reached); compute w1.2 on v2
         w1.2 arrives | accept w1.2; apply v3 = w1.2 (quorum of 1 reached); compute w0.3 on v3; compute w1.3 on v3
     """
-    play(Protocol(1, inf, "arrival", max_lead=0).controlled_by(controller), 2, script)
+    play(Protocol(quorum=1, max_staleness=inf, refill="arrival", max_lead=0).controlled_by(controller), 2, script)
     assert [each.leads for each in controller.seen if each.trigger == "open"] == [
         {0: 0, 1: 0},
         {0: 2, 1: 0},
@@ -265,7 +265,9 @@ def test_a_protocol_that_is_set_at_the_same_time_has_its_own_lead():
         w0.1 arrives | accept w0.1; lead: lead=1: wider; protocol: asp: free; apply v1 = w0.1 (quorum of 1 reached)
                      | compute w0.2 on v1
     """
-    driven = play(Protocol(1, inf, "arrival", max_lead=0).controlled_by(protocol, lead), 2, script)
+    driven = play(
+        Protocol(quorum=1, max_staleness=inf, refill="arrival", max_lead=0).controlled_by(protocol, lead), 2, script
+    )
     assert driven._phases.protocol == asp()
 
 

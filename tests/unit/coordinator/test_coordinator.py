@@ -131,7 +131,7 @@ def test_a_full_barrier_with_refill_on_arrival_waits_for_every_live_worker():
         w2.2 arrives | accept w2.2 stale 1; apply v2 = w1.2 + w0.3 + w2.2 (every live worker has contributed)
                      | compute w2.3 on v2
     """
-    play(Protocol("all", inf, "arrival"), 3, script)
+    play(Protocol(quorum="all", max_staleness=inf, refill="arrival"), 3, script)
 
 
 def test_a_full_barrier_restarts_workers_in_the_order_of_their_arrivals():

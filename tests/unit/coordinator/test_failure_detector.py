@@ -66,7 +66,11 @@ def test_runs_without_faults_lose_no_worker(seed):
 
 def decisions(plan, n, law, seed, unit_s, timeout, fault):
     """Return who was accepted or dropped, and who was lost, in order."""
-    faults = [pl.Fault(fault[0] % n, fault[1], fault[2], fault[3] and fault[3] * unit_s)] if fault else []
+    faults = (
+        [pl.Fault(worker=fault[0] % n, draw=fault[1], kind=fault[2], back_after_s=fault[3] and fault[3] * unit_s)]
+        if fault
+        else []
+    )
     cluster = pl.Cluster(n, DISTRIBUTIONS[law](unit_s), faults=faults)
     found = []
 

@@ -132,7 +132,7 @@ def dealt_and_applied(faults, seed, per_run=30):
 
 @given(
     st.lists(
-        st.builds(pl.Fault, st.integers(0, 2), st.integers(1, 9), st.just("die"), st.floats(0.1, 9)),
+        st.builds(pl.Fault, worker=st.integers(0, 2), draw=st.integers(1, 9), back_after_s=st.floats(0.1, 9)),
         max_size=5,
         unique_by=lambda fault: (fault.worker, fault.draw),
     ),

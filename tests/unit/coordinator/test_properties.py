@@ -41,7 +41,9 @@ def protocols(draw, n, name):
     max_staleness = draw(st.sampled_from([0, 1, 2, 5, inf]))
     max_lead = draw(st.sampled_from([inf, 0, 1, 3])) if quorum != "all" else inf
     on_update = draw(st.sampled_from(["finish", "interrupt"])) if max_staleness < inf else "finish"
-    return Protocol(quorum, max_staleness, refill, on_update, max_lead, name)
+    return Protocol(
+        quorum=quorum, max_staleness=max_staleness, refill=refill, on_update=on_update, max_lead=max_lead, name=name
+    )
 
 
 @st.composite
@@ -153,7 +155,17 @@ def test_invariants_hold_and_updates_continue_under_any_plan(data, n, steps):
 def test_invariants_hold_and_updates_continue_under_any_controllers(data, n, steps):
     protocol = data.draw(protocols(n, "first"))
     (one, some), (other, more) = data.draw(whims(n)), data.draw(whims(n))
-    more = [Protocol(p.quorum, p.max_staleness, p.refill, p.on_update, p.max_lead, f"other {p}") for p in more]
+    more = [
+        Protocol(
+            quorum=p.quorum,
+            max_staleness=p.max_staleness,
+            refill=p.refill,
+            on_update=p.on_update,
+            max_lead=p.max_lead,
+            name=f"other {p}",
+        )
+        for p in more
+    ]
     other = type(other)(
         tuple(
             tuple(

@@ -25,7 +25,7 @@ def test_a_full_barrier_waits_for_workers_unblocked_by_a_change_of_protocol():
         w1.3 arrives            | accept w1.3; apply v1 = w0.1 + w1.3 (every live worker has contributed)
                                 | compute w1.4 on v1
     """
-    play(Protocol(3, inf, "arrival", max_lead=0).until(seconds=5) >> bsp(), 2, script)
+    play(Protocol(quorum=3, max_staleness=inf, refill="arrival", max_lead=0).until(seconds=5) >> bsp(), 2, script)
 
 
 def test_a_full_barrier_after_a_change_of_protocol_does_not_wait_for_a_joining_worker():
@@ -40,7 +40,7 @@ def test_a_full_barrier_after_a_change_of_protocol_does_not_wait_for_a_joining_w
 
 
 def test_the_lead_is_counted_anew_in_a_phase_of_the_same_protocol():
-    ahead_of_none = Protocol(1, inf, "arrival", max_lead=0)
+    ahead_of_none = Protocol(quorum=1, max_staleness=inf, refill="arrival", max_lead=0)
     script = """
         w0.1 arrives | accept w0.1; apply v1 = w0.1 (quorum of 1 reached)
         at 5 timer   | protocol: protocol: 5 seconds reached; compute w0.2 on v1

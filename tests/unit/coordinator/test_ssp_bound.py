@@ -62,7 +62,7 @@ def test_a_dropped_gradient_counts_for_the_ssp_bound():
         w0.2 arrives            | accept w0.2; apply v2 = w0.2 (quorum of 1 reached)
         w1.2 arrives            | drop w1.2 stale 1 (too stale); compute w0.3 on v2; compute w1.3 on v2
     """
-    play(Protocol(1, 0, "arrival", max_lead=0), 2, script)
+    play(Protocol(quorum=1, max_staleness=0, refill="arrival", max_lead=0), 2, script)
 
 
 def test_the_ssp_bound_does_not_deadlock_if_the_slowest_waits_for_the_update():
@@ -73,7 +73,7 @@ def test_the_ssp_bound_does_not_deadlock_if_the_slowest_waits_for_the_update():
                                 | compute w1.2 on v1
         w1.2 arrives            | accept w1.2; compute w0.3 on v1
     """
-    play(Protocol(2, inf, "update", max_lead=0), 2, script)
+    play(Protocol(quorum=2, max_staleness=inf, refill="update", max_lead=0), 2, script)
 
 
 def test_the_ssp_bound_counts_from_the_beginning_of_the_phase():

@@ -36,10 +36,10 @@ def test_every_field_of_an_arrival_is_in_its_record():
 @pytest.mark.parametrize(
     ("command", "changes"),
     [
-        (Accept(2, 3, 0, 8), {}),
-        (Drop(2, 3, 0, NOT_FINITE), {"finite": False}),
-        (Drop(2, 3, 0, SKIPPED), {"finite": False, "skipped": True}),
-        (Drop(2, 3, 4, "old"), {}),
+        (Accept(worker=2, draw=3, staleness=0, samples=8), {}),
+        (Drop(worker=2, draw=3, staleness=0, reason=NOT_FINITE), {"finite": False}),
+        (Drop(worker=2, draw=3, staleness=0, reason=SKIPPED), {"finite": False, "skipped": True}),
+        (Drop(worker=2, draw=3, staleness=4, reason="old"), {}),
     ],
 )
 def test_the_record_of_an_arrival_restores_the_event(command, changes):
@@ -50,18 +50,18 @@ def test_the_record_of_an_arrival_restores_the_event(command, changes):
 
 
 def test_a_record_of_a_decision_has_all_its_fields():
-    assert DecisionMade.of(1.5, Decision("quorum", "k=4: test", None, 4)) == DecisionMade(
-        1.5, "quorum", "k=4: test", None, 4
+    assert DecisionMade.of(1.5, Decision(kind="quorum", reason="k=4: test", worker=None, k=4)) == DecisionMade(
+        now_s=1.5, kind="quorum", reason="k=4: test", worker=None, k=4
     )
 
 
 def test_the_record_of_a_measured_step_restores_the_event():
-    step = Step(1.0, 2.0, 3.0, 4.0, 5.0)
-    assert event_of(StepMeasured(1.5, 7, *step, event_s=1.0)) == (1.0, 7, step)
+    step = Step(squared_norm=1.0, progress=2.0, squared_step=3.0, learning_rate=4.0, next_learning_rate=5.0)
+    assert event_of(StepMeasured(now_s=1.5, version=7, **step._asdict(), event_s=1.0)) == (1.0, 7, step)
 
 
 def test_a_record_of_a_command_has_no_event():
-    assert event_of(DecisionMade(1.5, "quorum", "")) is None
-    assert event_of(WorkerLost(1.5, 1, "", silent=True)) is None
-    assert event_of(WorkerJoined(1.5, 1, late_return=True)) is None
+    assert event_of(DecisionMade(now_s=1.5, kind="quorum", reason="")) is None
+    assert event_of(WorkerLost(now_s=1.5, worker=1, reason="", silent=True)) is None
+    assert event_of(WorkerJoined(now_s=1.5, worker=1, late_return=True)) is None
     assert not hasattr(UpdateMade, "event")

@@ -154,7 +154,15 @@ def train(together, plan, compensators, first_seed=0):
             gradient = fill(together.whole.allocate(), seed)
             then = fill(together.whole.allocate(), seed + 1000, scale=0.1)
             squared_norm = sum(float((view.double() ** 2).sum()) for view in gradient.parameters)
-            accepted.append(Accept(0, seed, each["staleness"], each["samples"], each["step_scale"]))
+            accepted.append(
+                Accept(
+                    worker=0,
+                    draw=seed,
+                    staleness=each["staleness"],
+                    samples=each["samples"],
+                    step_scale=each["step_scale"],
+                )
+            )
 
             def take(server, number, each=each, gradient=gradient, then=then, squared_norm=squared_norm):
                 ours = together.part(gradient, number)

@@ -16,8 +16,14 @@ def figures(time_s, outcome=pl.Outcome.LOSS, **others):
     return RunStats(stopped_by=outcome, time_s=time_s, worker_s=time_s * 4, **others)
 
 
+def row_of(protocol, runs, crashes=(), unfinished=()):
+    return ComparisonRow(protocol=protocol, runs=runs, crashes=dict(crashes), unfinished=unfinished)
+
+
 def comparison_of(rows, **options):
-    return pl.Comparison([ComparisonRow(*row) for row in rows], pl.Stop(loss=0.2, seconds=60), Path("runs"), **options)
+    return pl.Comparison(
+        rows=[row_of(*row) for row in rows], stop=pl.Stop(loss=0.2, seconds=60), folder=Path("runs"), **options
+    )
 
 
 MISSED = figures(60.0, pl.Outcome.SECONDS)

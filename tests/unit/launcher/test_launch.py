@@ -31,7 +31,9 @@ def run(script, ranks=2, *words, max_restarts=-1, log_dir=None, **settings):
     """Run a shell script as ranks, without pauses, and return the exit status."""
     given = {"nnodes": 1, "node_rank": 0, "master": "127.0.0.1", "port": 0, "token": "a token", **settings}
     command = ["/bin/sh", "-c", script, "script", *words]
-    return launch(LaunchSettings(ranks, max_restarts=max_restarts, **given), command, log_dir, first_pause_s=0.0)
+    return launch(
+        LaunchSettings(nproc_per_node=ranks, max_restarts=max_restarts, **given), command, log_dir, first_pause_s=0.0
+    )
 
 
 def lines(capfd):
@@ -220,7 +222,9 @@ def test_signals_are_not_late_while_the_store_begins(monkeypatch):
         listener.close()
 
     monkeypatch.setattr(launch_store, "_serve", serve)
-    settings = LaunchSettings(1, 2, 0, "127.0.0.1", 0, -1, "a token")
+    settings = LaunchSettings(
+        nproc_per_node=1, nnodes=2, node_rank=0, master="127.0.0.1", port=0, max_restarts=-1, token="a token"
+    )
     supervisor = LaunchSupervisor(settings.ranks, settings.max_restarts)
     with CaughtSignals() as signals, launch_store.LaunchStore(settings) as store:
         store.begin()

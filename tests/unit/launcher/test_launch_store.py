@@ -15,7 +15,9 @@ from paceline.protocols.protocol import as_plan
 from ranks import free_port
 
 PLAN = as_plan(pl.bsp())
-SETTINGS = LaunchSettings(2, 1, 0, "127.0.0.1", 0, -1, "a token of two ranks")
+SETTINGS = LaunchSettings(
+    nproc_per_node=2, nnodes=1, node_rank=0, master="127.0.0.1", port=0, max_restarts=-1, token="a token of two ranks"
+)
 
 
 @pytest.fixture

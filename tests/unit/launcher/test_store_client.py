@@ -18,7 +18,18 @@ from ranks import free_port
 def settings():
     """Return the settings of two hosts with two ranks each."""
     port = free_port()
-    return [LaunchSettings(2, 2, node, "127.0.0.1", port, -1, "a token of four ranks") for node in range(2)]
+    return [
+        LaunchSettings(
+            nproc_per_node=2,
+            nnodes=2,
+            node_rank=node,
+            master="127.0.0.1",
+            port=port,
+            max_restarts=-1,
+            token="a token of four ranks",
+        )
+        for node in range(2)
+    ]
 
 
 def test_a_host_sends_heartbeats_and_tells_the_losses_of_its_ranks(settings):

@@ -26,7 +26,17 @@ PAPER = pl.LinearSchedule(warm_up="50%", warm_up_until="epochs=15", total="epoch
 
 
 def watch(until, *, warm_up=1000, total=10_000, check_every=0, window=1, least_reduction=0.0):
-    return ScheduleTracker(ScheduleCurve(warm_up, until, total, 2.3, check_every, window, least_reduction))
+    return ScheduleTracker(
+        ScheduleCurve(
+            warm_up=warm_up,
+            until=until,
+            total=total,
+            weight_decay=2.3,
+            check_every=check_every,
+            window=window,
+            least_reduction=least_reduction,
+        )
+    )
 
 
 def test_the_schedule_of_the_paper_reaches_a_third_of_the_rate_at_15_epochs_and_zero_at_90():
@@ -52,7 +62,17 @@ quorums = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 @given(rising=quorums, falling=quorums, warm_up=st.integers(1, 5000))
 def test_the_total_scale_of_a_workload_does_not_depend_on_the_quorums(rising, falling, warm_up):
     until, total = sum(rising), sum(rising) + sum(falling)
-    ours = ScheduleTracker(ScheduleCurve(max(until, warm_up), until, total, None, 0, 1, 0.0))
+    ours = ScheduleTracker(
+        ScheduleCurve(
+            warm_up=max(until, warm_up),
+            until=until,
+            total=total,
+            weight_decay=None,
+            check_every=0,
+            window=1,
+            least_reduction=0.0,
+        )
+    )
     ks = rising + falling
     begins = [0, *accumulate(ks)][:-1]
     moved = sum(k * ours.scales(w, k).lr for w, k in zip(begins, ks, strict=True))
@@ -61,16 +81,30 @@ def test_the_total_scale_of_a_workload_does_not_depend_on_the_quorums(rising, fa
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.integers(0, 2000))
 def test_the_scale_is_continuous_and_between_zero_and_one(until, more, left, workload):
-    curve = ScheduleCurve(until + more, until, until + more + left, None, 0, 1, 0.0)
+    curve = ScheduleCurve(
+        warm_up=until + more,
+        until=until,
+        total=until + more + left,
+        weight_decay=None,
+        check_every=0,
+        window=1,
+        least_reduction=0.0,
+    )
     here, there = (curve.scale(w, until) for w in (workload, workload + 0.001))
     assert 0 <= here <= 1
     assert abs(here - there) <= 0.001 * max(1 / curve.warm_up, until / curve.warm_up / (more + left)) * (1 + 1e-6)
 
 
 def test_the_weight_decay_follows_the_rate_times_k_or_is_unchanged():
-    curve = ScheduleCurve(100, 100, 200, 2.3, 0, 1, 0.0)
+    curve = ScheduleCurve(
+        warm_up=100, until=100, total=200, weight_decay=2.3, check_every=0, window=1, least_reduction=0.0
+    )
     assert ScheduleTracker(curve).scales(40, 20) == (0.5, 1.15)
-    assert ScheduleTracker(ScheduleCurve(100, 100, 200, None, 0, 1, 0.0)).scales(40, 20) == (0.5, 1.0)
+    assert ScheduleTracker(
+        ScheduleCurve(
+            warm_up=100, until=100, total=200, weight_decay=None, check_every=0, window=1, least_reduction=0.0
+        )
+    ).scales(40, 20) == (0.5, 1.0)
 
 
 def end_of_warm_up(losses, per_epoch=4, checks=5, until=1000, least_reduction=0.0):
@@ -161,7 +195,10 @@ def test_update_scales_equal_the_requested_scales():
     schedule = pl.LinearSchedule(warm_up_until="plateau", check_every="gradients=8").in_gradients(40, None)
     rate = pl.Job.learning_rate.fget(tiny_job(lr_rule="proportional", lr_is="per_worker"))
     ours = Coordinator(
-        as_plan(pl.bsp()), workers=2, stop=pl.Stop(gradients=40), settings=CoordinatorSettings(None, rate, schedule)
+        as_plan(pl.bsp()),
+        workers=2,
+        stop=pl.Stop(gradients=40),
+        settings=CoordinatorSettings(per_epoch=None, learning_rate=rate, schedule=schedule),
     )
     work, told, asked, decided = list(ours.begin()), [], [], []
     while not ours.stopped:

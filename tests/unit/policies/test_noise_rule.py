@@ -27,21 +27,21 @@ phis = st.floats(1e-3, 1e3)
 
 @given(counts, counts, phis)
 def test_the_reference_keeps_its_rate_and_smaller_updates_get_less(K, k, phi):
-    rule = NoiseRule(K, 0.1)
+    rule = NoiseRule(K=K, learning_rate=0.1)
     assert rule.scale(K, phi) == pytest.approx(1.0)
     assert (rule.scale(k, phi) <= 1.0 + 1e-9) == (k <= K) or k == K
 
 
 @given(counts, counts)
 def test_the_limits_are_constant_and_proportional(K, k):
-    rule = NoiseRule(K, 0.1)
+    rule = NoiseRule(K=K, learning_rate=0.1)
     assert rule.scale(k, 1e-9) == pytest.approx(LRScaling("constant").scale(k, K))
     assert rule.scale(k, 1e12) == pytest.approx(LRScaling("proportional").scale(k, K))
 
 
 @given(counts, phis, st.floats(1, 100))
 def test_staleness_lowers_the_rate_and_leaves_at_most_twice_the_stable_share(k, phi, price):
-    rule = NoiseRule(16, 0.1, momentum=0.9)
+    rule = NoiseRule(K=16, learning_rate=0.1, momentum=0.9)
     fresh, stale = rule.scale(k, phi), rule.scale(k, phi, price)
     assert fresh / price - 1e-12 <= stale <= fresh + 1e-12
     assert stale <= 2 * max(1.0, fresh) / price + 1e-12
@@ -50,13 +50,13 @@ def test_staleness_lowers_the_rate_and_leaves_at_most_twice_the_stable_share(k, 
 
 
 def test_the_progress_of_a_gradient_is_that_of_its_share_of_the_rate():
-    rule = NoiseRule(8, 0.1, momentum=0.9)
+    rule = NoiseRule(K=8, learning_rate=0.1, momentum=0.9)
     for k, phi, price in [(8, 3.0, 1.0), (1, 3.0, 1.0), (1, 3.0, 20.0), (1, 300.0, 20.0)]:
         assert rule.progress(k, phi, price) * k * (8 + phi) / 8 == pytest.approx(rule.scale(k, phi, price))
 
 
 def test_an_adaptive_optimizer_divides_by_the_noise_of_the_gradient_too():
-    rule = NoiseRule(8, 0.1, momentum=0.9, adaptive=True)
+    rule = NoiseRule(K=8, learning_rate=0.1, momentum=0.9, adaptive=True)
     assert rule.progress(1, 1.0) == rule.progress(1, 1.0, noise_scale=1.0) == 0.5
     assert rule.progress(1, 1.0, noise_scale=7.0) == 0.25
     assert rule.progress(1, 1.0) > 4 * rule.progress(8, 1.0)
@@ -64,17 +64,20 @@ def test_an_adaptive_optimizer_divides_by_the_noise_of_the_gradient_too():
 
 
 def test_an_adaptive_optimizer_gets_the_square_root():
-    plain, adaptive = NoiseRule(16, 0.1), NoiseRule(16, 0.1, momentum=0.9, adaptive=True)
+    plain, adaptive = (
+        NoiseRule(K=16, learning_rate=0.1),
+        NoiseRule(K=16, learning_rate=0.1, momentum=0.9, adaptive=True),
+    )
     assert adaptive.scale(4, 10.0, 3.0) == pytest.approx(plain.scale(4, 10.0, 3.0) ** 0.5)
-    assert NoiseScaling(adaptive, 10.0).momentum_power(4) == 1.0
+    assert NoiseScaling(rule=adaptive, phi=10.0).momentum_power(4) == 1.0
 
 
 def test_the_velocity_keeps_its_half_life_in_gradients_where_noise_limits_the_rate_and_else_in_updates():
-    rule = NoiseRule(16, 0.1, momentum=0.9)
-    assert NoiseScaling(rule, phi=1e9).momentum_power(4) == pytest.approx(4 / 16)
-    assert NoiseScaling(rule, phi=1e-9).momentum_power(4) == pytest.approx(1.0)
-    assert NoiseScaling(rule, phi=3.0, guard=0.5).momentum_power(4) == rule.scale(4, 3.0)
-    assert NoiseScaling(NoiseRule(16, 0.1), phi=3.0).momentum_power(4) == 1.0
+    rule = NoiseRule(K=16, learning_rate=0.1, momentum=0.9)
+    assert NoiseScaling(rule=rule, phi=1e9).momentum_power(4) == pytest.approx(4 / 16)
+    assert NoiseScaling(rule=rule, phi=1e-9).momentum_power(4) == pytest.approx(1.0)
+    assert NoiseScaling(rule=rule, phi=3.0, guard=0.5).momentum_power(4) == rule.scale(4, 3.0)
+    assert NoiseScaling(rule=NoiseRule(K=16, learning_rate=0.1), phi=3.0).momentum_power(4) == 1.0
 
 
 def velocity_after(powers, nesterov=False, zeros_first=1):
@@ -108,7 +111,7 @@ def test_a_gradient_moves_the_parameters_as_far_with_any_power_of_the_momentum(p
 def drive(plan, n=4, updates=300, **rule):
     """Return the updates of a coordinator at losses 1 + 4 / i, and its decisions on the learning rate."""
     random = Random(0)
-    noise = NoiseRule(n, **{"learning_rate": 0.1, **rule})
+    noise = NoiseRule(K=n, **{"learning_rate": 0.1, **rule})
     ours = coordinator(plan, n, learning_rate=LRScaling("noise"), noise=noise)
     commands, tasks, applied, decided, arrivals = ours.begin(), [], [], [], 0
     while len(applied) < updates:
@@ -116,7 +119,13 @@ def drive(plan, n=4, updates=300, **rule):
         applied += [command for command in commands if isinstance(command, Apply)]
         decided += [each for each in commands if isinstance(each, Decision) and each.kind == "learning_rate"]
         if ours.awaits_step:
-            commands = ours.handle(UpdateApplied(float(arrivals), ours.version, Step(0.9, 0.09, 0.01, 0.1, 0.1)))
+            commands = ours.handle(
+                UpdateApplied(
+                    float(arrivals),
+                    ours.version,
+                    Step(squared_norm=0.9, progress=0.09, squared_step=0.01, learning_rate=0.1, next_learning_rate=0.1),
+                )
+            )
             continue
         task = tasks.pop(random.randrange(len(tasks)))
         arrivals += 1
@@ -128,7 +137,7 @@ def drive(plan, n=4, updates=300, **rule):
 def test_the_coordinator_scales_updates_by_the_rule():
     applied, decided = drive(pl.pull(k=2))
     last = decided[-1].numbers
-    assert applied[-1].lr_scale == pytest.approx(NoiseRule(4, 0.1).scale(2, last["phi"]), rel=0.1)
+    assert applied[-1].lr_scale == pytest.approx(NoiseRule(K=4, learning_rate=0.1).scale(2, last["phi"]), rel=0.1)
     assert last["V"] == pytest.approx(0.5)
     assert "of the given rate for k=2: variance 0.5" in decided[-1].reason
 
@@ -137,7 +146,9 @@ def test_stale_updates_pay_the_price_of_staleness():
     applied, decided = drive(pl.asp())
     last = decided[-1].numbers
     assert last["d"] > 2
-    assert applied[-1].lr_scale == pytest.approx(NoiseRule(4, 0.1).scale(1, last["phi"], last["d"]), rel=0.15)
+    assert applied[-1].lr_scale == pytest.approx(
+        NoiseRule(K=4, learning_rate=0.1).scale(1, last["phi"], last["d"]), rel=0.15
+    )
     assert "price of staleness" in decided[-1].reason
 
 
@@ -163,7 +174,7 @@ def test_momentum_reaches_the_update():
 
 def test_a_tracker_goes_on_from_its_state():
     arrival = Arrival(1.0, 0, 1, loss=2.0, squared_norm=1.0, variance=0.3)
-    first, second = NoiseTracker(NoiseRule(4, 0.1)), NoiseTracker(NoiseRule(4, 0.1))
+    first, second = NoiseTracker(NoiseRule(K=4, learning_rate=0.1)), NoiseTracker(NoiseRule(K=4, learning_rate=0.1))
     for _ in range(40):
         first.accept(arrival)
         first.make((0,), 1.0)
@@ -174,27 +185,31 @@ def test_a_tracker_goes_on_from_its_state():
 
 def test_a_step_that_only_this_rank_knows_changes_nothing():
     arrival = Arrival(1.0, 0, 1, loss=2.0, squared_norm=1.0)
-    alone, common = (NoiseTracker(NoiseRule(4, 0.1), has_steps=has_steps) for has_steps in (False, True))
+    alone, common = (
+        NoiseTracker(NoiseRule(K=4, learning_rate=0.1), has_steps=has_steps) for has_steps in (False, True)
+    )
     for tracker in (alone, common):
         for _ in range(2):
             tracker.accept(arrival)
         tracker.make((0, 0), 1.0)
         assert tracker.needs_step() == (tracker is common)
-        tracker.finish(Step(0.75, 0.1, 0.1, 0.1, 0.1))
+        tracker.finish(
+            Step(squared_norm=0.75, progress=0.1, squared_step=0.1, learning_rate=0.1, next_learning_rate=0.1)
+        )
         tracker.accept(arrival)
         tracker.make((0,), 1.0)
     assert (alone.estimate.variance, common.estimate.variance) == (1.0, 0.5)
 
 
 def test_numbers_that_are_unknown_are_left_out():
-    tracker = NoiseTracker(NoiseRule(4, 0.1))
+    tracker = NoiseTracker(NoiseRule(K=4, learning_rate=0.1))
     tracker.accept(Arrival(1.0, 0, 1, loss=2.0))
     tracker.make((0,), 1.0)
     assert "V" not in tracker.change()
 
 
 def test_a_protocol_that_needs_more_than_the_live_workers_has_a_price():
-    cluster = pl.Cluster(4, faults=[pl.Fault(0, 3), pl.Fault(1, 3)])
+    cluster = pl.Cluster(4, faults=[pl.Fault(worker=0, draw=3), pl.Fault(worker=1, draw=3)])
     plan = "asp@gradients=40 >> k_async(k=3)"
     run = pl.train(tiny_job(lr_rule="noise"), protocol=plan, cluster=cluster, stop="gradients=90")
     assert run.history.totals.used == 90
@@ -230,9 +245,11 @@ def test_the_guard_is_quiet_on_noise():
 
 def test_the_reference_is_that_of_the_optimizer():
     sgd = tiny_job(lr_rule="noise")
-    assert reference_of(sgd, small_net(), as_plan(pl.bsp()), 4) == NoiseRule(4, 0.1, 0.9)
+    assert reference_of(sgd, small_net(), as_plan(pl.bsp()), 4) == NoiseRule(K=4, learning_rate=0.1, momentum=0.9)
     adam = tiny_job(lr_rule="noise", lr_of=2, optimizer=partial(torch.optim.AdamW, lr=0.01))
-    assert reference_of(adam, small_net(), as_plan(pl.asp()), 4) == NoiseRule(2, 0.01, 0.9, adaptive=True)
+    assert reference_of(adam, small_net(), as_plan(pl.asp()), 4) == NoiseRule(
+        K=2, learning_rate=0.01, momentum=0.9, adaptive=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -259,8 +259,8 @@ def test_a_gradient_that_crosses_its_interrupt_is_recorded_with_its_own_version_
     recorder.observe(1.0, Timer(1.0), [Interrupt(0, 1), Compute(0, 4, 2)])
     recorder.observe(2.0, Timer(2.0), [Interrupt(0, 2), Compute(0, 7, 3)])
     for draw in (1, 2):
-        recorder.observe(3.0, Arrival(3.0, 0, draw), [Drop(0, draw, None, OLD_DRAW)])
-    recorder.observe(4.0, Arrival(4.0, 0, 3), [Accept(0, 3, 0, 8)])
+        recorder.observe(3.0, Arrival(3.0, 0, draw), [Drop(worker=0, draw=draw, staleness=None, reason=OLD_DRAW)])
+    recorder.observe(4.0, Arrival(4.0, 0, 3), [Accept(worker=0, draw=3, staleness=0, samples=8)])
     arrivals = [record for record in kept.records if isinstance(record, GradientArrived)]
     assert [(each.draw, each.version, each.started_s) for each in arrivals] == [(1, 0, 0.0), (2, 4, 1.0), (3, 7, 2.0)]
     assert (recorder.totals.interrupted, recorder.totals.dropped, recorder.totals.used) == (2, 0, 1)

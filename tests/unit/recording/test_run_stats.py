@@ -68,17 +68,30 @@ def test_an_accuracy_counts_for_the_version_that_reached_it():
 
 def update(version):
     live_s = 2.0 * version
-    return UpdateMade(1.0 * version, version, 1, version, 8, 1.0, 0.1, 0.0, 0, "", live_s, live_s)
+    return UpdateMade(
+        now_s=1.0 * version,
+        version=version,
+        k=1,
+        workload=version,
+        samples=8,
+        loss=1.0,
+        learning_rate=0.1,
+        staleness=0.0,
+        max_staleness=0,
+        reason="",
+        busy_s=live_s,
+        live_s=live_s,
+    )
 
 
 def test_a_late_evaluation_counts_for_its_version():
     records = [
         *[update(version) for version in (1, 2)],
-        VersionEvaluated(2.5, 1, 1.0, {"accuracy": 0.1}),
+        VersionEvaluated(now_s=2.5, version=1, published_s=1.0, metrics={"accuracy": 0.1}),
         *[update(version) for version in (3, 4)],
-        VersionEvaluated(4.5, 2, 2.0, {"accuracy": 0.6}),
-        VersionEvaluated(4.5, 4, 4.0, {"accuracy": 0.7}),
-        RunEnded(4.5, pl.Outcome.ACCURACY, "", 9.0, 9.0),
+        VersionEvaluated(now_s=4.5, version=2, published_s=2.0, metrics={"accuracy": 0.6}),
+        VersionEvaluated(now_s=4.5, version=4, published_s=4.0, metrics={"accuracy": 0.7}),
+        RunEnded(now_s=4.5, outcome=pl.Outcome.ACCURACY, reason="", busy_s=9.0, live_s=9.0),
     ]
     figures = count(records)
     assert (figures.time_s, figures.worker_s, figures.metrics) == (2.0, 4.0, {"accuracy": 0.7})
@@ -103,5 +116,7 @@ def test_a_running_or_interrupted_run_has_not_reached_its_target():
     going_on = count(records[:-1])
     assert (going_on.stopped_by, going_on.reached(pl.Stop(updates=40))) == (None, False)
     assert going_on.worker_s == records[-1].live_s
-    interrupted = RunEnded(records[-1].now_s, pl.Outcome.INTERRUPTED, "interrupted by Ctrl-C", 1.0, 2.0)
+    interrupted = RunEnded(
+        now_s=records[-1].now_s, outcome=pl.Outcome.INTERRUPTED, reason="interrupted by Ctrl-C", busy_s=1.0, live_s=2.0
+    )
     assert not count([*records[:-1], interrupted]).reached(pl.Stop(updates=40))

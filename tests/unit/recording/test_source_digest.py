@@ -128,7 +128,9 @@ def test_ranks_agree_on_the_code_of_their_job(monkeypatch):
     named = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PACELINE_TOKEN": "x"}
     for name, value in named.items():
         monkeypatch.setenv(name, value)
-    setting = RunConfig(tiny_job(optimizer=sgd()), as_plan(pl.bsp()), pl.Torchrun(), Stop(updates=3), seed=1)
+    setting = RunConfig(
+        job=tiny_job(optimizer=sgd()), plan=as_plan(pl.bsp()), cluster=pl.Torchrun(), stop=Stop(updates=3), seed=1
+    )
     agreed = job_spec(setting, nn.Sequential(OfThisFile()))
     assert agreed["code of"].keys() == {"paceline", "tiny_jobs", __name__}
 

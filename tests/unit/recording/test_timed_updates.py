@@ -26,7 +26,17 @@ def runs(draw):
         work = draw(st.one_of(st.just(samples), st.lists(st.floats(0.1, 99.0), min_size=RANKS, max_size=RANKS)))
         ended_s = now_s + draw(st.floats(1e-3, 20.0))  # the clocks of ranks differ, so it may be less than the seconds
         equal = [sum(samples) / RANKS] * RANKS if work is samples else work[::-1]
-        found.append(TimedUpdate(now_s, ended_s, ranks, samples, seconds, work, equal))
+        found.append(
+            TimedUpdate(
+                began_s=now_s,
+                ended_s=ended_s,
+                ranks=ranks,
+                samples=samples,
+                seconds=seconds,
+                work=work,
+                equal_work=equal,
+            )
+        )
         now_s = ended_s
     return found
 
@@ -42,7 +52,9 @@ def test_a_log_gives_back_the_updates(run):
 def test_the_records_are_those_of_a_run(run):
     writer, order = UpdateRecords(), RecordOrder()
     records = [RunStarted(0.0, RANKS, ""), *(record for update in run for record in writer.of(update))]
-    records.append(RunEnded(run[-1].ended_s, Outcome.STOPPED, "", writer.busy_s, writer.live_s))
+    records.append(
+        RunEnded(now_s=run[-1].ended_s, outcome=Outcome.STOPPED, reason="", busy_s=writer.busy_s, live_s=writer.live_s)
+    )
     for record in records:
         order.check(record)
     stats = count(records)
@@ -53,7 +65,9 @@ def test_the_records_are_those_of_a_run(run):
 
 
 def test_a_rank_that_waits_is_idle_at_the_end_of_the_update():
-    update = TimedUpdate(10.0, 14.0, range(2), [10, 6], [1.0, 3.0], [10, 6], [8, 8])
+    update = TimedUpdate(
+        began_s=10.0, ended_s=14.0, ranks=range(2), samples=[10, 6], seconds=[1.0, 3.0], work=[10, 6], equal_work=[8, 8]
+    )
     first, last, made = UpdateRecords().of(update)
     assert (first.worker, first.now_s, first.compute_s) == (0, 12.0, 1.0)
     assert (last.worker, last.now_s, last.compute_s) == (1, 14.0, 3.0)
@@ -65,7 +79,18 @@ def test_a_rank_that_waits_is_idle_at_the_end_of_the_update():
 
 def test_versions_and_sums_go_on():
     writer = UpdateRecords()
-    run = [TimedUpdate(float(i), i + 1.0, range(2), [4, 4], [0.5, 0.5], [4, 4], [4, 4]) for i in range(3)]
+    run = [
+        TimedUpdate(
+            began_s=float(i),
+            ended_s=i + 1.0,
+            ranks=range(2),
+            samples=[4, 4],
+            seconds=[0.5, 0.5],
+            work=[4, 4],
+            equal_work=[4, 4],
+        )
+        for i in range(3)
+    ]
     made = [record for update in run for record in writer.of(update) if isinstance(record, UpdateMade)]
     again = UpdateRecords()
     again.follow(made[0])

@@ -57,7 +57,11 @@ def test_a_metric_without_evaluations_has_no_chart(tmp_path):
 
 def test_names_of_metrics_are_escaped():
     name = "<b>'\""
-    run = SimpleNamespace(rates={"phi": []}, evaluated=(), evaluations=[VersionEvaluated(0.0, 1, 0.0, {name: 1.0})])
+    run = SimpleNamespace(
+        rates={"phi": []},
+        evaluated=(),
+        evaluations=[VersionEvaluated(now_s=0.0, version=1, published_s=0.0, metrics={name: 1.0})],
+    )
     shown = metric_charts([Group("", [run], {})])
     assert "<b>" not in shown
     assert unescape(shown).count(name) == 2

@@ -155,7 +155,7 @@ def test_the_heat_map_holds_mean_compute_times(saved):
 
 def test_a_gradient_that_crossed_its_interrupt_replaces_it_and_still_counts_as_interrupted(tmp_path):
     crossed = arrival(0, 1, 0.0, 2.5, used=False, crossed_interrupt=True, reason="finished after its interrupt")
-    interrupted = WorkInterrupted(2.0, 0, 1, 0, started_s=0.0, samples=8)
+    interrupted = WorkInterrupted(now_s=2.0, worker=0, draw=1, version=0, started_s=0.0, samples=8)
     records = [begun(1), interrupted, crossed, arrival(0, 2, 2.0, 3.0), update(1, 3.0, k=1), ended(3.0, 3.0)]
     run = read_run(write_run(tmp_path / "run", records), "")
     assert fates_of(run) == ["interrupted", "used"]
@@ -168,10 +168,10 @@ def test_a_late_return_means_that_the_worker_was_never_lost(tmp_path):
     records = [
         begun(2),
         arrival(0, 1, 0.0, 1.0),
-        WorkUnfinished(5.0, 1, 1, 0, started_s=0.0),
-        WorkerLost(5.0, 1, "silent", silent=True),
+        WorkUnfinished(now_s=5.0, worker=1, draw=1, version=0, started_s=0.0),
+        WorkerLost(now_s=5.0, worker=1, reason="silent", silent=True),
         arrival(1, 1, 0.0, 7.0, used=False, reason="its worker had been declared lost"),
-        WorkerJoined(7.0, 1, late_return=True),
+        WorkerJoined(now_s=7.0, worker=1, late_return=True),
         arrival(1, 2, 7.0, 8.0),
         update(1, 8.0),
         ended(8.0, 14.0),
@@ -184,11 +184,11 @@ def test_a_late_return_means_that_the_worker_was_never_lost(tmp_path):
 def test_a_lost_worker_has_no_idle_time(tmp_path):
     records = [
         begun(2),
-        WorkUnfinished(1.0, 1, 1, 0, started_s=0.0),
-        WorkerLost(1.0, 1, "scripted fault"),
+        WorkUnfinished(now_s=1.0, worker=1, draw=1, version=0, started_s=0.0),
+        WorkerLost(now_s=1.0, worker=1, reason="scripted fault"),
         arrival(0, 1, 0.0, 2.0),
         update(1, 2.0, k=1),
-        WorkerJoined(3.0, 1),
+        WorkerJoined(now_s=3.0, worker=1),
         ended(4.0, 6.0),
     ]
     run = read_run(write_run(tmp_path / "run", records), "")
@@ -224,7 +224,7 @@ def test_a_run_without_any_record_is_empty(tmp_path):
 def test_a_resumed_run_has_its_new_workers(tmp_path):
     records = [
         *two_updates(),
-        RunResumed(4.0, 2, 3, "updates=2", "workers 2 -> 3"),
+        RunResumed(now_s=4.0, version=2, workers=3, stop_before="updates=2", changes="workers 2 -> 3"),
         arrival(2, 1, 4.0, 6.0),
         ended(6.0, 14.0),
     ]
@@ -238,9 +238,9 @@ def test_the_quorum_decision_in_force_is_kept_with_each_update(tmp_path):
     records = [
         begun(),
         update(1, 1.0),
-        DecisionMade(1.0, "quorum", "k=1: gain", k=1),
+        DecisionMade(now_s=1.0, kind="quorum", reason="k=1: gain", k=1),
         update(2, 2.0, k=1),
-        DecisionMade(3.0, "protocol", "asp: switched"),
+        DecisionMade(now_s=3.0, kind="protocol", reason="asp: switched"),
         update(3, 3.0, k=1),
     ]
     run = read_run(write_run(tmp_path / "run", records), "")
@@ -260,8 +260,8 @@ def test_the_time_equals_that_of_the_result(tmp_path, stop):
 def test_a_target_accuracy_is_timed_by_the_version_that_reached_it(tmp_path):
     records = [
         *two_updates()[:-1],
-        VersionEvaluated(4.0, 1, 2.0, {"accuracy": 0.9}),
-        VersionEvaluated(4.0, 2, 4.0, {"accuracy": 0.8}),
-        RunEnded(4.0, Outcome.ACCURACY, "accuracy reached", 6.0, 8.0),
+        VersionEvaluated(now_s=4.0, version=1, published_s=2.0, metrics={"accuracy": 0.9}),
+        VersionEvaluated(now_s=4.0, version=2, published_s=4.0, metrics={"accuracy": 0.8}),
+        RunEnded(now_s=4.0, outcome=Outcome.ACCURACY, reason="accuracy reached", busy_s=6.0, live_s=8.0),
     ]
     assert read_run(write_run(tmp_path / "run", records), "").stats.time_s == 2.0

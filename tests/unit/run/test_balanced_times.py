@@ -28,7 +28,10 @@ def cluster_of(speeds=(1, 1, 1, 1), sigma=0.05, **more):
 
 
 def turning(turn_s, n=4, slowdown=3.0):
-    return [pl.Periodic(turn_s, n * turn_s, slowdown, workers=(worker,), at_s=worker * turn_s) for worker in range(n)]
+    return [
+        pl.Periodic(on_s=turn_s, every_s=n * turn_s, slowdown=slowdown, workers=(worker,), at_s=worker * turn_s)
+        for worker in range(n)
+    ]
 
 
 @parametrize_few(
@@ -124,7 +127,7 @@ def test_a_gain_that_is_too_small_leaves_shares_equal():
     [
         (cluster_of(slowdowns=turning(1.0)), "slowdowns of workers"),
         (pl.Cluster(2, [pl.Exponential(1.0), pl.LogNormal(1.0, 0.1)]), "shares of workers whose distributions differ"),
-        (cluster_of(faults=[pl.Fault(0, 3)]), "scripted faults"),
+        (cluster_of(faults=[pl.Fault(worker=0, draw=3)]), "scripted faults"),
     ],
 )
 def test_other_clusters_have_no_theory(cluster, text):

@@ -7,7 +7,7 @@ from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.run.standby import AfterTakeover
 
 RUN = pl.RunInfo({}, Totals(), NetworkCounters())
-TAKEOVER = RunResumed(1.0, 3, 2, "", "")
+TAKEOVER = RunResumed(now_s=1.0, version=3, workers=2, stop_before="", changes="")
 
 
 class Kept(pl.Callback):

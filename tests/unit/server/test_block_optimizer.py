@@ -72,7 +72,13 @@ def server_of(optimizer, **settings):
 
 
 def update_of(number, k, **more):
-    return Apply(number, tuple(Accept(worker, number, 0, 8) for worker in range(k)), 1.0, "", **more)
+    return Apply(
+        version=number,
+        gradients=tuple(Accept(worker=worker, draw=number, staleness=0, samples=8) for worker in range(k)),
+        lr_scale=1.0,
+        reason="",
+        **more,
+    )
 
 
 def gradients_of(layout, seed, k):

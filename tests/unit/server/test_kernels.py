@@ -17,13 +17,13 @@ from selections import parametrize_few
 compiled = pytest.importorskip("paceline.tensors.compiled")
 
 RULES = {
-    "sgd": SGDRule(0.1),
-    "momentum": SGDRule(0.1, momentum=0.9),
-    "dampening": SGDRule(0.1, momentum=0.9, dampening=0.3, weight_decay=0.01),
-    "nesterov": SGDRule(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adam": AdamRule(0.01, 0.9, 0.999, 1e-8, 0.0, is_decoupled=False, count=1),
-    "weight decay": AdamRule(0.01, 0.3, 0.9, 1e-8, 0.1, is_decoupled=False, count=7),
-    "adamw": AdamRule(0.01, 0.9, 0.999, 1e-8, 0.1, is_decoupled=True, count=100),
+    "sgd": SGDRule(lr=0.1),
+    "momentum": SGDRule(lr=0.1, momentum=0.9),
+    "dampening": SGDRule(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.01),
+    "nesterov": SGDRule(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": AdamRule(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, is_decoupled=False, count=1),
+    "weight decay": AdamRule(lr=0.01, beta1=0.3, beta2=0.9, eps=1e-8, weight_decay=0.1, is_decoupled=False, count=7),
+    "adamw": AdamRule(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, is_decoupled=True, count=100),
 }
 SPECIAL = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, 1.0])
 
@@ -45,7 +45,9 @@ def vectors_of(rule, length, k, factor, dtype, in_place=False, offset=0):
     states = 2 if isinstance(rule, AdamRule) else 1 if rule.momentum else 0
     weights = [1.0, *(float(each) for each in torch.rand(k - 1, generator=random))]
     new = parameters if in_place else torch.empty_like(parameters)
-    return StepVectors(RunningMean(made[:k], weights, factor), parameters, new, state[:states])
+    return StepVectors(
+        gradient=RunningMean(made[:k], weights, factor), parameters=parameters, new=new, state=state[:states]
+    )
 
 
 def changed(vectors):
@@ -108,14 +110,14 @@ class Other(SGDRule):
 
 
 def test_loops_that_differ_from_torch_are_not_used(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "_rules", lambda kind: iter([Other(0.1)]))
+    monkeypatch.setattr(kernels, "_rules", lambda kind: iter([Other(lr=0.1)]))
     assert kernels.exact_loops.__wrapped__(Other, torch.float32) is None
     assert "differ from torch for torch.float32" in caplog.text
 
 
 def test_without_numba_torch_steps(monkeypatch):
     monkeypatch.setitem(sys.modules, "paceline.tensors.compiled", None)
-    monkeypatch.delattr(sys.modules["paceline.server"], "compiled", raising=False)
+    monkeypatch.delattr(sys.modules["paceline.tensors"], "compiled", raising=False)
     assert kernels.loops_for.__wrapped__(torch.float32) is None
 
 

@@ -14,7 +14,17 @@ def gain_of(times, shares=((8, 8), (10, 6)), count=10):
     for samples in shares:
         for _ in range(count):
             now_s, seconds = 2.0 * gain.updates, [times(rank, each) for rank, each in enumerate(samples)]
-            gain.add(TimedUpdate(now_s, now_s + max(seconds) + 0.5, range(2), samples, seconds, samples, [8, 8]))
+            gain.add(
+                TimedUpdate(
+                    began_s=now_s,
+                    ended_s=now_s + max(seconds) + 0.5,
+                    ranks=range(2),
+                    samples=samples,
+                    seconds=seconds,
+                    work=samples,
+                    equal_work=[8, 8],
+                )
+            )
     return gain
 
 
@@ -47,19 +57,49 @@ def test_a_rank_that_becomes_slow_later_is_measured_by_its_own_change():
     gain, shares = Gain(), [(8, 8)] * 10 + [(8, 8)] * 3 + [(11, 5)] * 100
     for number, samples in enumerate(shares):
         seconds = [0.1 * samples[0], (0.1 if number < 10 else 0.2) * samples[1]]
-        gain.add(TimedUpdate(0.0, max(seconds), range(2), samples, seconds, samples, [8, 8]))
+        gain.add(
+            TimedUpdate(
+                began_s=0.0,
+                ended_s=max(seconds),
+                ranks=range(2),
+                samples=samples,
+                seconds=seconds,
+                work=samples,
+                equal_work=[8, 8],
+            )
+        )
     assert gain.equal_s == pytest.approx(10 * 0.8 + 103 * 1.6, rel=0.02)
 
 
 def test_an_update_without_all_times_would_have_taken_as_long():
     gain = Gain()
-    gain.add(TimedUpdate(0.0, 2.0, range(2), [12, 4], [1.0, 0.0], [12, 4], [8, 8]))
+    gain.add(
+        TimedUpdate(
+            began_s=0.0,
+            ended_s=2.0,
+            ranks=range(2),
+            samples=[12, 4],
+            seconds=[1.0, 0.0],
+            work=[12, 4],
+            equal_work=[8, 8],
+        )
+    )
     assert (gain.updates, gain.seconds, gain.equal_s, gain.ratio) == (1, 2.0, 2.0, 1.0)
 
 
 def test_work_other_than_samples_counts():
     gain = Gain()
-    gain.add(TimedUpdate(0.0, 2.0, range(2), [8, 8], [1.0, 1.0], [50.0, 50.0], [90.0, 10.0]))
+    gain.add(
+        TimedUpdate(
+            began_s=0.0,
+            ended_s=2.0,
+            ranks=range(2),
+            samples=[8, 8],
+            seconds=[1.0, 1.0],
+            work=[50.0, 50.0],
+            equal_work=[90.0, 10.0],
+        )
+    )
     assert gain.equal_s == pytest.approx(2.0 + 1.8 - 1.0)
 
 

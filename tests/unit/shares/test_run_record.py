@@ -140,7 +140,17 @@ def test_metrics_count_the_updates_with_and_without_a_folder(tmp_path):
         record = record_in(folder, metrics="0")
         train(record, 40)
         url, end = record._metrics.url, record._ended_s + 2
-        record.add(TimedUpdate(0.0, end, range(3), [16] * 3, [0.1] * 3, [16] * 3, [16] * 3))  # later than a second
+        record.add(
+            TimedUpdate(
+                began_s=0.0,
+                ended_s=end,
+                ranks=range(3),
+                samples=[16] * 3,
+                seconds=[0.1] * 3,
+                work=[16] * 3,
+                equal_work=[16] * 3,
+            )
+        )  # later than a second
         with urlopen(f"{url}/metrics") as page:
             found = page.read().decode()
         assert "paceline_updates_total 41.0" in found

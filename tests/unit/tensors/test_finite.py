@@ -57,8 +57,11 @@ def update(server, number, change=lambda worker, gradient: None, accumulates=Fal
         server.enqueue(gradient, 8)
         if accumulates:
             server.accumulate()
-    accepted = tuple(Accept(worker, number, 0, 8) for worker in (10, 11, 12))
-    server.apply(Apply(number, accepted, 1.0, ""), layout.allocate() if number % 2 == 0 else None)
+    accepted = tuple(Accept(worker=worker, draw=number, staleness=0, samples=8) for worker in (10, 11, 12))
+    server.apply(
+        Apply(version=number, gradients=accepted, lr_scale=1.0, reason=""),
+        layout.allocate() if number % 2 == 0 else None,
+    )
     return server.not_finite
 
 

@@ -66,7 +66,7 @@ def gradient_of_bowl(w):
 
 
 def bowl(gamma=0.0):
-    return Constants(1.0, 0.3, SIGMA2, initial_error=float(CURVATURES @ W_0**2) / 2, gamma=gamma)
+    return Constants(L=1.0, c=0.3, sigma2=SIGMA2, initial_error=float(CURVATURES @ W_0**2) / 2, gamma=gamma)
 
 
 def error_of_bowl(path):
@@ -84,7 +84,7 @@ def test_fresh_gradients_on_a_round_bowl_follow_their_recursion_below_the_bound(
     shrinks, floor = (1 - eta * c) ** 2, eta**2 * c * sigma2 / (2 * k) / (1 - (1 - eta * c) ** 2)
     closed = floor + shrinks ** np.arange(updates + 1) * (errors[0] - floor)
     assert errors == pytest.approx(closed, rel=0.1)
-    constants = Constants(c, c, sigma2, initial_error=errors[0])
+    constants = Constants(L=c, c=c, sigma2=sigma2, initial_error=errors[0])
     bound = sync_error(constants, eta, k, np.arange(updates + 1.0))
     assert np.all(closed[1:] < bound[1:])
     # In the floor the bound is (2 - eta c) times the truth, in the rate it has 1 - eta c for its square.
@@ -123,7 +123,7 @@ def test_stale_gradients_on_a_bowl_stay_below_theorem_3(k, n, eta):
 
 def test_the_learning_rate_printed_in_theorem_3_diverges():
     # L = c = 1, M_G = 0, k = n = 8: 1 / (2 L / k) = 4 is printed, and |1 - 4| > 1.
-    bowl = Constants(1.0, 1.0, 0.0)
+    bowl = Constants(L=1.0, c=1.0, sigma2=0.0)
     printed = 1 / (2 * bowl.L * (bowl.M_G / 8 + 1 / 8))
     path, _ = stale_sgd(lambda w: w, W_0, printed, 8, 8, 5, 0.0)
     assert squared(path)[-1] > 1_000 * squared(path)[0]
@@ -134,7 +134,7 @@ def test_the_learning_rate_printed_in_theorem_3_diverges():
 
 @given(k=st.integers(1, 64), m=st.integers(1, 8), M_G=st.floats(0, 10), L=st.floats(0.1, 10), p_0=st.floats(0, 1))
 def test_the_largest_learning_rate_is_the_smaller_of_two_conditions(k, m, M_G, L, p_0):
-    constants = Constants(L, L, 1.0, M_G, m)
+    constants = Constants(L=L, c=L, sigma2=1.0, M_G=M_G, m=m)
     most = max_learning_rate(constants, k)
     assert most == pytest.approx(min(1 / (L * constants.progress(p_0)), 1 / (2 * L * (M_G / (k * m) + 1))))
     assert async_error(constants, most, k, p_0, 0) == pytest.approx(1.0)
@@ -144,7 +144,7 @@ def test_the_largest_learning_rate_is_the_smaller_of_two_conditions(k, m, M_G, L
 
 @given(k=st.integers(1, 8), gamma=st.floats(0, 0.9), p_0=st.floats(0, 1), updates=st.integers(0, 30))
 def test_theorem_3_is_its_recursion_unrolled(k, gamma, p_0, updates):
-    constants = Constants(2.0, 0.5, 1.3, 0.7, 3, 5.0, gamma)
+    constants = Constants(L=2.0, c=0.5, sigma2=1.3, M_G=0.7, m=3, initial_error=5.0, gamma=gamma)
     eta = max_learning_rate(constants, k)
     error = 5.0
     for _ in range(updates):
@@ -167,7 +167,7 @@ def test_stale_gradients_on_a_bowl_stay_below_theorem_4(k, n, eta):
 
 
 def test_theorem_4_matches_hand_calculation():
-    constants = Constants(2.0, 0.5, 1.0, initial_error=3.0)
+    constants = Constants(L=2.0, c=0.5, sigma2=1.0, initial_error=3.0)
     etas, C, p_0 = [0.2, 0.1, 0.05], 0.01, 0.5
     rho = [eta * (1 + p_0 / 2) * 0.5 for eta in etas]
     delta = [C * 4 / 2 + eta**2 * 2 / 2 for eta in etas]
@@ -178,14 +178,14 @@ def test_theorem_4_matches_hand_calculation():
 
 
 def test_theorem_4_with_a_constant_rate_tends_to_its_floor():
-    constants = Constants(2.0, 0.5, 1.0)
+    constants = Constants(L=2.0, c=0.5, sigma2=1.0)
     found = variable_rate_error(constants, [0.1] * 2_000, 0.01, 0.25, k=2)
     assert found == pytest.approx(variable_rate_floor(constants, 0.1, 0.01, 0.25, k=2))
 
 
 @given(more=st.floats(1.01, 100), eta=st.floats(1e-3, 0.25), p_0=st.floats(0, 1), k=st.integers(1, 8))
 def test_the_constant_of_a_floor_leads_to_that_floor(more, eta, p_0, k):
-    constants = Constants(2.0, 0.5, 1.0)
+    constants = Constants(L=2.0, c=0.5, sigma2=1.0)
     floor = more * variable_rate_floor(constants, eta, 0.0, p_0, k)
     C = staleness_constant(constants, eta, floor, p_0, k)
     assert C > 0
@@ -194,7 +194,7 @@ def test_the_constant_of_a_floor_leads_to_that_floor(more, eta, p_0, k):
 
 def test_a_floor_below_the_noise_is_refused():
     with pytest.raises(pl.UsageError, match=r"noise alone leaves 0.\d+; give a higher floor or a smaller eta"):
-        staleness_constant(Constants(1.0, 0.5, 1.0), eta=0.1, floor=0.01, p_0=0.1)
+        staleness_constant(Constants(L=1.0, c=0.5, sigma2=1.0), eta=0.1, floor=0.01, p_0=0.1)
 
 
 # -- Theorem 5
@@ -216,7 +216,7 @@ def test_stale_gradients_in_waves_stay_below_theorem_5(k, n):
     path, used = stale_sgd(gradient, start, eta, k, n, updates, sigma2)
     gamma = staleness_ratio(gradient, path, used) if k < n else 0.0
     assert gamma < 1
-    constants = Constants(L, 0.0, sigma2, initial_error=initial, gamma=gamma)
+    constants = Constants(L=L, c=0.0, sigma2=sigma2, initial_error=initial, gamma=gamma)
     means = np.cumsum(squared(gradient(path)))[:updates] / np.arange(1, updates + 1)
     assert np.all(means < mean_squared_gradient(constants, eta, k, k / n, np.arange(1.0, updates + 1)))
 
@@ -242,7 +242,7 @@ def test_invalid_constants_are_refused(wrong, words):
         Constants(**{"L": 1.0, "c": 0.5, "sigma2": 1.0, **wrong})
 
 
-CONSTANTS = Constants(1.0, 0.5, 1.0)
+CONSTANTS = Constants(L=1.0, c=0.5, sigma2=1.0)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ CONSTANTS = Constants(1.0, 0.5, 1.0)
         (lambda: sync_error(CONSTANTS, 0.1, 0, 1), "k=0 is not a whole number"),
         (lambda: sync_error(CONSTANTS, 0.1, 1, -1), "updates=-1, expected at least 0"),
         (lambda: async_error(CONSTANTS, 0.1, 1, 1.5, 1), "p_0=1.5 is not a number in"),
-        (lambda: sync_floor(Constants(1.0, 0.0, 1.0), 0.1, 1), "c=0: .* or use mean_squared_gradient"),
-        (lambda: async_floor(Constants(1.0, 0.5, 1.0, gamma=1.0), 0.1, 1, 0.0), "gamma=1 and p_0=0"),
+        (lambda: sync_floor(Constants(L=1.0, c=0.0, sigma2=1.0), 0.1, 1), "c=0: .* or use mean_squared_gradient"),
+        (lambda: async_floor(Constants(L=1.0, c=0.5, sigma2=1.0, gamma=1.0), 0.1, 1, 0.0), "gamma=1 and p_0=0"),
         (lambda: mean_squared_gradient(CONSTANTS, 0.1, 1, 0.5, 0), "updates=0, expected at least 1"),
         (lambda: variable_rate_error(CONSTANTS, [0.1], -1.0, 0.5), "C=-1.0 is not a number in"),
         (lambda: variable_rate_error(CONSTANTS, [0.1, 0.6], 0.1, 0.5), "eta=0.6, expected"),
@@ -276,7 +276,7 @@ def test_invalid_numbers_are_refused(call, words):
 
 
 def test_fig_7_asynchronous_falls_faster_to_a_higher_floor():
-    constants = Constants(1.0, 0.5, 1.0, gamma=0.2)
+    constants = Constants(L=1.0, c=0.5, sigma2=1.0, gamma=0.2)
     at_s = np.linspace(0, 400, 2_001)
     curves = tradeoff([pl.bsp(), pl.k_async(4), pl.asp()], pl.Cluster(8), constants, 0.1, at_s)
     assert curves.errors["bsp"] == pytest.approx(sync_error(constants, 0.1, 8, at_s / (761 / 280)))
@@ -300,7 +300,7 @@ PARETO = pl.Cluster(12, pl.Pareto(scale_s=1.0, shape=2.5))
 
 def test_k_async_with_a_heavy_tail_is_ranked_by_its_simulated_time():
     """At most 2.404 s per update by E[X_K:K]; 0.4555 s by pl.simulate with 40,000 updates. K-sync takes 1.118 s."""
-    constants = Constants(1.0, 0.5, 1.0, gamma=0.2)
+    constants = Constants(L=1.0, c=0.5, sigma2=1.0, gamma=0.2)
     curves = tradeoff([pl.k_sync(3), pl.k_async(3)], PARETO, constants, 0.1, [1.0, 5.0, 1000.0])
     runtime = curves.runtimes["k_async(k=3)"]
     assert runtime.seconds_per_update == pytest.approx(0.4555, rel=0.02)

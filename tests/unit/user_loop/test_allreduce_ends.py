@@ -66,7 +66,7 @@ def test_elastic_ranks_continue_without_one_that_leaves_or_dies(network, data, t
                 return None
         return run.stopped_by
 
-    faults = [pl.Fault(2, draw=3, kind="die")]
+    faults = [pl.Fault(worker=2, draw=3, kind="die")]
     torchrun = {"min_workers": 1, "faults": faults, "heartbeat_timeout_s": 2.0}
     ranks = AllReduceLoops(4, make_parts(network, data), "all_reduce", torchrun, out=tmp_path / "run")
     first, second, third, fourth = ranks.run(loop)
@@ -151,7 +151,7 @@ def test_a_recorded_run_is_resumed(protocol, steps, network, data, tmp_path):
 
 
 def test_a_rank_that_dies_is_named_by_the_others(network, data):
-    torchrun = {"faults": [pl.Fault(1, draw=2, kind="die")], "heartbeat_timeout_s": 2.0}
+    torchrun = {"faults": [pl.Fault(worker=1, draw=2, kind="die")], "heartbeat_timeout_s": 2.0}
     first, second, third = AllReduceLoops(3, make_parts(network, data), "all_reduce", torchrun).run(train())
     assert isinstance(second, rank_threads.Killed)
     for error in (first, third):

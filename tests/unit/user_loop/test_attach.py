@@ -201,7 +201,13 @@ def test_what_cannot_work_is_refused_with_what_to_type(changes, expected):
 )
 def test_a_device_that_cannot_be_used_is_named(check, expected):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, device="meta"))  # as a GPU, which a test does not need
-    loop = UserLoop(model, torch.optim.SGD(model.parameters()), DataLoader(DATA), 1, None)
+    loop = UserLoop(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        loader=DataLoader(DATA),
+        accumulate=1,
+        clip_norm=None,
+    )
     with pytest.raises(pl.UsageError) as refused:
         check(loop)
     assert expected in str(refused.value)

@@ -68,7 +68,14 @@ def test_a_bag_has_the_trainable_parameters_and_the_buffers_in_the_model_s_order
 
 def test_a_run_is_received_as_it_was_sent(model):
     plan, options = plan_as_json(as_plan(pl.bsp().until(0.25) >> pl.asp())), RunOptions(seed=7, resume="/runs/1")
-    run = ServerRun(description(model), plan, "epochs=3", options, {"wire": "bfloat16"}, {"rank": 0})
+    run = ServerRun(
+        training=description(model),
+        plan=plan,
+        stop="epochs=3",
+        options=options,
+        cluster={"wire": "bfloat16"},
+        ranks={"rank": 0},
+    )
     stream = io.BytesIO()
     state = {"exp_avg last.weight": torch.ones(2, 3)}
     send_run(stream, run, FirstTensors(tensors_of(model), state))
@@ -113,7 +120,11 @@ def test_numbers_of_an_optimizer_are_received_as_python_s(number, model):
     loader = torch.utils.data.DataLoader(range(10), batch_size=1)
     described = describe(model, optimizer, loader, accumulate=1, clip_norm=np.float64(1.5))
     stream = io.BytesIO()
-    send_run(stream, ServerRun(described, [], "epochs=3", RunOptions(), {}, {}), FirstTensors({}, {}))
+    send_run(
+        stream,
+        ServerRun(training=described, plan=[], stop="epochs=3", options=RunOptions(), cluster={}, ranks={}),
+        FirstTensors({}, {}),
+    )
     stream.seek(0)
     received = recv_run(stream)[0].training
     options = received.groups[0].options

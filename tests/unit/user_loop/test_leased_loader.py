@@ -110,7 +110,9 @@ def check_tasks(workers, tasks, accumulate=1):
     loader = AheadLoader(DataLoader(Numbers(1000), BATCH, num_workers=workers), accumulate, 0)
     for number, *upcoming in tasks:
         [lease] = leases([number])
-        batches = list(loader.batches(LoopTask(lease, leases(upcoming), nn.Identity(), None)))
+        batches = list(
+            loader.batches(LoopTask(lease=lease, upcoming=leases(upcoming), model=nn.Identity(), gradient=None))
+        )
         assert len(batches) == accumulate
         assert torch.cat(batches).flatten().tolist() == lease.indices.tolist()
 
@@ -176,8 +178,8 @@ def test_with_processes_on_several_ranks_every_sample_is_used(protocol, tmp_path
 def test_an_error_of_the_data_set_ends_the_loop_with_its_message():
     loader = AheadLoader(DataLoader(Numbers(1000, bad=6), BATCH, num_workers=2), 1, 0)
     [first, second, third] = leases([0, 1, 2])
-    assert list(loader.batches(LoopTask(first, (second, third), nn.Identity(), None)))
+    assert list(loader.batches(LoopTask(lease=first, upcoming=(second, third), model=nn.Identity(), gradient=None)))
     with pytest.raises(ValueError, match="number 6 is bad"):
-        list(loader.batches(LoopTask(second, (third,), nn.Identity(), None)))
-    [batch] = loader.batches(LoopTask(third, (), nn.Identity(), None))
+        list(loader.batches(LoopTask(lease=second, upcoming=(third,), model=nn.Identity(), gradient=None)))
+    [batch] = loader.batches(LoopTask(lease=third, upcoming=(), model=nn.Identity(), gradient=None))
     assert batch.flatten().tolist() == [8, 9, 10, 11]

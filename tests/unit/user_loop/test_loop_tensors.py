@@ -19,7 +19,9 @@ def test_the_norm_of_each_gradient_that_is_handed_in_is_that_of_the_memory():
     model(torch.randn(2, 3)).sum().backward()
     unused.grad = None
     gradient = FlatLayout(model).allocate()
-    task = LoopTask(Lease(None, None), (), model, gradient, None, None, 0)
+    task = LoopTask(
+        lease=Lease(None, None), upcoming=(), model=model, gradient=gradient, progress=None, check=None, step=0
+    )
     norms = hand_in(task, [*model.parameters()], [])
     assert set(norms) == gradient.written == {1, 2, 3}
     assert all(torch.equal(norm, squared_norm(gradient.parameters[i])) for i, norm in norms.items())

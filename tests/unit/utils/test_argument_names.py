@@ -23,6 +23,10 @@ CLUSTER = pl.Cluster(4)
             lambda: pl.train(tiny_job(), "bsp", CLUSTER),
             "but 3 were given; type protocol=..., cluster=... and stop=...",
         ),
+        (
+            lambda: pl.Fault(1, 2),
+            "Fault takes no arguments without a name, but 2 were given; type worker=... and draw=...",
+        ),
     ],
 )
 def test_an_argument_that_does_not_exist_is_a_type_error_with_the_one_that_does(call, message):

@@ -153,7 +153,11 @@ OF_CALL = {
     "compare": {"protocols": ["bsp"], "processes": 1, "seeds": 1},
     "lr_range_test": {"protocol": "k_sync", "k": 1, "updates": 20, "runs": 1},
     "search_switch": {"settings": 1, "runs": 1, "processes": 1},
-    "Trace": {"rows": [TraceRow(0, 1, 0.0, 0.0, 1.0, 0.0, 1.0, False)]},
+    "Trace": {
+        "rows": [
+            TraceRow(worker=0, draw=1, start_s=0.0, pull_s=0.0, compute_s=1.0, push_s=0.0, end_s=1.0, censored=False)
+        ]
+    },
     "Stop": {"updates": 1},
     "sync_switch": {"fraction": 0.25},
     "theory.variable_rate_error": {"etas": [0.01, 0.01]},
@@ -248,9 +252,12 @@ def test_numpy_scalars_are_numbers_and_a_bool_is_not():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: pl.Cluster(4, faults=[pl.Fault(0, 1), 1]), "Cluster: faults[1]=1, expected a pl.Fault"),
+        (lambda: pl.Cluster(4, faults=[pl.Fault(worker=0, draw=1), 1]), "Cluster: faults[1]=1, expected a pl.Fault"),
         (lambda: pl.simulate(pl.bsp, pl.Cluster(2), updates=1), "call it: bsp(...)"),
-        (lambda: pl.Fault(0, 1, "dye"), "Fault: kind='dye', expected 'die', 'raise', 'hang' or 'not_finite'"),
+        (
+            lambda: pl.Fault(worker=0, draw=1, kind="dye"),
+            "Fault: kind='dye', expected 'die', 'raise', 'hang' or 'not_finite'",
+        ),
         (lambda: pl.ScheduledQuorum({0: "x"}), "ScheduledQuorum: schedule[0]='x', expected a whole number"),
         (lambda: pl.Exponential("x" * 999), f"mean_s='{'x' * 27}...{'x' * 28}', expected a number"),
         (lambda: parse_cluster("4*exp(mean=fast)"), "exp: mean='fast', expected a number"),

@@ -25,7 +25,11 @@ RUNS = {
     "bsp": {},
     "k_sync(k=2)": {},
     "asp": {},
-    "bsp + elastic": {"cluster": pl.Cluster(4, pl.Exponential(mean_s=1.0), transient=pl.Transient(5, 5, slowdown=9))},
+    "bsp + elastic": {
+        "cluster": pl.Cluster(
+            4, pl.Exponential(mean_s=1.0), transient=pl.Transient(mean_on_s=5, mean_off_s=5, slowdown=9)
+        )
+    },
 }
 
 
@@ -100,7 +104,7 @@ def test_a_straggler_is_named_by_recent_round_trips_and_all_contributions(tmp_pa
 
 def test_a_gradient_that_crossed_its_interrupt_is_counted_once(tmp_path):
     crossed = arrival(0, 1, 0.0, 2.5, used=False, crossed_interrupt=True, reason="finished after its interrupt")
-    records = [begun(1), WorkInterrupted(2.0, 0, 1, 0, started_s=0.0, samples=8), crossed]
+    records = [begun(1), WorkInterrupted(now_s=2.0, worker=0, draw=1, version=0, started_s=0.0, samples=8), crossed]
     records += [arrival(0, 2, 2.0, 3.0), update(1, 3.0, k=1), ended(3.0, 3.0)]
     saved = write_run(tmp_path / "run", records)
     view = LiveView(followed(saved, (1,)))
@@ -125,12 +129,12 @@ def long_run(updates, workers, seed):
             used = bool(random.random() < 0.7)
             reason = "" if used else f"staleness {number} is too large"
             yield arrival(worker, number, now_s - 0.5, now_s, used=used, reason=reason, staleness=int(used))
-        yield DecisionMade(now_s, "quorum", f"k={workers}: at {number}", k=workers)
-        yield DecisionMade(now_s, "protocol", f"asp: again {number}")
+        yield DecisionMade(now_s=now_s, kind="quorum", reason=f"k={workers}: at {number}", k=workers)
+        yield DecisionMade(now_s=now_s, kind="protocol", reason=f"asp: again {number}")
         yield update(number, now_s, k=workers, reason=f"quorum reached at {number}")
-        yield WorkerLost(now_s, 0, "gone")
-        yield WorkerJoined(now_s, 0)
-        yield VersionEvaluated(now_s, number, now_s, {"nll": 1.0})
+        yield WorkerLost(now_s=now_s, worker=0, reason="gone")
+        yield WorkerJoined(now_s=now_s, worker=0)
+        yield VersionEvaluated(now_s=now_s, version=number, published_s=now_s, metrics={"nll": 1.0})
 
 
 @settings(max_examples=6)

@@ -35,6 +35,6 @@ def test_another_port_is_taken_if_the_default_one_is_in_use(tmp_path):
 
 
 def test_a_log_that_no_run_writes_ends_the_page_with_an_error(tmp_path):
-    write_run(tmp_path / "run", [begun(), DecisionMade(0.0, "learning_rate", "", numbers={})])
+    write_run(tmp_path / "run", [begun(), DecisionMade(now_s=0.0, kind="learning_rate", reason="", numbers={})])
     with pytest.raises(UsageError, match=r"run holds what no run writes \(KeyError: 'scale'\)"):
         serve_page(tmp_path / "run", Address(port=0), [].append)

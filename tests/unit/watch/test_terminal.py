@@ -66,7 +66,11 @@ def test_a_notice_is_no_gradient_that_was_received(tmp_path):
 
 
 def test_workers_that_were_lost_are_named_with_their_hazard(tmp_path):
-    gone = [WorkerLost(10.0, 1, "gone"), WorkerJoined(20.0, 1), WorkerLost(1000.0, 1, "gone")]
+    gone = [
+        WorkerLost(now_s=10.0, worker=1, reason="gone"),
+        WorkerJoined(now_s=20.0, worker=1),
+        WorkerLost(now_s=1000.0, worker=1, reason="gone"),
+    ]
     write_run(tmp_path / "run", [begun(), arrival(0, 1, 0.0, 1.0), update(1, 1.0, k=1), *gone, ended(3600.0, 4600.0)])
     [line] = [line for line in printed(tmp_path / "run") if line.startswith("! ")]
     assert line.startswith("! worker 1 was lost 2 times; expected in an hour: ")
@@ -127,11 +131,11 @@ def test_the_view_on_a_terminal_waits_for_a_restart(killed, monkeypatch):
 
 
 def test_a_log_that_no_run_writes_is_an_error(tmp_path):
-    write_run(tmp_path / "run", [begun(), DecisionMade(0.0, "learning_rate", "", numbers={})])
+    write_run(tmp_path / "run", [begun(), DecisionMade(now_s=0.0, kind="learning_rate", reason="", numbers={})])
     with pytest.raises(UsageError, match=r"run holds what no run writes \(KeyError: 'scale'\)"):
         printed(tmp_path / "run")
 
 
 def test_a_run_without_updates_is_shown(tmp_path):
-    write_run(tmp_path / "run", [begun(), DecisionMade(0.0, "protocol", "bsp: the run begins")])
+    write_run(tmp_path / "run", [begun(), DecisionMade(now_s=0.0, kind="protocol", reason="bsp: the run begins")])
     assert "no update yet" in "\n".join(printed(tmp_path / "run"))

@@ -59,7 +59,7 @@ def test_one_worker_is_plain_sgd(protocol):
 def test_update_averaging_without_overlap_and_correction_is_plain_sgd():
     job = tiny_job(optimizer=decaying)
     plain = plain_loop(job, 3, N, ITERATIONS)
-    blocking = replace(pl.bsp().until(0.5), end=None, allreduce=pl.AllReduceConfig("updates"))
+    blocking = replace(pl.bsp().until(0.5), end=None, allreduce=pl.AllReduceConfig(sums="updates"))
     ours = trained(blocking, job)
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(plain)) < 1e-12
 
@@ -259,7 +259,7 @@ def plain_average(job, allreduce, updates):
 @pytest.mark.parametrize("protocol", ["s3gd", "local_sgd(H=1)", "local_sgd(H=4)"])
 def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
     job = tiny_job(optimizer=sgd(RATE, MOMENTUM), scheduler=halving, schedule_unit="gradient")
-    ours = trained(protocol, job, updates=11, faults=[pl.Fault(*SKIPPED, "not_finite")])
+    ours = trained(protocol, job, updates=11, faults=[pl.Fault(worker=SKIPPED[0], draw=SKIPPED[1], kind="not_finite")])
     theirs = plain_average(job, parse_plan(protocol).allreduce, updates=11)
     assert largest_relative_difference(parameters_of(ours.model), theirs) < 1e-12
 
@@ -282,26 +282,26 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
         (lambda: pl.local_sgd(H=4, outer="sgd"), "type sgd(lr=...)"),
         (lambda: pl.local_sgd(H=4, outer="nesterov(lr=0)"), "lr=0 is not a number in (0, inf)"),
         (lambda: pl.local_sgd(H=4, outer="nesterov(momentum=1)"), "momentum=1 is not a number in [0, 1)"),
-        (lambda: pl.AllReduceConfig("gradients", outer=OuterSGD(1.0)), "give sums='updates'"),
-        (lambda: pl.AllReduceConfig([]), "sums=[], expected"),
-        (lambda: pl.AllReduceConfig("updates", lag="yes"), "lag='yes', expected"),
-        (lambda: pl.AllReduceConfig("updates", lag=1, correction="dc_s3gd"), "correction='dc_s3gd'"),
+        (lambda: pl.AllReduceConfig(sums="gradients", outer=OuterSGD(1.0)), "give sums='updates'"),
+        (lambda: pl.AllReduceConfig(sums=[]), "sums=[], expected"),
+        (lambda: pl.AllReduceConfig(sums="updates", lag="yes"), "lag='yes', expected"),
+        (lambda: pl.AllReduceConfig(sums="updates", lag=1, correction="dc_s3gd"), "correction='dc_s3gd'"),
         (
-            lambda: pl.AllReduceConfig("updates", lag=1, correction=pl.staleness_lr(C=1)),
+            lambda: pl.AllReduceConfig(sums="updates", lag=1, correction=pl.staleness_lr(C=1)),
             "that corrects, or None",
         ),
         (lambda: pl.asp() + pl.s3gd(), "it is a protocol of its own"),
-        (lambda: pl.AllReduceConfig("weights"), "expected 'gradients' or 'updates'"),
-        (lambda: pl.AllReduceConfig("gradients", period=2), "give sums='updates'"),
-        (lambda: pl.AllReduceConfig("updates", correction=DCS3GD()), "give lag=1 and period=1"),
-        (lambda: pl.AllReduceConfig("updates", lag=1, period=2, correction=DCS3GD()), "give lag=1 and period=1"),
-        (lambda: pl.AllReduceConfig("gradients", lag=1), "give sums='updates'"),
+        (lambda: pl.AllReduceConfig(sums="weights"), "expected 'gradients' or 'updates'"),
+        (lambda: pl.AllReduceConfig(sums="gradients", period=2), "give sums='updates'"),
+        (lambda: pl.AllReduceConfig(sums="updates", correction=DCS3GD()), "give lag=1 and period=1"),
+        (lambda: pl.AllReduceConfig(sums="updates", lag=1, period=2, correction=DCS3GD()), "give lag=1 and period=1"),
+        (lambda: pl.AllReduceConfig(sums="gradients", lag=1), "give sums='updates'"),
         (lambda: pl.s3gd(lag=0), "lag=0 is not a whole number in [1, inf)"),
         (lambda: pl.dc_s3gd(lag=1.5), "lag=1.5, expected"),
         (lambda: pl.local_sgd(H=4, lag=-1), "lag=-1 is not a whole number in [0, inf)"),
         (lambda: pl.local_sgd(H=4, fragments=0), "fragments=0 is not a whole number in [1, inf)"),
         (lambda: pl.local_sgd(H=4, fragments=3), "expected a divisor of H=4; type for example H=6"),
-        (lambda: pl.AllReduceConfig("updates", period=4, fragments=8), "expected a divisor of the period 4"),
+        (lambda: pl.AllReduceConfig(sums="updates", period=4, fragments=8), "expected a divisor of the period 4"),
         (lambda: trained("local_sgd(H=8, fragments=8)", tiny_job()), "give at most fragments="),
         (lambda: pl.asp() + pl.dc_s3gd(lag=2), "it is a protocol of its own"),
         (lambda: parse_plan("asp + dc_s3gd(lag=2)"), "lag"),

@@ -39,7 +39,7 @@ def test_a_resumed_run_is_bit_identical_and_replays(protocol, sampling, tmp_path
 
 @parametrize_few(("protocol", "kind"), each_value_once(ALGORITHMS, ["die", "hang", "not_finite"]), keep=1)
 def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
-    fault = pl.Fault(2, 5, kind)
+    fault = pl.Fault(worker=2, draw=5, kind=kind)
     run = pl.train(
         tiny_job(),
         protocol=protocol,
@@ -58,7 +58,9 @@ def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
 
 @parametrize_few(("protocol", "worker"), each_value_once(ALGORITHMS, [1, 3]), keep=1)
 def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), faults=[pl.Fault(worker, 3, "die", back_after_s=7.5)])
+    cluster = pl.Cluster(
+        4, pl.Deterministic(1.0), faults=[pl.Fault(worker=worker, draw=3, kind="die", back_after_s=7.5)]
+    )
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=15")
     assert [record.k for record in run.history.of(pl.UpdateMade)][:14] == [4, 4, *[3] * 8, 4, 4, 4, 4]
     assert run.history.totals.dropped == 0
@@ -77,7 +79,7 @@ def test_additional_workers_of_a_resumed_run_participate_at_once(protocol, tmp_p
 
 
 def test_a_worker_with_non_finite_gradients_is_named_and_not_awaited():
-    faults = [pl.Fault(2, draw, "not_finite") for draw in range(3, 20)]
+    faults = [pl.Fault(worker=2, draw=draw, kind="not_finite") for draw in range(3, 20)]
     run = pl.train(tiny_job(), protocol="dc_s3gd", cluster=pl.Cluster(4, faults=faults), stop="updates=100")
     assert run.stopped_by is pl.Outcome.NOT_FINITE
     assert "10 gradients in a row of worker 2" in run.reason
@@ -86,7 +88,7 @@ def test_a_worker_with_non_finite_gradients_is_named_and_not_awaited():
 
 @parametrize_few("protocol", ALGORITHMS, keep=1)
 def test_an_iteration_without_finite_gradients_is_repeated(protocol):
-    faults = [pl.Fault(worker, 3, "not_finite") for worker in range(4)]
+    faults = [pl.Fault(worker=worker, draw=3, kind="not_finite") for worker in range(4)]
     run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(4, faults=faults), stop="updates=6")
     assert [record.k for record in run.history.of(pl.UpdateMade)] == [4] * 6
     assert run.history.totals.dropped == 4

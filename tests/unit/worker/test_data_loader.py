@@ -265,6 +265,10 @@ def test_slices_are_ranges_of_the_minibatches_that_they_name(sampling):
     loader = MinibatchLoader(tiny_job(sampling=sampling), seed=3, n=3)
     numbers = [(0, 1), (0, 5)] if sampling == "epoch" else [(None, None)] * 2
     whole = [loader.indices(worker, 4, Minibatch(0, *number)) for worker, number in zip((0, 2), numbers, strict=True)]
-    slices = (MinibatchSlice(0, 4, *numbers[0], 0, BATCH), MinibatchSlice(2, 4, *numbers[1], 5, 7))
-    found = loader.indices(0, 4, Minibatch(0, *numbers[0], slices=slices, share=10 / BATCH))
+    (first_epoch, first), (second_epoch, second) = numbers
+    slices = (
+        MinibatchSlice(worker=0, draw=4, epoch=first_epoch, number=first, begin=0, end=BATCH),
+        MinibatchSlice(worker=2, draw=4, epoch=second_epoch, number=second, begin=5, end=7),
+    )
+    found = loader.indices(0, 4, Minibatch(0, first_epoch, first, slices=slices, share=10 / BATCH))
     assert found.tolist() == [*whole[0], *whole[1][5:7]]

@@ -93,7 +93,7 @@ def test_delayed_nesterov_is_its_transcription():
 @pytest.mark.slow
 def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
     job = tiny_job(optimizer=ADAMW)
-    cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(0, 3, kind="not_finite")])
+    cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(worker=0, draw=3, kind="not_finite")])
     ours = trained("ringmaster(r=1) + local_steps(H=2, outer='sgd(lr=0.4)')", job, cluster=cluster)
     records = ours.history.of(GradientArrived)
     assert any(each.reason == "too stale" for each in records)
@@ -105,7 +105,7 @@ def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
 
 def test_a_worker_that_was_lost_begins_with_a_new_optimizer_state():
     job = tiny_job(optimizer=ADAMW)
-    cluster = pl.Cluster(1, pl.Deterministic(1.0), faults=[pl.Fault(0, 3, back_after_s=1.0)])
+    cluster = pl.Cluster(1, pl.Deterministic(1.0), faults=[pl.Fault(worker=0, draw=3, back_after_s=1.0)])
     ours = trained("asp + local_steps(H=2)", job, cluster=cluster, updates=4)
     draws = [each.draw for each in ours.history.of(GradientArrived)]
     assert draws == [1, 2, 4, 5]
@@ -186,7 +186,7 @@ def test_a_worker_makes_at_least_one_step_and_at_most_h():
 def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH
     job = tallying_job(samples, sharding=sharding)
-    faults = [pl.Fault(0, 2, back_after_s=3.0), pl.Fault(2, 3, back_after_s=0.5)]
+    faults = [pl.Fault(worker=0, draw=2, back_after_s=3.0), pl.Fault(worker=2, draw=3, back_after_s=0.5)]
     cluster = pl.Cluster(4, pl.Exponential(1.0), speed=[1.0, 0.5, 1.0, 2.0], faults=faults)
     result = pl.train(job, protocol=f"{protocol} + local_steps({steps})", cluster=cluster, stop="epochs=3")
     assert job.data.times_used(result.history) == [3] * samples

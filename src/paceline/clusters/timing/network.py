@@ -9,7 +9,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.validation import check_range
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Network:
     """Link between a worker and the parameter server, the same for all workers, without congestion.
 

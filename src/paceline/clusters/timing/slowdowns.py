@@ -33,7 +33,7 @@ class _OfSomeWorkers:
         return worker < ceil(self.workers * n - 1e-9)
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Slowdown(_OfSomeWorkers):
     """Slowdown of some workers by ``factor`` from ``at_s`` until ``until_s``.
 
@@ -67,7 +67,7 @@ class Slowdown(_OfSomeWorkers):
         yield inf, 1.0
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Periodic(_OfSomeWorkers):
     """Periodic slowdown of some workers: from ``at_s`` on, slow for ``on_s`` in every ``every_s`` seconds.
 
@@ -109,7 +109,7 @@ class Periodic(_OfSomeWorkers):
             yield begin_s + self.on_s, self.slowdown
 
 
-@checked_dataclass(frozen=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Transient(_OfSomeWorkers):
     """Random transient stragglers: each worker alternates between normal and slow periods, the first one normal.
 

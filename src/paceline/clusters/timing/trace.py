@@ -217,15 +217,43 @@ def _of_whole(record: GradientArrived, factor: float) -> GradientArrived:
 def _row(record: GradientArrived | WorkInterrupted | WorkUnfinished) -> TraceRow:
     worker, draw, start_s, end_s = record.worker, record.draw, record.started_s, record.now_s
     if not isinstance(record, GradientArrived):
-        return TraceRow(worker, draw, start_s, 0.0, end_s - start_s, 0.0, end_s, 1)
+        return TraceRow(
+            worker=worker,
+            draw=draw,
+            start_s=start_s,
+            pull_s=0.0,
+            compute_s=end_s - start_s,
+            push_s=0.0,
+            end_s=end_s,
+            censored=1,
+        )
     if not isnan(record.sum_s):
         compute_s = record.compute_s + record.left_over_s
         begun_s = max(0.0, min(start_s, end_s - record.sum_s - compute_s))
         end_s = max(end_s, begun_s + compute_s + record.sum_s)
-        return TraceRow(worker, draw, begun_s, 0.0, compute_s, 0.0, end_s, 0, record.sum_s)
+        return TraceRow(
+            worker=worker,
+            draw=draw,
+            start_s=begun_s,
+            pull_s=0.0,
+            compute_s=compute_s,
+            push_s=0.0,
+            end_s=end_s,
+            censored=0,
+            sum_s=record.sum_s,
+        )
     unsent_s = 0.0 if isnan(record.unsent_s) else record.unsent_s  # another protocol may need the gradient itself
     push_s = record.push_s + unsent_s
-    return TraceRow(worker, draw, start_s, record.pull_s, record.compute_s, push_s, end_s + unsent_s, 0)
+    return TraceRow(
+        worker=worker,
+        draw=draw,
+        start_s=start_s,
+        pull_s=record.pull_s,
+        compute_s=record.compute_s,
+        push_s=push_s,
+        end_s=end_s + unsent_s,
+        censored=0,
+    )
 
 
 def _read(reader: csv.DictReader[str], file: str) -> tuple[list[int], list[TraceRow]]:

@@ -72,7 +72,7 @@ class HostProcess:
 THIS_PROCESS = HostProcess()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank:
     """Settings of a run, as one of its processes needs them.
 

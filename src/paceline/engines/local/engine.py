@@ -142,9 +142,16 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
     def _send(self, peer: _Peer, command: events.Compute) -> None:
         version = self._versions[command.version]
         assert isinstance(version, SharedBuffers)
-        progress = self._progress(command)
-        task = (command.draw, command.version, version.slot, command.minibatch, progress)
-        peer.send(messages.ComputeTask(*task, self._elapsed_s(), time.monotonic()))
+        task = messages.ComputeTask(
+            draw=command.draw,
+            version=command.version,
+            slot=version.slot,
+            minibatch=command.minibatch,
+            progress=self._progress(command),
+            run_s=self._elapsed_s(),
+            sent_s=time.monotonic(),
+        )
+        peer.send(task)
 
     def _read(self, key: selectors.SelectorKey) -> None:
         worker: int = key.data
@@ -233,7 +240,12 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
     def _pack(self) -> SharedPickle:
         job, cluster = self._job, self._cluster
         spec = processes.WorkerSpec(
-            job, cluster, self._seed, ProcessSettings.capture(), self._local_steps, self._folder
+            job=job,
+            cluster=cluster,
+            seed=self._seed,
+            settings=ProcessSettings.capture(),
+            local_steps=self._local_steps,
+            folder=self._folder,
         )
         return pickled(spec, {**vars(job), "cluster": cluster}, f"job {job.name} cannot be sent to worker processes")
 
@@ -242,7 +254,7 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         target = processes.evaluate if worker == self._cluster.n else processes.work
         assert self._spec is not None
         has_children = worker < self._cluster.n and self._job.loader_workers > 0
-        arguments = processes.ProcessArguments(self._spec, worker, self._memory, theirs)
+        arguments = processes.ProcessArguments(spec=self._spec, worker=worker, memory=self._memory, connection=theirs)
         with closing(theirs):
             process = self._launcher.start(target, arguments, has_children=has_children)
         self._selector.register(ours, selectors.EVENT_READ, worker)

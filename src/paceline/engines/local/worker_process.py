@@ -28,7 +28,7 @@ from paceline.worker.replica import Interrupted, Replica
 from paceline.worker.task_runner import FAULT_ACTIONS, TaskRunner, device_of, pin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """Arguments that all processes of a run share."""
 
@@ -40,7 +40,7 @@ class WorkerSpec:
     folder: str | Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessArguments:
     """Arguments of one process.
 
@@ -131,7 +131,13 @@ class _Worker:
         self._versions: dict[int, FlatBuffers] = {}
         faults = tuple(cluster.faults)
         self._task_runner = TaskRunner(
-            self._replica, self._worker, cluster.slowness, seed, faults, self._sleep, fault_actions
+            replica=self._replica,
+            worker=self._worker,
+            slowness=cluster.slowness,
+            seed=seed,
+            faults=faults,
+            sleep=self._sleep,
+            fault_actions=fault_actions,
         )
         if cluster.device == "cuda":
             pin(self._gradient)
@@ -156,7 +162,9 @@ class _Worker:
         except Interrupted:
             return messages.TaskCancelled(request.draw)
         pull_s = begun_s - request.sent_s
-        return messages.TaskDone(request.draw, measured, pull_s, time.monotonic(), self._gradient.missing)
+        return messages.TaskDone(
+            draw=request.draw, measured=measured, pull_s=pull_s, sent_s=time.monotonic(), missing=self._gradient.missing
+        )
 
     def on_end(self) -> None:
         """Save the state that only this worker has."""

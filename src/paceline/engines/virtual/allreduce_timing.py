@@ -128,11 +128,12 @@ class AllReduceTiming(TimingEngine):
         """Return when the iteration ends, as known so far; inf if no worker is awaited."""
         awaited = [w for w in sorted(self._finished_s) if self._coordinator.would_accept(w, self._current[w])]
         if awaited != self._awaited:
-            self._awaited, self._awaited_since_s = awaited, self.now
+            self._awaited = awaited
+            self._awaited_since_s = self.now
         coming = self._arriving_workers()
         if not coming:
             return inf
-        self._begins_s = last_s = max(self._awaited_since_s, *(self._finished_s[worker] for worker in coming))
+        self._begins_s = last_s = max([self._awaited_since_s, *(self._finished_s[worker] for worker in coming)])
         iteration = self._iteration + 1
         is_summed = self._allreduce.begins_sum(iteration) and len(coming) == len(awaited)
         recorded_s = max(self._recorded_sum_s[worker] for worker in coming)

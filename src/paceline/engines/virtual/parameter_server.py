@@ -129,7 +129,14 @@ class VirtualEngine(TimingEngine):
         steps = self._steps.get(worker, 1)
         arrival = Arrival(self.now, worker, draw, **{**measured._asdict(), **times._asdict(), "minibatches": steps})
         then = self._versions[work.version]
-        arrival = compensated(arrival, self._coordinator, self._server, work.version, then, self._gradient)
+        arrival = compensated(
+            arrival=arrival,
+            coordinator=self._coordinator,
+            server=self._server,
+            version=work.version,
+            then=then,
+            gradient=self._gradient,
+        )
         self._versions.release(work.version)
         return arrival
 

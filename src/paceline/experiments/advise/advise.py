@@ -113,7 +113,7 @@ def _read(run: str | Path | SavedRun | Trace) -> _Read:
     payload_bytes = FLOAT32_BYTES * saved.configuration["parameters"]
     if SCRIPT in saved.configuration:  # which has times only
         trace = replace(Trace.of(saved.history, source=str(saved.path)), sums_as_transfers=True)
-        return _Read(trace, None, payload_bytes, Gain.of(saved.history))
+        return _Read(trace=trace, recorded=None, payload_bytes=payload_bytes, gain=Gain.of(saved.history))
     return _Read(Trace.of(saved.history, source=str(saved.path)), observed_run(saved), payload_bytes)
 
 
@@ -170,13 +170,23 @@ def _timed(plan: Plan, cluster: Cluster, seed: int, payload_bytes: float) -> Pre
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
         simulated = simulate(plan, cluster, updates=UPDATES, seed=seed, payload_bytes=payload_bytes)
     k, staleness, update_s = simulated.totals.mean_k, simulated.totals.mean_staleness, simulated.seconds_per_update
-    return Prediction(str(plan), update_s, k / update_s, staleness, nan, nan, nan, nan, 0)
+    return Prediction(
+        protocol=str(plan),
+        seconds_per_update=update_s,
+        gradients_per_s=k / update_s,
+        staleness=staleness,
+        updates=nan,
+        seconds=nan,
+        low_s=nan,
+        high_s=nan,
+        wins=0,
+    )
 
 
 def _predicted(timed: Prediction, recorded: ObservedRun, n: int, price: float, fifth: int | None) -> Prediction:
     """Return a prediction with the number of updates, from every fifth update of the run or from all."""
     k = timed.gradients_per_s * timed.seconds_per_update
-    needs = Needs(k, timed.staleness, price, recorded.rate.scale(max(1, round(k)), n))
+    needs = Needs(k=k, staleness=timed.staleness, price=price, rate_scale=recorded.rate.scale(max(1, round(k)), n))
     updates = recorded.updates_needed(needs, fifth)
     seconds = timed.seconds_per_update * updates
     return timed._replace(
@@ -194,10 +204,10 @@ def _ranked(
 ) -> Advice:
     if recorded is None:
         only = [whole for [whole] in predictions.values()]
-        return Advice(sorted(only, key=attrgetter("seconds_per_update")), None)
+        return Advice(ranking=sorted(only, key=attrgetter("seconds_per_update")), seen=None)
     winners = [min(predictions, key=lambda name: predictions[name][i].seconds) for i in range(1, PARTS + 1)]
     ranking = []
     for name, (whole, *parts) in predictions.items():
         seconds = [each.seconds for each in parts]
         ranking.append(whole._replace(low_s=min(seconds), high_s=max(seconds), wins=winners.count(name)))
-    return Advice(sorted(ranking, key=attrgetter("seconds")), recorded.seen(), auto)
+    return Advice(ranking=sorted(ranking, key=attrgetter("seconds")), seen=recorded.seen(), auto=auto)

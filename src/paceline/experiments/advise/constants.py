@@ -53,7 +53,7 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
     seen = [estimate_noise(part) for part in parts]
     losses = [mean(each.gradients.loss for each in part) for part in parts]
     first_loss = observed[0].gradients.loss
-    lowest_loss = min(first_loss, *losses)
+    lowest_loss = min([first_loss, *losses])
     if not least_loss < lowest_loss:
         raise UsageError(f"least_loss={least_loss}, but the run reached {lowest_loss:.4g}; give a smaller one")
     m = max(1, round(mean(each.samples for each in observed)))
@@ -64,7 +64,9 @@ def estimate_constants(run: str | Path | SavedRun, least_loss: float = 0.0) -> C
         for each, loss, part in zip(seen, losses, parts, strict=True)
         if each.squared_norm > 2 * _standard_error(each, part, m)
     ]
-    return Constants(L, min([*steep, L]) if steep else 0.0, sigma2, M_G, m, first_loss - least_loss)
+    return Constants(
+        L=L, c=min([*steep, L]) if steep else 0.0, sigma2=sigma2, M_G=M_G, m=m, initial_error=first_loss - least_loss
+    )
 
 
 def _standard_error(seen: Noise, part: Sequence[ObservedUpdate], m: int) -> float:

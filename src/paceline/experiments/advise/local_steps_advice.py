@@ -51,7 +51,7 @@ def sufficient_local_steps(seconds: Mapping[int, float], share: float = SUFFICIE
     return min(H for H, each_s in seconds.items() if share * each_s <= shortest_s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalStepsAdvice:
     """Prediction whether fewer, larger messages would pay, for one protocol.
 

@@ -80,7 +80,7 @@ def predict_local_steps(
         warnings.simplefilter("ignore", PacelineWarning)  # a trace may repeat
         times = [_time(plan, H, cluster, seed, payload_bytes or 0) for H in Hs]
         share = _transfer_share(plan, cluster, seed, payload_bytes or 0)
-    return LocalStepsAdvice(str(plan), times, share, payload_bytes)
+    return LocalStepsAdvice(protocol=str(plan), times=times, transfer_share=share, payload_bytes=payload_bytes)
 
 
 def _time(base: Plan, H: int, cluster: Cluster, seed: int, payload_bytes: float) -> LocalStepsTime:
@@ -95,7 +95,9 @@ def _time(base: Plan, H: int, cluster: Cluster, seed: int, payload_bytes: float)
         simulated = simulate(plan, cluster, updates=updates, seed=seed, payload_bytes=payload_bytes)
         minibatches = simulated.totals.used * H
         vectors = (simulated.pulls + simulated.pushes) / minibatches
-    return LocalStepsTime(H, str(plan), simulated.time_s / minibatches, vectors)
+    return LocalStepsTime(
+        H=H, protocol=str(plan), seconds_per_minibatch=simulated.time_s / minibatches, vectors_per_minibatch=vectors
+    )
 
 
 def _with_local_steps(base: Plan, H: int) -> Plan:

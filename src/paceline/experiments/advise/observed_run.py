@@ -104,7 +104,7 @@ class ConstantRateRun(ObservedRun):
     def seen(self) -> GradientSummary:
         """Return the statistics of the gradients in the second half of the run."""
         N, V = self._noise.squared_norm, self._noise.variance
-        return GradientSummary(self.loss, V / N if N else inf, self._noise.curvature, self.phi)
+        return GradientSummary(loss=self.loss, noise=V / N if N else inf, curvature=self._noise.curvature, phi=self.phi)
 
     def updates_needed(self, needs: Needs, fifth: int | None) -> float:
         """Return the updates of a protocol to the final loss, from every fifth update or from all; inf for never."""
@@ -155,7 +155,7 @@ class NoiseRuleRun(ObservedRun):
 
     def seen(self) -> GradientSummary:
         """Return the losses and phi; the log has no other statistics of the gradients."""
-        return GradientSummary(self.loss, nan, nan, self.phi)
+        return GradientSummary(loss=self.loss, noise=nan, curvature=nan, phi=self.phi)
 
     def updates_needed(self, needs: Needs, fifth: int | None) -> float:
         """Return the updates of a protocol to the progress of the run, from every fifth update or from all."""
@@ -198,7 +198,12 @@ def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed
             for name in ("loss", "squared_norm", "variance", "staleness")
         )
         k = len(accepted)
-        yield ObservedUpdate(GainInput(k, loss, square, within, record.step), samples / k, staleness, rate.scale(k, n))
+        yield ObservedUpdate(
+            gradients=GainInput(k=k, loss=loss, mean_square=square, within=within, step=record.step),
+            samples=samples / k,
+            staleness=staleness,
+            rate_scale=rate.scale(k, n),
+        )
 
 
 def _measured(history: History) -> Iterator[tuple[list[GradientArrived], StepMeasured]]:
@@ -221,7 +226,9 @@ def _reference(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> NoiseRule:
     found = MOMENTUM.search(optimizer)
     rate = first.gradients.step.learning_rate / first.rate_scale
     K = lr_of if isinstance(lr_of, int) else n
-    return NoiseRule(K, rate, float(found[1]) if found else 0.0, not optimizer.startswith("SGD"))
+    return NoiseRule(
+        K=K, learning_rate=rate, momentum=float(found[1]) if found else 0.0, adaptive=not optimizer.startswith("SGD")
+    )
 
 
 def _critical(saved: SavedRun, rule: NoiseRule) -> float:
@@ -235,7 +242,7 @@ def _critical(saved: SavedRun, rule: NoiseRule) -> float:
         samples = sum(each.samples for each in accepted)
         square = sum(each.samples * each.squared_norm for each in accepted) / samples
         scale = record.learning_rate / rule.learning_rate
-        critical.finish_update(UpdateStats(len(accepted), square, record.step, scale))
+        critical.finish_update(UpdateStats(k=len(accepted), mean_square=square, step=record.step, lr_scale=scale))
     return phi
 
 

@@ -57,4 +57,11 @@ def choose(trips_s: list[list[float]], phi: float, rule: NoiseRule) -> AutoChoic
         return score.gradients_per_s * rule.progress(score.k, phi, score.price)
 
     best = max(map(score, default_candidates(len(trips_s)), repeat(trips_s), repeat(rule)), key=progress_per_s)
-    return AutoChoice(best.protocol, best.gradients_per_s, best.k, best.price, phi, progress_per_s(best))
+    return AutoChoice(
+        protocol=best.protocol,
+        gradients_per_s=best.gradients_per_s,
+        k=best.k,
+        price=best.price,
+        phi=phi,
+        progress_per_s=progress_per_s(best),
+    )

@@ -108,8 +108,8 @@ def _rule(recording: DDPRecording) -> NoiseRule:
     """Return the rule of DDP's updates; a recording has no rate, which does not matter here."""
     optimizer = recording.headers[0].optimizer
     if optimizer is None:
-        return NoiseRule(recording.ranks, learning_rate=1.0)
-    return NoiseRule(recording.ranks, 1.0, optimizer.momentum, optimizer.is_adaptive)
+        return NoiseRule(K=recording.ranks, learning_rate=1.0)
+    return NoiseRule(K=recording.ranks, learning_rate=1.0, momentum=optimizer.momentum, adaptive=optimizer.is_adaptive)
 
 
 def _trips_s(trace: Trace, seed: int) -> list[list[float]]:
@@ -170,12 +170,20 @@ def _recorded(recording: DDPRecording) -> DDPPrediction:
 
 def _as_ddp(recording: DDPRecording, name: str, update_s: float) -> DDPPrediction:
     """Return the prediction for updates of DDP that take so many seconds."""
-    seconds = update_s * recording.steps
     n = recording.ranks
     ring_bytes = 2 * (n - 1) / n * recording.payload_bytes
     has_noise = len(recording.gradient_samples) >= LEAST_SAMPLES
-    spread = (seconds, seconds, seconds) if has_noise else (nan, nan, nan)
-    return DDPPrediction(name, update_s, n / update_s, 0.0, 8 * ring_bytes / update_s, *spread)
+    to_loss_s = update_s * recording.steps if has_noise else nan
+    return DDPPrediction(
+        protocol=name,
+        seconds_per_update=update_s,
+        gradients_per_s=n / update_s,
+        staleness=0.0,
+        link_bits_per_s=8 * ring_bytes / update_s,
+        seconds=to_loss_s,
+        low_s=to_loss_s,
+        high_s=to_loss_s,
+    )
 
 
 def _plan(name: str) -> Plan:
@@ -192,14 +200,23 @@ def _predict(recording: DDPRecording, plan: Plan, dropped: Sequence[int], seed: 
     link_bytes_per_s = max(whole.bytes_up, whole.bytes_down) / whole.time_s
     label = f"{plan} without {_ranks(dropped)}" if dropped else str(plan)
     k, staleness, update_s = whole.totals.mean_k, whole.totals.mean_staleness, whole.seconds_per_update
-    facts = (label, update_s, k / update_s, staleness, 8 * link_bytes_per_s)
+    prediction = DDPPrediction(
+        protocol=label,
+        seconds_per_update=update_s,
+        gradients_per_s=k / update_s,
+        staleness=staleness,
+        link_bits_per_s=8 * link_bytes_per_s,
+        seconds=nan,
+        low_s=nan,
+        high_s=nan,
+    )
     noise = _noise(recording)
     if noise is None:
-        return DDPPrediction(*facts, nan, nan, nan)
+        return prediction
     price = score(plan.phases[0].protocol, _trips_s(trace, seed), _rule(recording)).price
     seconds = recording.steps * noise.relative_updates(k, price) * update_s
     parts = [_part_seconds(recording, plan, trace, part, seed) for part in range(PARTS)]
-    return DDPPrediction(*facts, seconds, min(parts), max(parts))
+    return prediction._replace(seconds=seconds, low_s=min(parts), high_s=max(parts))
 
 
 def _part_seconds(recording: DDPRecording, plan: Plan, trace: Trace, part: int, seed: int) -> float:

@@ -61,7 +61,7 @@ class DDPPrediction(NamedTuple):
     high_s: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class RecordingAdvice(TableRepresentation):
     """Waiting and stragglers of a DDP recording, with predictions for other protocols.
 

@@ -70,7 +70,7 @@ class AutoChoice(NamedTuple):
     progress_per_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GradientSummary:
     """Statistics of the gradients of a run.
 
@@ -88,7 +88,7 @@ class GradientSummary:
     phi: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Advice(TableRepresentation):
     """Ranking of protocols by predicted time, with the statistics behind it.
 

@@ -74,7 +74,9 @@ def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DE
     rest_s = recording.step_s.mean(axis=0) - equal_s
     first = LEARNING if recording.steps >= 2 * LEARNING else 0
     update_s, before_s = (float((steps_s + rest_s)[first:].mean()) for steps_s in (shared_s, equal_s))
-    return SharesPrediction(protocol, update_s, before_s, run_command(recording))
+    return SharesPrediction(
+        protocol=protocol, seconds_per_update=update_s, equal_s=before_s, command=run_command(recording)
+    )
 
 
 def simulated_steps(work_s: Seconds, policy: ShareBalancer, size: int) -> tuple[Seconds, Seconds]:

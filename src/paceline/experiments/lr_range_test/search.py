@@ -35,7 +35,7 @@ from paceline.utils.validation import check_range
 Watch = Callable[[str, Stop], AbstractContextManager[Callback]]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Knee(Representation):
     """Learning rate for one quorum, with its loss curve.
 
@@ -62,7 +62,7 @@ class Knee(Representation):
         return self.losses[self.rates.index(self.learning_rate)]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class LRRangeTest(TableRepresentation):
     """Learning rates of several quorums, with the loss curves that they are read from.
 
@@ -165,10 +165,12 @@ def lr_range_test(
     check_range("[1, inf)", Integral, runs=runs)
     shows = progress if watch is None else False
     rates = Range(lowest, highest, updates)
-    search = _Search(job, cluster, rates, range(seed, seed + runs), watch or _unwatched, shows)
+    search = _Search(
+        job=job, cluster=cluster, rates=rates, seeds=range(seed, seed + runs), watch=watch or _unwatched, progress=shows
+    )
     protocols = {each: _protocol(protocol, each, cluster) for each in _quorums(k)}
     knees = tuple(search.knee(made, each) for each, made in protocols.items())
-    return LRRangeTest(job.name, protocol, str(cluster), tuple(search.seeds), knees)
+    return LRRangeTest(job=job.name, protocol=protocol, cluster=str(cluster), seeds=tuple(search.seeds), knees=knees)
 
 
 def _unwatched(title: str, stop: Stop) -> AbstractContextManager[Callback]:
@@ -204,7 +206,7 @@ def _protocol(name: str, k: int, cluster: Cluster | LocalCluster) -> Protocol:
     return protocol
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Search:
     """Range tests of one job on one cluster, for any quorum."""
 
@@ -223,7 +225,13 @@ class _Search:
             point = find_knee(self.rates.rates, losses)
         except RunError as error:
             raise RunError(f"{protocol}: {error}") from error
-        return Knee(k, point.learning_rate, point.is_bound, tuple(self.rates.rates), tuple(losses[1:]))
+        return Knee(
+            k=k,
+            learning_rate=point.learning_rate,
+            is_bound=point.is_bound,
+            rates=tuple(self.rates.rates),
+            losses=tuple(losses[1:]),
+        )
 
     def _losses(self, protocol: Protocol, k: int, seed: int) -> list[float]:
         """Return the initial loss of a run and the loss after each update."""

@@ -39,7 +39,7 @@ class RunSpec:
         return f"{self.name}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GridSpec:
     """Common settings of all runs of a grid; the attributes are the arguments of `train`, with a plan per protocol."""
 
@@ -68,7 +68,15 @@ class GridSpec:
             Session(config)  # checks that the model and the optimizer of the job support the plan
 
     def _config(self, plan: Plan) -> RunConfig:
-        return RunConfig(self.job, plan, self.cluster, self.stop, 0, self.evaluate_every, self.worker_timeout_s)
+        return RunConfig(
+            job=self.job,
+            plan=plan,
+            cluster=self.cluster,
+            stop=self.stop,
+            seed=0,
+            evaluate_every=self.evaluate_every,
+            worker_timeout_s=self.worker_timeout_s,
+        )
 
 
 def run_cell(grid: GridSpec, cell: RunSpec, callbacks: Sequence[Callback]) -> Result:

@@ -176,8 +176,11 @@ class _Pool:
 
     def start(self, cell: RunSpec) -> None:
         ours, theirs = self._launcher.pipe(duplex=False)
+        arguments = _RunArguments(
+            shared=self._shared, cell=cell, threads=self._threads, settings=self._settings, connection=theirs
+        )
         with closing(theirs):
-            process = self._launcher.start(_serve, self._shared, cell, self._threads, self._settings, theirs)
+            process = self._launcher.start(_serve, arguments)
         self.running[ours] = cell, process
         self._display.begin(cell)
 
@@ -201,18 +204,28 @@ class _Pool:
         self.report.add(cell, message, self._display)
 
 
-def _serve(
-    shared: SharedPickle, cell: RunSpec, threads: int, settings: ProcessSettings, connection: Connection
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _RunArguments:
+    """Arguments of the process of a run."""
+
+    shared: SharedPickle
+    cell: RunSpec
+    threads: int
+    settings: ProcessSettings
+    connection: Connection
+
+
+def _serve(arguments: _RunArguments) -> None:
+    connection = arguments.connection
     init_child()
-    settings.apply()
-    torch.set_num_threads(threads)
+    arguments.settings.apply()
+    torch.set_num_threads(arguments.threads)
     try:
-        grid: GridSpec = shared.load()
+        grid: GridSpec = arguments.shared.load()
     except Exception as error:  # from unpickling an object, or from the import of its module
         connection.send(_failure(error))
         return
-    connection.send(_attempt(grid, cell, ProgressReporter(grid.stop, grid.workload, connection.send)))
+    connection.send(_attempt(grid, arguments.cell, ProgressReporter(grid.stop, grid.workload, connection.send)))
 
 
 def _shared_grid(grid: GridSpec) -> SharedPickle:

@@ -61,7 +61,11 @@ class ProgressReporter(Callback):
         if time.monotonic() - self._sent_s >= REPORT_S:
             self._sent_s = time.monotonic()
             share = self._share.share(update)
-            self._send(RunProgress(update.now_s, update.version, share, self._share.figures(targets=False)))
+            self._send(
+                RunProgress(
+                    now_s=update.now_s, updates=update.version, share=share, metrics=self._share.figures(targets=False)
+                )
+            )
 
     def on_evaluate(self, evaluation: VersionEvaluated) -> None:
         """Record the metrics."""

@@ -55,7 +55,7 @@ class SearchSetting:
         return cls(*runs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchCost:
     """Cost and success of one search setting.
 
@@ -82,7 +82,7 @@ class SearchCost:
     success_error: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Counting:
     """Options for the enumeration or simulation of draws of recorded runs.
 
@@ -144,7 +144,9 @@ def search_costs(
 
     Example:
         >>> from paceline.experiments.search_cost.recorded_search import Rung
-        >>> search = RecordedSearch(Rung(1.0, (0.9, 0.92), 100.0), (Rung(0.5, (0.91, 0.89), 60.0),))
+        >>> bsp = Rung(fraction=1.0, accuracies=(0.9, 0.92), time_s=100.0)
+        >>> half = Rung(fraction=0.5, accuracies=(0.91, 0.89), time_s=60.0)
+        >>> search = RecordedSearch(bsp=bsp, ladder=(half,))
         >>> [cost] = search_costs(search, [SearchSetting(0, 1)])
         >>> cost.cost, cost.success
         (0.6, 0.5)
@@ -179,8 +181,8 @@ def _search_cost(search: RecordedSearch, setting: SearchSetting, counting: Count
     variance = max(0.0, sum(p * each**2 for p, each in zip(ends, costs, strict=True)) - cost**2)
     success, draws = ends[search.right], 0 if is_exact else counting.draws
     return SearchCost(
-        setting,
-        cost,
+        setting=setting,
+        cost=cost,
         amortised=cost / saved if saved > 0 else inf,
         effective=(setting.bsp_runs + search.right * setting.candidate_runs) / cost,
         success=success,
@@ -226,7 +228,7 @@ def _simulated(search: RecordedSearch, setting: SearchSetting, drawn: Sequence[i
     targets = means(search.bsp, drawn[0]) if drawn[0] else iter([search.known_target] * counting.draws)
     tried = [means(rung, k) for rung, k in zip(search.ladder, drawn[1:], strict=True)]
     counts = [0] * (len(tried) + 1)
-    for target, *of_rungs in zip(targets, *tried, strict=True):
+    for target, *of_rungs in zip(*[targets, *tried], strict=True):
         fails = (index for index, mean in enumerate(of_rungs) if not search.accepts(mean, target))
         counts[next(fails, len(tried))] += 1
     return [count / counting.draws for count in counts]

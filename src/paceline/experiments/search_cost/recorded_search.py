@@ -14,7 +14,7 @@ from paceline.experiments.switch_point.bisection import accepts
 from paceline.utils.validation import check_range
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rung:
     """Switch point on the ladder of a search.
 
@@ -31,7 +31,7 @@ class Rung:
     stands_alone: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordedSearch:
     """Search for the switch point: the ladder of switch points and the rule of acceptance.
 
@@ -137,7 +137,9 @@ def recorded_search(
             raise UsageError(f"{percent(share)} is not on the ladder; give one of {tried}, or add it to the ladder")
     rungs = [_rung(runs, share, others.get(share, share), share in alone) for share in (1.0, *shares)]
     known = None if truth is None else same_fraction(truth)
-    return RecordedSearch(rungs[0], tuple(rungs[1:]), margin, two_sided, target, known)
+    return RecordedSearch(
+        bsp=rungs[0], ladder=tuple(rungs[1:]), margin=margin, two_sided=two_sided, target=target, truth=known
+    )
 
 
 def _recorded_between(runs: Runs) -> list[float]:
@@ -150,7 +152,12 @@ def _rung(runs: Runs, share: float, recorded: float, is_alone: bool) -> Rung:
         of = f"{percent(recorded)}, the stand-in for {percent(share)}" if recorded != share else percent(share)
         raise UsageError(f"no runs were recorded at {of}; give another stand-in, one of {known}")
     chosen = [max(runs[recorded], key=_accuracy)] if is_alone else runs[recorded]
-    return Rung(share, tuple(run.accuracy for run in chosen), fmean(run.time_s for run in chosen), is_alone)
+    return Rung(
+        fraction=share,
+        accuracies=tuple(run.accuracy for run in chosen),
+        time_s=fmean(run.time_s for run in chosen),
+        stands_alone=is_alone,
+    )
 
 
 def _accuracy(run: RecordedRun) -> float:

@@ -64,7 +64,7 @@ def converged_accuracy(accuracies: Sequence[float]) -> float | None:
 Accuracies = Sequence[float | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bisection:
     """Bisection for the smallest fraction of the workload under the first protocol that keeps an accuracy.
 

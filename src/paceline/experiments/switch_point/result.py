@@ -21,7 +21,7 @@ from paceline.utils.wording import counted
 HEADER = "# Written by paceline's search for a switch point; used by the protocol sync_switch(timing=FILE).\n\n"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class SwitchSearch(TableRepresentation):
     """Search for the time to switch from one protocol to another.
 

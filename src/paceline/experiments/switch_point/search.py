@@ -118,10 +118,24 @@ def search_switch(
     check_range("[1, inf)", Integral, runs=runs)
     check_range("[0, inf)", Integral, seed=seed)
     of_first = _first_runs(first_runs, runs, target, margin)
-    bisection = Bisection(1.0 if target is None else target, 0.0 if margin == "auto" else margin, settings, two_sided)
+    bisection = Bisection(
+        target=1.0 if target is None else target,
+        margin=0.0 if margin == "auto" else margin,
+        settings=settings,
+        two_sided=two_sided,
+    )
     _check_stop(stop)
     every = Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    trial = TrialSpec(job, cluster, stop, first, then, every, worker_timeout_s, accuracy)
+    trial = TrialSpec(
+        job=job,
+        cluster=cluster,
+        stop=stop,
+        first=first,
+        then=then,
+        evaluate_every=every,
+        worker_timeout_s=worker_timeout_s,
+        accuracy=accuracy,
+    )
     trial.check()
     at_once = at_a_time(cluster, processes)
     trial = replace(trial, stop=_ended_when_diverged(stop, job, cluster, seed))
@@ -142,9 +156,11 @@ def search_switch(
         worker_timeout_s=worker_timeout_s,
     )
     with closing(open_folder(SEARCH, out, "search", job, given)) as folder, displayed(display, progress) as shown:
-        runner = TrialRunner(trial, folder.path, shown, at_once)
+        runner = TrialRunner(trial=trial, folder=folder.path, display=shown, processes=at_once)
         runner.display.plan(of_first + settings * runs, sum(map(is_finished, folder.path.glob("*/seed-*"))))
-        nothing_yet = SwitchSearch(trial, bisection, tuple(range(seed, seed + runs)), folder.path)
+        nothing_yet = SwitchSearch(
+            trial=trial, bisection=bisection, seeds=tuple(range(seed, seed + runs)), folder=folder.path
+        )
         search = _search(nothing_yet, runner, range(seed, seed + of_first), target, margin)
         if not search.interrupted:
             folder.save({TIMING: search.to_toml().encode(), "table.txt": search.text().encode()})

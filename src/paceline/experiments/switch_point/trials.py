@@ -58,7 +58,7 @@ class Trials:
         return mean(ended) if ended else nan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrialSpec:
     """Common settings of all runs of a search; the attributes are the arguments of `search_switch`."""
 
@@ -75,7 +75,14 @@ class TrialSpec:
         """Return the runs that try a fraction."""
         plan = switch_plan(fraction, self.first, self.then)
         plans = {self.name(fraction): plan}
-        return GridSpec(self.job, plans, self.cluster, self.stop, self.evaluate_every, self.worker_timeout_s)
+        return GridSpec(
+            job=self.job,
+            plans=plans,
+            cluster=self.cluster,
+            stop=self.stop,
+            evaluate_every=self.evaluate_every,
+            worker_timeout_s=self.worker_timeout_s,
+        )
 
     def name(self, fraction: float) -> str:
         """Return the text of the plan."""
@@ -101,11 +108,13 @@ class TrialSpec:
     def timing(self, fraction: float, file: Path, seed: int) -> SwitchTiming:
         """Return the timing for a fraction, with the settings that it was found for."""
         model = model_in_short(build_model(self.job, seed))
-        found_for = FoundFor(str(file), self.job.name, model, self.job.batch_size, self.cluster.n)
-        return SwitchTiming(fraction, self.first, self.then, found_for)
+        found_for = FoundFor(
+            file=str(file), job=self.job.name, model=model, batch_size=self.job.batch_size, workers=self.cluster.n
+        )
+        return SwitchTiming(fraction=fraction, first=self.first, then=self.then, found_for=found_for)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrialRunner:
     """Runner of the trial runs of a search."""
 
@@ -124,7 +133,8 @@ class TrialRunner:
             crashes = {str(cell): crash for cell, crash in report.crashes.items()}
             raise RunError(describe_crashes(crashes, len(cells), self.folder))
         ends = [_end(cell, self.trial.accuracy) for cell in cells]
-        return Trials(fraction, *(tuple(column) for column in zip(*ends, strict=True)))
+        accuracies, times_s = zip(*ends, strict=True)
+        return Trials(fraction, accuracies, times_s)
 
 
 def _end(cell: RunSpec, accuracy: AccuracyOf) -> tuple[float, float]:

@@ -42,21 +42,18 @@ def _projection(channels: int, out_channels: int, stride: int) -> nn.Module:
 
 def _basic(channels: int, out_channels: int, stride: int) -> nn.Module:
     """Return two 3x3 convolutions."""
-    return nn.Sequential(
-        *(_conv3x3(channels, out_channels, stride), nn.BatchNorm2d(out_channels)),
-        nn.ReLU(),
-        *(_conv3x3(out_channels, out_channels), nn.BatchNorm2d(out_channels)),
-    )
+    first = [_conv3x3(channels, out_channels, stride), nn.BatchNorm2d(out_channels), nn.ReLU()]
+    second = [_conv3x3(out_channels, out_channels), nn.BatchNorm2d(out_channels)]
+    return nn.Sequential(*[*first, *second])
 
 
 def _bottleneck(channels: int, out_channels: int, stride: int) -> nn.Module:
     """Return a bottleneck: a 3x3 convolution with a quarter of the channels, between two 1x1 convolutions."""
     inner = out_channels // EXPANSION
-    return nn.Sequential(
-        *(_conv1x1(channels, inner), nn.BatchNorm2d(inner), nn.ReLU()),
-        *(_conv3x3(inner, inner, stride), nn.BatchNorm2d(inner), nn.ReLU()),
-        *(_conv1x1(inner, out_channels), nn.BatchNorm2d(out_channels)),
-    )
+    narrowing = [_conv1x1(channels, inner), nn.BatchNorm2d(inner), nn.ReLU()]
+    middle = [_conv3x3(inner, inner, stride), nn.BatchNorm2d(inner), nn.ReLU()]
+    widening = [_conv1x1(inner, out_channels), nn.BatchNorm2d(out_channels)]
+    return nn.Sequential(*[*narrowing, *middle, *widening])
 
 
 class _Block(nn.Module):
@@ -119,7 +116,8 @@ class ResNet(nn.Sequential):
                 stride = 2 if stage and not block else 1
                 layers.append(_Block(channels, out_channels, stride, residual, shortcut))
                 channels = out_channels
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+        super().__init__(*layers)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -54,9 +54,7 @@ class DBWNet(nn.Sequential):
     """
 
     def __init__(self, classes: int = 10) -> None:
-        super().__init__(
-            *(nn.Conv2d(1, 10, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Conv2d(10, 20, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(20 * 4 * 4, 50), nn.ReLU()),
-            nn.Linear(50, classes),
-        )
+        first = [nn.Conv2d(1, 10, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()]
+        second = [nn.Conv2d(10, 20, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()]
+        classifier = [nn.Flatten(), nn.Linear(20 * 4 * 4, 50), nn.ReLU(), nn.Linear(50, classes)]
+        super().__init__(*[*first, *second, *classifier])

@@ -35,12 +35,9 @@ class VGG(nn.Sequential):
                 channels = out_channels
             layers.append(nn.MaxPool2d(2))
         hidden = 4096
-        super().__init__(
-            *layers,
-            *(nn.Flatten(), nn.Linear(channels * size**2, hidden), nn.ReLU(), nn.Dropout()),
-            *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout()),
-            nn.Linear(hidden, classes),
-        )
+        layers += [nn.Flatten(), nn.Linear(channels * size**2, hidden), nn.ReLU(), nn.Dropout()]
+        layers += [nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(), nn.Linear(hidden, classes)]
+        super().__init__(*layers)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

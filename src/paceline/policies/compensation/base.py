@@ -160,6 +160,10 @@ def chain(*compensators: Compensator) -> tuple[Compensator, ...]:
         >>> chain(staleness_lr(C=0.01), dc_asgd(lambda0=0.04))
         (staleness_lr(C=0.01), dc_asgd(lambda0=0.04))
     """
+    return _checked(compensators)
+
+
+def _checked(compensators: tuple[Compensator, ...]) -> tuple[Compensator, ...]:
     for given in compensators:
         if not is_dataclass(given) or getattr(given, "kind", None) not in get_args(Kind):
             raise UsageError(

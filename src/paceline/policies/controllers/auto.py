@@ -27,7 +27,7 @@ LEAST_GAIN = 0.05  # of log S
 WORK = 500  # of the scoring for each arrival and each opening, in replayed round trips
 URGENT_WORK = 2000  # the same, before the first choice and after a change of the round trips
 SHOWN = 3
-BSP = Protocol("all", 0, "update", name="bsp")
+BSP = Protocol(quorum="all", max_staleness=0, refill="update", name="bsp")
 
 
 class AutoState(Stateful):

@@ -33,8 +33,8 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     quorums = sorted({*powers, *(3 * power // 2 for power in powers[-1:] if power > 1 and 3 * power // 2 < n)})
     candidates = [
-        Protocol("all", 0, "update", name="bsp"),
-        Protocol(1, inf, "arrival", name="asp"),
+        Protocol(quorum="all", max_staleness=0, refill="update", name="bsp"),
+        Protocol(quorum=1, max_staleness=inf, refill="arrival", name="asp"),
     ]
     for family, knobs in _FAMILIES.items():
         # k_batch_sync(k=1) makes the same updates as k_sync(k=1), k_async(k=1) and k_batch_async(k=1) as asp.

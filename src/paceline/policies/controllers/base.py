@@ -36,7 +36,7 @@ class Work(NamedTuple):
     elapsed_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """Observation: the state of the run when the coordinator calls a controller.
 

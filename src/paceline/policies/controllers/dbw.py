@@ -18,7 +18,7 @@ from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
 
 
-@checked_dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False, kw_only=True)
 class BDBW(StatefulController[UpdateTimes]):
     """Blind DBW: sets the quorum k that maximises k / T_k, without losses or gradients.
 
@@ -79,7 +79,7 @@ class _State(Stateful):
         self.k = 0
 
 
-@checked_dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False, kw_only=True)
 class DBW(StatefulController[_State]):
     """Dynamic backup workers: sets the quorum that maximises the expected decrease of the loss per second.
 
@@ -167,7 +167,9 @@ class DBW(StatefulController[_State]):
             return
         samples = sum(size for *_, size in accepted)
         loss, mean_square, within = (sum(size * each[i] for *each, size in accepted) / samples for i in range(3))
-        state.gain.observe(GainInput(len(accepted), loss, mean_square, within, observation.step))
+        state.gain.observe(
+            GainInput(k=len(accepted), loss=loss, mean_square=mean_square, within=within, step=observation.step)
+        )
         state.losses = (state.losses[1], loss)
 
     def _choose(self, state: _State, observation: Observation) -> tuple[int, str]:

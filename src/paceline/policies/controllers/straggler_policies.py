@@ -77,7 +77,7 @@ class StragglerTracker(Stateful):
         self.persistent.discard(worker)
 
 
-@checked_dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False, kw_only=True)
 class Stragglers(control.StatefulController[StragglerTracker]):
     """Straggler log: reports the workers that become stragglers or recover, under any protocol.
 
@@ -175,7 +175,7 @@ class Stragglers(control.StatefulController[StragglerTracker]):
         return []
 
 
-@checked_dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False, kw_only=True)
 class Greedy(Stragglers):
     """Greedy straggler policy: trains asynchronously while there is a straggler.
 
@@ -194,7 +194,7 @@ class Greedy(Stragglers):
     Source: Li et al. (Sync-Switch) 2021, Sect. IV-B2, who report that it lowers accuracy.
     """
 
-    to: Protocol = field(default=Protocol(1, inf, "arrival", name="asp"))
+    to: Protocol = field(default=Protocol(quorum=1, max_staleness=inf, refill="arrival", name="asp"))
 
     name: ClassVar[str] = "greedy"
 
@@ -216,7 +216,7 @@ class Greedy(Stragglers):
         return []
 
 
-@checked_dataclass(frozen=True, repr=False)
+@checked_dataclass(frozen=True, repr=False, kw_only=True)
 class Elastic(Stragglers):
     """Elastic straggler policy: excludes stragglers until they have recovered or the phase ends.
 

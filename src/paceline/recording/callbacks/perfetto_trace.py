@@ -72,7 +72,8 @@ class PerfettoTrace(Callback):
                     yield from self._name(worker + 1)
             case records.GradientArrived():
                 yield from self._settle(record)
-                yield from self._work(record, *_outcome(record))
+                name, args = _outcome(record)
+                yield from self._work(record, name, args)
             case records.WorkInterrupted() | records.WorkUnfinished():
                 yield from self._hold(record)
             case records.UpdateMade():
@@ -115,7 +116,7 @@ class PerfettoTrace(Callback):
         yield from self._name(work.worker + 1)
         start_s = max(work.started_s, self._busy_until_s[work.worker])
         self._busy_until_s[work.worker] = max(start_s, work.now_s)
-        yield _complete(work.worker + 1, name, "work", start_s, work.now_s, args)
+        yield _complete(track=work.worker + 1, name=name, category="work", start_s=start_s, end_s=work.now_s, args=args)
         if isinstance(work, records.GradientArrived):
             yield from _parts(work, start_s)
 
@@ -148,7 +149,7 @@ def _parts(arrival: records.GradientArrived, begin_s: float) -> Iterator[Trace]:
     for name, seconds in (("push", arrival.push_s), ("compute", arrival.compute_s), ("pull", arrival.pull_s)):
         start_s = max(begin_s, end_s - seconds)
         if start_s < end_s:
-            yield _complete(arrival.worker + 1, name, "part", start_s, end_s, {})
+            yield _complete(track=arrival.worker + 1, name=name, category="part", start_s=start_s, end_s=end_s, args={})
         end_s = start_s
 
 

@@ -74,7 +74,8 @@ class TensorBoard(Callback):
         try:
             yield
         except Exception as error:
-            self._has_failed, self._writer = True, None
+            self._has_failed = True
+            self._writer = None
             warn_of_failure(f"TensorBoard in {self._folder}", error)
 
     def _write(self, record: Record) -> None:

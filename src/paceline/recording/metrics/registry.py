@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import isnan
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +35,7 @@ class Metric(Generic[T]):
     name: str
     description: str
     read: Callable[[RunMeasurements], Mapping[str, T]]
+    _: KW_ONLY
     label: str = ""
     unit: str = ""
 
@@ -54,7 +55,7 @@ class Metric(Generic[T]):
         return f"paceline.{self.name}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HistogramMetric(Metric[Histogram]):
     """Metric with a distribution.
 

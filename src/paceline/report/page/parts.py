@@ -138,16 +138,15 @@ def time_bars(
     """
     if not any(sum(parts.values()) for _, parts in by_fate):
         return ""
-    return _section(
-        "seconds-title",
-        "Use of worker time",
-        fate_legend((*FATES, IDLE)) + _bars(by_fate, "worker-seconds"),
-        "<h3>Computing, communicating, waiting</h3>",
-        fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds"),
+    fates = fate_legend((*FATES, IDLE)) + _bars(by_fate, "worker-seconds")
+    head = "<h3>Computing, communicating, waiting</h3>"
+    caption = (
         "<p class='caption'>Communicating is the time that a worker waits for the network. Under all-reduce it is the "
         "part of the sum that is not hidden behind computing. Waiting is all other time: that of idle workers, which "
-        "have no task, and waits within a task.</p>",
+        "have no task, and waits within a task.</p>"
     )
+    spent = fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds")
+    return _section("seconds-title", "Use of worker time", [fates, head, spent, caption])
 
 
 def waiting_section(runs: Sequence[RunData]) -> str:
@@ -164,22 +163,19 @@ def waiting_bars(found: Sequence[tuple[str, ShareTotals]], runs: int) -> str:
     """
     if not found:
         return ""
-    content = []
+    bars = []
     for label, shares in found:
         ranks = shares.activities()
         longest = sorted(ranks, key=lambda rank: -ranks[rank]["waiting"])[:MOST_RANKS]
         rows = [(f"rank {rank}: {number(ranks[rank]['waiting'])} s", ranks[rank]) for rank in sorted(longest)]
         left_out = f"<p class='caption'>The {len(rows)} of {len(ranks)} ranks that waited longest.</p>"
         title = f"<h3>{escape(label)}</h3><p>{escape(str(shares.gain))}</p>" if runs > 1 else ""
-        content.append(title + _bars(rows, "seconds") + (left_out if len(rows) < len(ranks) else ""))
-    return _section(
-        "waiting-title",
-        "Who waited",
-        fate_legend(ACTIVITIES),
-        *content,
+        bars.append(title + _bars(rows, "seconds") + (left_out if len(rows) < len(ranks) else ""))
+    caption = (
         "<p class='caption'>Waiting: for the slowest rank of each update. Communicating: sums, the step of the "
-        "optimizer, and all else that is not loading, forward or backward.</p>",
+        "optimizer, and all else that is not loading, forward or backward.</p>"
     )
+    return _section("waiting-title", "Who waited", [fate_legend(ACTIVITIES), *bars, caption])
 
 
 def samples_section(runs: Sequence[RunData]) -> str:
@@ -192,7 +188,7 @@ def sample_bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     if not any(sum(parts.values()) for _, parts in rows):
         return ""
     bars = fate_legend(FATES[:3]) + _bars(rows, "samples")
-    return _section("samples-title", "Samples applied and dropped", bars)
+    return _section("samples-title", "Samples applied and dropped", [bars])
 
 
 def losses_section(runs: Sequence[RunData]) -> str:
@@ -212,16 +208,15 @@ def losses_table(losses: Sequence[tuple[str, Sequence[WorkerLosses]]]) -> str:
         return ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     table = f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{body}"
-    return _section(
-        "losses-title",
-        "Losses of workers",
-        f"<div class='scroll'><table class='configuration'>{table}</table></div>",
+    scrolled = f"<div class='scroll'><table class='configuration'>{table}</table></div>"
+    caption = (
         "<p class='caption'>Hazard: expected losses of this worker in an hour, estimated from its losses and its live "
-        "time, and from those of all workers.</p>",
+        "time, and from those of all workers.</p>"
     )
+    return _section("losses-title", "Losses of workers", [scrolled, caption])
 
 
-def _section(name: str, title: str, *content: str) -> str:
+def _section(name: str, title: str, content: Sequence[str]) -> str:
     return f"<section aria-labelledby='{name}'><h2 id='{name}'>{title}</h2>{''.join(content)}</section>"
 
 

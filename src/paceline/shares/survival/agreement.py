@@ -98,11 +98,11 @@ def agree(reports: Mapping[int, PlaceReport]) -> Agreement:
     dealt = max(each.dealt for rank, each in reports.items() if rank not in apart)
     dropped = {each for report in known.values() for each in report.dropped}
     return Agreement(
-        source,
-        (*given, *(rank for rank in new if rank not in apart)),
-        apart,
-        tuple(rank for rank in behind if not known[rank].is_sum),
-        tuple(sorted(voids)),
-        (known[source].undone, handed_out),
-        tuple(sorted({*dropped, (handed_out, dealt)} if dealt > handed_out else dropped)),
+        source=source,
+        given=(*given, *(rank for rank in new if rank not in apart)),
+        apart=apart,
+        told=tuple(rank for rank in behind if not known[rank].is_sum),
+        voids=tuple(sorted(voids)),
+        in_vain=(known[source].undone, handed_out),
+        dropped=tuple(sorted({*dropped, (handed_out, dealt)} if dealt > handed_out else dropped)),
     )

@@ -128,16 +128,20 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def begin_backward(self) -> None:
         """Begin a backward pass, of which the sums are one unit."""
-        self._is_in_backward, self._sums = True, None
+        self._is_in_backward = True
+        self._sums = None
 
     def end_backward(self) -> bool:
         """End a backward pass, and return whether this rank has its sums."""
-        sums, self._sums, self._is_in_backward = self._sums, None, False
+        sums, self._sums = self._sums, None
+        self._is_in_backward = False
         if sums is None:
             return True
-        is_void, is_whole = self.position in self.voids or self.is_alone, all(each.is_whole for each in sums)
+        is_void = self.position in self.voids or self.is_alone
+        is_whole = all(each.is_whole for each in sums)
         if is_whole:
-            self._kept, self._bucket_count = [], len(sums)
+            self._kept = []
+            self._bucket_count = len(sums)
         else:
             self._agree(is_sum=True)
         self._pass()
@@ -152,7 +156,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         """End a backward pass that this rank cannot compute, and give its sums up on all ranks."""
         self._inner.generation = self._calls.tell(Event(FAILED, self.rank(), self.position))
         self._agree(is_sum=True)
-        self._sums, self._is_in_backward = None, False
+        self._sums = None
+        self._is_in_backward = False
         self._pass()
 
     def _pass(self) -> None:
@@ -256,7 +261,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def _of_all(self, name: str, *args: Any) -> Any:
         if self.is_alone:
-            _take_own(list(_flat(args[0])), list(_flat(args[1])), *self._place)
+            _take_own(list(_flat(args[0])), list(_flat(args[1])), self.rank(), self.size())
         return self._collective(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])), name)
 
     def _between_two(self, name: str, *args: Any) -> Any:
@@ -298,7 +303,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def _look(self) -> None:
         """Give the group inside up if this rank waits in an operation at two looks since another one has ended."""
-        awaited, suspected, self._suspected = self._awaited, self._suspected, None
+        awaited = self._awaited
+        suspected, self._suspected = self._suspected, None
         if awaited is None or awaited.future.done() or not (ended := self._calls.ended_among(self.living)):
             return
         if awaited is suspected:
@@ -335,7 +341,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
     def _go_on(self, agreed: Agreement, handed: dict[str, Any]) -> list[torch.Tensor] | None:
         if self.rank() in agreed.apart:
             raise RunError("this rank has not come to the place of the others, or its schedule has made other steps")
-        self.voids, self._due = set(agreed.voids), None
+        self.voids = set(agreed.voids)
+        self._due = None
         if self.rank() in agreed.given:
             self._training.load(handed["state"])
         self._training.regroup(agreed)

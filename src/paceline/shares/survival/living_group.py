@@ -62,7 +62,8 @@ class LivingGroup:
         self._is_broken = False
         self._inner: Any = None
         roll = calls.roll()
-        self.generation, self.members = roll.generation, roll.living
+        self.generation = roll.generation
+        self.members = roll.living
         if alone is None:
             self.enter(roll)
         else:
@@ -114,7 +115,8 @@ class LivingGroup:
         inner = self._calls.connect(roll)
         self._leave()
         with self._lock:
-            self._inner, self._is_broken = inner, False
+            self._inner = inner
+            self._is_broken = False
         self._calls.check(roll)
         self.members = roll.living
 

@@ -127,13 +127,14 @@ class RollCall:
         return made[0]
 
     def _group(self, store: Any, roll: Roll) -> Any:
-        place = roll.living.index(self._rank), len(roll.living)
+        rank, size = roll.living.index(self._rank), len(roll.living)
         if not self._is_one_host:  # the addresses of hosts are found as torch finds them
-            return dist.ProcessGroupGloo(store, *place, TIMEOUT)
+            return dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
         options = dist.ProcessGroupGloo._Options()
-        options._timeout, options._threads = TIMEOUT, THREADS
+        options._timeout = TIMEOUT
+        options._threads = THREADS
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        return dist.ProcessGroupGloo(store, *place, options)
+        return dist.ProcessGroupGloo(store, rank, size, options)
 
     def part(self, roll: Roll) -> None:
         """Wait until all living ranks have come to their end.

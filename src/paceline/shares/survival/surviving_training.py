@@ -63,7 +63,8 @@ class SurvivingTraining:
         self._connect = connect
         self._launch = launch
         self._is_one_host = is_one_host
-        self._place = rank, ranks
+        self._rank = rank
+        self._ranks = ranks
         self.group: SurvivingGroup | None = None
         self.on_regroup: list[Callable[[], object]] = []
         self._ledgers: WeakKeyDictionary[Loader, BatchLedger] = WeakKeyDictionary()
@@ -83,7 +84,7 @@ class SurvivingTraining:
 
     @cached_property
     def _calls(self) -> RollCall:
-        return RollCall(self._connect, *self._place, is_one_host=self._is_one_host)
+        return RollCall(self._connect, self._rank, self._ranks, is_one_host=self._is_one_host)
 
     @property
     def is_alone(self) -> bool:
@@ -92,21 +93,21 @@ class SurvivingTraining:
 
     def comes_back(self) -> bool:
         """Return whether the other ranks go on without this one; it then begins alone."""
-        if not goes_on_without(self._calls.store, *self._place, self._launch):
+        if not goes_on_without(self._calls.store, self._rank, self._ranks, self._launch):
             return False
-        self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=True)
+        self.group = SurvivingGroup(self._calls, self._rank, self._ranks, self, is_alone=True)
         become_default(self.group, self._calls.store)
         return True
 
     @property
     def living(self) -> tuple[int, ...]:
         """Ranks that live."""
-        return self.group.living if self.group is not None else tuple(range(self._place[1]))
+        return self.group.living if self.group is not None else tuple(range(self._ranks))
 
     @cached_property
     def recording_rank(self) -> RecordingRank:
         """Choice of the rank that writes the record of the run."""
-        return RecordingRank(self._calls.store, self._place[0])
+        return RecordingRank(self._calls.store, self._rank)
 
     # --- what the patches tell ----------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class SurvivingTraining:
         elif self.group is None and not all(_is_summed_by_gloo(each.device) for each in module.parameters()):
             self.give_up("gloo does not sum the gradients")
         elif self.group is None and self._is_fit:
-            self.group = SurvivingGroup(self._calls, *self._place, self, is_alone=False)
+            self.group = SurvivingGroup(self._calls, self._rank, self._ranks, self, is_alone=False)
             become_default(self.group, self._calls.store)
 
     @contextmanager
@@ -145,7 +146,7 @@ class SurvivingTraining:
         if self._is_fit:
             self._is_fit = False
             self._calls.store.set(UNFIT, reason)
-            if self._place[0] == 0:
+            if self._rank == 0:
                 print(f"paceline: a lost rank starts all ranks again, because {reason}", file=sys.stderr, flush=True)
 
     def ledger_of(self, loader: Loader) -> BatchLedger:
@@ -166,7 +167,8 @@ class SurvivingTraining:
         if self._updates and ledger is not self._ledger:
             self.give_up("it trains on several loaders")
         if ledger is not self._ledger or batch.epoch != self._epoch:
-            self._ledger, self._epoch = ledger, batch.epoch
+            self._ledger = ledger
+            self._epoch = batch.epoch
             self._begin_epoch(self.group, batch)
         if not ledger.compute(batch):
             self.give_up("it computes a batch for several steps")
@@ -183,7 +185,7 @@ class SurvivingTraining:
 
     def took(self, seconds: Sequence[float]) -> None:
         """Note the seconds of each rank in an update, from which the launcher knows how long a rank may be silent."""
-        if self._place[0] == self.living[0]:
+        if self._rank == self.living[0]:
             has_changed = [self._timeout.observe(rank, each) for rank, each in enumerate(seconds) if each]
             if any(has_changed):
                 longest_s = max(self._timeout.of(rank) for rank in self.living)
@@ -250,7 +252,7 @@ class SurvivingTraining:
             self._return_to(self.group)
         else:
             self.group.after_step()
-        if not self.group.is_alone and len(self.living) < self._place[1] and self._place[0] == self.living[0]:
+        if not self.group.is_alone and len(self.living) < self._ranks and self._rank == self.living[0]:
             self._calls.store.set(PROGRESS, json.dumps([self._ledger.handed_out, self.group.position]))
 
     def _return_to(self, group: SurvivingGroup) -> None:
@@ -262,21 +264,24 @@ class SurvivingTraining:
                 raise SystemExit(0)
             if not store.check([PROGRESS]):
                 return
-            own = self._ledger.handed_out, group.position
-            wait_s, group.position = self._catch_up.look(time.monotonic(), *own, json.loads(store.get(PROGRESS)))
+            handed_out = self._ledger.handed_out
+            others = json.loads(store.get(PROGRESS))
+            wait_s, group.position = self._catch_up.look(time.monotonic(), handed_out, group.position, others)
             if wait_s is None:
                 return
-            if wait_s == 0 and not takes_turn(store, self._place[0]):
+            if wait_s == 0 and not takes_turn(store, self._rank):
                 wait_s = TURN_S
             time.sleep(wait_s)
         group.come_back()
-        self._step, self._is_given = StepVerdict.USED, False
+        self._step = StepVerdict.USED
+        self._is_given = False
 
     def _read_agreed(self) -> None:
         """Read what the living have agreed on while this rank was not there."""
         if self._calls.store.check([AGREED]):
             in_vain, dropped = as_tuples(json.loads(self._calls.store.get(AGREED)))
-            self._ledger.in_vain, self._ledger.dropped = in_vain, dropped
+            self._ledger.in_vain = in_vain
+            self._ledger.dropped = dropped
 
     def finish(self, *, has_failed: bool) -> None:
         """Wait for the end of the other ranks, unless the script has failed, and go on without survival."""
@@ -331,7 +336,7 @@ class SurvivingTraining:
         self._ledger.give_up(agreed.in_vain, agreed.dropped)
         for function in self.on_regroup:
             function()
-        if self._place[0] == self.living[0]:
+        if self._rank == self.living[0]:
             self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
             self._calls.store.delete_key(PROGRESS)  # of an earlier loss
             self._calls.store.delete_key(RETURNING)

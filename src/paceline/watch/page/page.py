@@ -20,7 +20,8 @@ class LivePage(NamedTuple):
 
 def live_page() -> LivePage:
     """Return the page, which is the same for all runs."""
-    script = report_page.joined(*(report_page.source(f"{name}.js") for name in report_page.CHARTS), _source("live.js"))
+    charts = [report_page.source(f"{name}.js") for name in report_page.CHARTS]
+    script = report_page.joined(*[*charts, _source("live.js")])
     digest = b64encode(sha256(script.encode()).digest()).decode()
     policy = {
         "default-src": "'none'",

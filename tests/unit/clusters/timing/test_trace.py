@@ -99,7 +99,20 @@ def test_a_trace_has_a_row_for_each_task():
 
 def arrival(now_s, draw, started_s, **changes):
     times = {"pull_s": 0.25, "compute_s": 0.5, "push_s": 0.25, **changes}
-    return pl.GradientArrived(now_s, 0, draw, 0, started_s, 0, True, "", 1.0, 8, 1.0, **times)
+    return pl.GradientArrived(
+        now_s=now_s,
+        worker=0,
+        draw=draw,
+        version=0,
+        started_s=started_s,
+        staleness=0,
+        used=True,
+        reason="",
+        loss=1.0,
+        samples=8,
+        squared_norm=1.0,
+        **times,
+    )
 
 
 def test_a_run_with_local_steps_is_refused():
@@ -111,23 +124,25 @@ def test_a_run_with_local_steps_is_refused():
 def test_late_arrivals_are_not_censored():
     history = History(
         lambda: [
-            WorkInterrupted(3.0, 0, 1, 0, started_s=2.0, samples=8),
-            WorkInterrupted(3.5, 0, 2, 0, started_s=3.0, samples=8),
+            WorkInterrupted(now_s=3.0, worker=0, draw=1, version=0, started_s=2.0, samples=8),
+            WorkInterrupted(now_s=3.5, worker=0, draw=2, version=0, started_s=3.0, samples=8),
             arrival(4.0, draw=1, started_s=2.0, crossed_interrupt=True),
-            WorkUnfinished(9.0, 0, 3, 0, started_s=5.0),
+            WorkUnfinished(now_s=9.0, worker=0, draw=3, version=0, started_s=5.0),
             arrival(10.0, draw=3, started_s=5.0),  # late return
         ]
     )
     assert pl.Trace.of(history).rows == (
-        TraceRow(0, 1, 2.0, 0.25, 0.5, 0.25, 4.0, 0),
-        TraceRow(0, 2, 3.0, 0.0, 0.5, 0.0, 3.5, 1),
-        TraceRow(0, 3, 5.0, 0.25, 0.5, 0.25, 10.0, 0),
+        TraceRow(worker=0, draw=1, start_s=2.0, pull_s=0.25, compute_s=0.5, push_s=0.25, end_s=4.0, censored=0),
+        TraceRow(worker=0, draw=2, start_s=3.0, pull_s=0.0, compute_s=0.5, push_s=0.0, end_s=3.5, censored=1),
+        TraceRow(worker=0, draw=3, start_s=5.0, pull_s=0.25, compute_s=0.5, push_s=0.25, end_s=10.0, censored=0),
     )
 
 
 def test_a_notice_counts_with_the_transfer_of_its_gradient():
     history = History(lambda: [arrival(3.0, draw=1, started_s=2.0, push_s=0.125, unsent_s=0.5)])
-    assert pl.Trace.of(history).rows == (TraceRow(0, 1, 2.0, 0.25, 0.5, 0.625, 3.5, 0),)
+    assert pl.Trace.of(history).rows == (
+        TraceRow(worker=0, draw=1, start_s=2.0, pull_s=0.25, compute_s=0.5, push_s=0.625, end_s=3.5, censored=0),
+    )
 
 
 seconds = st.floats(0, 1e6, allow_subnormal=False)
@@ -135,10 +150,21 @@ seconds = st.floats(0, 1e6, allow_subnormal=False)
 
 @given(st.lists(st.tuples(seconds, seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=5))
 def test_a_trace_file_preserves_every_digit(tmp_path_factory, times):
-    rows = [TraceRow(0, 9, 0.0, 0.0, 1.0, 0.0, 1.0, 0)]
+    rows = [TraceRow(worker=0, draw=9, start_s=0.0, pull_s=0.0, compute_s=1.0, push_s=0.0, end_s=1.0, censored=0)]
     for draw, (start_s, pull_s, compute_s, push_s, waited_s, censored) in enumerate(times, start=10):
         end_s = start_s + (pull_s + compute_s + push_s) + waited_s + 1e-3
-        rows.append(TraceRow(0, draw, start_s, pull_s, compute_s, push_s, end_s, int(censored)))
+        rows.append(
+            TraceRow(
+                worker=0,
+                draw=draw,
+                start_s=start_s,
+                pull_s=pull_s,
+                compute_s=compute_s,
+                push_s=push_s,
+                end_s=end_s,
+                censored=int(censored),
+            )
+        )
     file = tmp_path_factory.mktemp("trace") / "trace.csv"
     trace = pl.Trace(rows)
     trace.to_csv(file)
@@ -174,12 +200,16 @@ def test_a_trace_repeats_after_its_end_with_one_warning(by):
 
 
 def test_waiting_for_the_server_counts_as_pushing():
-    trace = pl.Trace([TraceRow(0, 1, 1.0, 0.5, 1.0, 0.25, 4.0, 0)])
+    trace = pl.Trace(
+        [TraceRow(worker=0, draw=1, start_s=1.0, pull_s=0.5, compute_s=1.0, push_s=0.25, end_s=4.0, censored=0)]
+    )
     assert pl.Cluster(1, trace).round_trips(0).times(0, 1, 0.0) == (0.5, 1.0, 1.5)
 
 
 def test_speed_slowdowns_and_network_modify_recorded_times():
-    trace = pl.Trace([TraceRow(0, 1, 0.0, 1.0, 6.0, 2.0, 9.0, 0)])
+    trace = pl.Trace(
+        [TraceRow(worker=0, draw=1, start_s=0.0, pull_s=1.0, compute_s=6.0, push_s=2.0, end_s=9.0, censored=0)]
+    )
     slowdown = pl.Slowdown(at_s=3.5, factor=4, workers=(0,))
     cluster = pl.Cluster(1, trace, speed=3, slowdowns=[slowdown], network=pl.Network(latency_s=0.5))
     # Computing begins after 1.5 s, 2 s of work are left at 1.5 s and none at 3.5 s.

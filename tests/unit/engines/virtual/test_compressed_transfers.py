@@ -49,7 +49,7 @@ def test_a_worker_that_comes_back_receives_a_whole_version(monkeypatch):
         forget(transfers, worker)
 
     monkeypatch.setattr(CompressedTransfers, "forget", record)
-    cluster = pl.Cluster(3, network=WIRE, faults=[pl.Fault(1, 4, "die", back_after_s=5.0)])
+    cluster = pl.Cluster(3, network=WIRE, faults=[pl.Fault(worker=1, draw=4, kind="die", back_after_s=5.0)])
     run = pl.train(single_job(optimizer=sgd(0.1)), protocol="asp", cluster=cluster, stop="updates=120", seed=3)
     assert [each.worker for each in run.history.of(WorkerLost)] == [1]
     assert [each.worker for each in run.history.of(WorkerJoined)] == [1]

@@ -186,12 +186,12 @@ def test_without_a_timeout_a_worker_that_hangs_is_lost_when_no_other_one_compute
 
 
 def test_without_a_timeout_a_worker_that_hangs_is_not_lost_while_others_compute():
-    engine, events, _, made = simulated_with(pl.Fault(1, 2, kind="hang"), updates=9, protocol=pl.asp())
+    engine, events, _, made = simulated_with(pl.Fault(worker=1, draw=2, kind="hang"), updates=9, protocol=pl.asp())
     assert (events, len(engine.fired), made[-1]) == ([], 1, (8.0, 1))
 
 
 def test_the_run_ends_with_a_reason_when_every_worker_hangs():
-    faults = [pl.Fault(worker, 2, kind="hang") for worker in range(2)]
+    faults = [pl.Fault(worker=worker, draw=2, kind="hang") for worker in range(2)]
     engine, events, _, made = simulated_with(*faults, updates=9)
     assert (events, made) == ([(2.0, Lost, 0), (2.0, Lost, 1)], [(1.0, 2)])
     assert engine.end.outcome is pl.Outcome.NO_WORKERS
@@ -200,7 +200,11 @@ def test_the_run_ends_with_a_reason_when_every_worker_hangs():
 @parametrize_few("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"], keep=2)
 @parametrize_few("stop", ["updates=30", "seconds=30"], keep=1)
 def test_a_run_continues_when_a_worker_hangs(protocol, stop, tmp_path):
-    cluster = pl.Cluster(4, pl.Exponential(1.0), faults=[pl.Fault(2, 3, "hang"), pl.Fault(0, 5, "hang")])
+    cluster = pl.Cluster(
+        4,
+        pl.Exponential(1.0),
+        faults=[pl.Fault(worker=2, draw=3, kind="hang"), pl.Fault(worker=0, draw=5, kind="hang")],
+    )
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, out=tmp_path / "run")
     assert run.stopped_by == stop.partition("=")[0]
     assert run.history.totals.updates >= 5
@@ -216,7 +220,7 @@ def test_a_gradient_that_is_not_finite_is_computed_again():
 
 
 def test_a_run_without_workers_ends():
-    engine, _, _, made = simulated_with(pl.Fault(0, 2), pl.Fault(1, 2), updates=5)
+    engine, _, _, made = simulated_with(pl.Fault(worker=0, draw=2), pl.Fault(worker=1, draw=2), updates=5)
     assert engine.end.outcome is pl.Outcome.NO_WORKERS
     assert made == [(1.0, 2)]
     assert len(engine.fired) == 2

@@ -101,14 +101,22 @@ def protocols(draw, n):
     quorum = draw(st.just("all") | st.integers(1, n if refill == "update" else 2 * n + 2))
     max_staleness = draw(st.sampled_from([0, 1, 2, 5, inf]))
     on_update = draw(st.sampled_from(["finish", "interrupt"])) if max_staleness < inf else "finish"
-    return Protocol(quorum, max_staleness, refill, on_update, name="drawn")
+    return Protocol(quorum=quorum, max_staleness=max_staleness, refill=refill, on_update=on_update, name="drawn")
 
 
 @st.composite
 def clusters(draw):
     n = draw(st.sampled_from([1, 2, 3, 5, 8, 66]))
     law, speed = st.sampled_from(DISTRIBUTIONS), st.sampled_from([1.0, 2, 0.5, 4.0])
-    network = draw(st.sampled_from([pl.Network(), pl.Network(latency_s=0.25), pl.Network(0.1, 7.0, 13.0)]))
+    network = draw(
+        st.sampled_from(
+            [
+                pl.Network(),
+                pl.Network(latency_s=0.25),
+                pl.Network(latency_s=0.1, up_bytes_per_s=7.0, down_bytes_per_s=13.0),
+            ]
+        )
+    )
     return pl.Cluster(
         n,
         draw(law | st.lists(law, min_size=n, max_size=n)),
@@ -144,7 +152,7 @@ def test_the_vectorized_simulation_equals_the_coordinator_in_many_cases(data):
 @parametrize_each_once(max_staleness=[0, 2], refill=["update", "arrival"])
 def test_workers_interrupted_at_the_same_time_restart_in_task_order(refill, max_staleness):
     cluster = pl.Cluster(12, pl.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
-    protocol = Protocol(5, max_staleness, refill, "interrupt", name="drawn")
+    protocol = Protocol(quorum=5, max_staleness=max_staleness, refill=refill, on_update="interrupt", name="drawn")
     for seed in range(5):
         assert by_fleet(Rounds, protocol, cluster, 50, seed) == by_events(protocol, cluster, 50, seed)
 
@@ -264,7 +272,12 @@ def test_a_given_timeout_selects_the_coordinator(protocol):
 # -- what is left to the coordinator
 
 
-TRACE = pl.Trace([TraceRow(worker, 1, 0.0, 0.0, 1.0, 0.0, 1.0, 0) for worker in range(100)])
+TRACE = pl.Trace(
+    [
+        TraceRow(worker=worker, draw=1, start_s=0.0, pull_s=0.0, compute_s=1.0, push_s=0.0, end_s=1.0, censored=0)
+        for worker in range(100)
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +286,7 @@ TRACE = pl.Trace([TraceRow(worker, 1, 0.0, 0.0, 1.0, 0.0, 1.0, 0) for worker in 
         {"slowdowns": [pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]},
         {"slowdowns": [pl.Periodic(on_s=1.0, every_s=2.0, slowdown=2.0)]},
         {"transient": pl.Transient(mean_on_s=1.0, mean_off_s=1.0, slowdown=2.0)},
-        {"faults": [pl.Fault(0, 1)]},
+        {"faults": [pl.Fault(worker=0, draw=1)]},
         {"server": pl.ServerTime(gradient_s=0.1)},
         {"timing": TRACE},
     ],

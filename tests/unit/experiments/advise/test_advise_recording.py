@@ -122,7 +122,7 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
     per_update = ratio.seconds / ratio.seconds_per_update / STEPS
     price = per_update * (1 + 8 / 4) - 8 / 4
     assert price == pytest.approx(
-        score(pl.k_batch_async(4), [[0.106]] * 3 + [[0.206]], NoiseRule(4, 0.1)).price, rel=0.05
+        score(pl.k_batch_async(4), [[0.106]] * 3 + [[0.206]], NoiseRule(K=4, learning_rate=0.1)).price, rel=0.05
     )
     assert price > 1.2
 
@@ -132,12 +132,20 @@ def test_stale_protocols_pay_the_price_of_their_schedule(advice):
     [
         (
             None,
-            NoiseRule(4, 0.1),
+            NoiseRule(K=4, learning_rate=0.1),
             "The recording lacks the optimizer: stale gradients cost as much as without momentum.",
         ),
-        (("SGD", 0.0, False), NoiseRule(4, 0.1), ""),
-        (("SGD", 0.9, False), NoiseRule(4, 0.1, 0.9), "cost as much as with SGD and momentum 0.9."),
-        (("AdamW", 0.9, True), NoiseRule(4, 0.1, 0.9, adaptive=True), "cost as much as with AdamW and beta1 0.9."),
+        (("SGD", 0.0, False), NoiseRule(K=4, learning_rate=0.1), ""),
+        (
+            ("SGD", 0.9, False),
+            NoiseRule(K=4, learning_rate=0.1, momentum=0.9),
+            "cost as much as with SGD and momentum 0.9.",
+        ),
+        (
+            ("AdamW", 0.9, True),
+            NoiseRule(K=4, learning_rate=0.1, momentum=0.9, adaptive=True),
+            "cost as much as with AdamW and beta1 0.9.",
+        ),
     ],
     keep=1,
 )
@@ -170,7 +178,9 @@ def test_the_noise_is_that_of_the_gradients():
     gradient, d, ranks = np.full(1000, 0.1), 1000, 4
     local = gradient + rng.normal(0, 0.2, (500, ranks, d))
     samples = [
-        GradientSample(i, 1.0, float((each**2).sum(1).mean()), float((each.mean(0) ** 2).sum()))
+        GradientSample(
+            step=i, loss=1.0, mean_square=float((each**2).sum(1).mean()), squared_norm=float((each.mean(0) ** 2).sum())
+        )
         for i, each in enumerate(local)
     ]
     noise = noise_scale(samples, ranks)

@@ -15,7 +15,16 @@ def trace(seconds, interrupted=()):
     """Return a trace of workers with a constant computing time; the work of some was always interrupted."""
     return pl.Trace(
         [
-            TraceRow(worker, draw, draw * own, 0.0, own, 0.0, (draw + 1) * own, int(worker in interrupted))
+            TraceRow(
+                worker=worker,
+                draw=draw,
+                start_s=draw * own,
+                pull_s=0.0,
+                compute_s=own,
+                push_s=0.0,
+                end_s=(draw + 1) * own,
+                censored=int(worker in interrupted),
+            )
             for worker, own in enumerate(seconds)
             for draw in range(1, 11)
         ]

@@ -102,7 +102,8 @@ def test_workers_compute_for_nine_tenths_of_the_time_that_the_largest_h_leaves_t
 
 def test_a_larger_h_than_the_largest_may_save_more():
     slow, fast = (
-        predict("bsp", pl.Cluster(2, pl.Deterministic(1.0), network=pl.Network(latency_s))) for latency_s in (500, 1)
+        predict("bsp", pl.Cluster(2, pl.Deterministic(1.0), network=pl.Network(latency_s=latency_s)))
+        for latency_s in (500, 1)
     )
     assert slow.best.H == 256
     assert "A larger H may save more." in slow.sentences()[0]

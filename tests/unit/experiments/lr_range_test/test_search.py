@@ -241,10 +241,10 @@ def test_a_range_with_a_too_large_lowest_rate_is_an_error():
 
 
 def test_a_range_test_without_live_workers_is_an_error():
-    cluster = pl.Cluster(4, faults=[pl.Fault(0, 3)])
+    cluster = pl.Cluster(4, faults=[pl.Fault(worker=0, draw=3)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: an update had fewer than 4 gradients"):
         find(cluster=cluster, updates=10)
-    all_lost = pl.Cluster(4, faults=[pl.Fault(worker, 3) for worker in range(4)])
+    all_lost = pl.Cluster(4, faults=[pl.Fault(worker=worker, draw=3) for worker in range(4)])
     with pytest.raises(pl.RunError, match=r"k_sync\(k=4\), seed 0: .*worker"):
         find(cluster=all_lost, updates=10)
 

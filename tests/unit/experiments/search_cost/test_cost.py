@@ -55,9 +55,21 @@ def searches(draw):
     rungs = []
     for depth, known in enumerate(ladder):
         alone = draw(st.booleans())
-        rungs.append(Rung(0.5**depth / 2, (max(known),) if alone else tuple(known), draw(st.floats(1, 200)), alone))
+        rungs.append(
+            Rung(
+                fraction=0.5**depth / 2,
+                accuracies=(max(known),) if alone else tuple(known),
+                time_s=draw(st.floats(1, 200)),
+                stands_alone=alone,
+            )
+        )
     margin = draw(st.sampled_from([0.0, 0.01, 0.03]))
-    return RecordedSearch(Rung(1.0, tuple(draw(accuracies)), 100.0), tuple(rungs), margin, draw(st.booleans()))
+    return RecordedSearch(
+        bsp=Rung(fraction=1.0, accuracies=tuple(draw(accuracies)), time_s=100.0),
+        ladder=tuple(rungs),
+        margin=margin,
+        two_sided=draw(st.booleans()),
+    )
 
 
 @given(searches(), st.integers(0, 3), st.integers(1, 3))
@@ -83,11 +95,11 @@ def test_the_figures_follow_from_the_outcomes(search, bsp_runs, candidate_runs):
 
 
 MIXED = RecordedSearch(
-    Rung(1.0, (0.92, 0.93, 0.91, 0.922, 0.915), 100.0),
-    (
-        Rung(0.5, (0.925,), 60.0, stands_alone=True),
-        Rung(0.25, (0.92, 0.91, 0.905, 0.93), 40.0),
-        Rung(0.125, (0.91, 0.9, 0.915, 0.92, 0.89), 25.0),
+    bsp=Rung(fraction=1.0, accuracies=(0.92, 0.93, 0.91, 0.922, 0.915), time_s=100.0),
+    ladder=(
+        Rung(fraction=0.5, accuracies=(0.925,), time_s=60.0, stands_alone=True),
+        Rung(fraction=0.25, accuracies=(0.92, 0.91, 0.905, 0.93), time_s=40.0),
+        Rung(fraction=0.125, accuracies=(0.91, 0.9, 0.915, 0.92, 0.89), time_s=25.0),
     ),
 )
 
@@ -120,8 +132,10 @@ def test_more_comparisons_than_the_limit_are_simulated():
 @pytest.mark.parametrize("two_sided", [False, True])
 @pytest.mark.parametrize("accuracy", [0.1, 0.57, 0.91, 0.9176])
 def test_with_equal_accuracies_the_search_reaches_the_smallest_fraction(accuracy, two_sided):
-    ladder = tuple(Rung(0.5**i, (accuracy,) * 3, 50.0) for i in (1, 2, 3))
-    search = RecordedSearch(Rung(1.0, (accuracy,) * 5, 100.0), ladder, margin=0.0, two_sided=two_sided)
+    ladder = tuple(Rung(fraction=0.5**i, accuracies=(accuracy,) * 3, time_s=50.0) for i in (1, 2, 3))
+    search = RecordedSearch(
+        bsp=Rung(fraction=1.0, accuracies=(accuracy,) * 5, time_s=100.0), ladder=ladder, margin=0.0, two_sided=two_sided
+    )
     for bsp_runs, candidate_runs in product((0, 1, 3, 5), (1, 2, 3)):
         found = cost_of(search, bsp_runs, candidate_runs)
         assert (found.success, search.found.fraction) == (1, 0.125)
@@ -140,7 +154,7 @@ def test_with_all_runs_the_search_finds_the_true_fraction(search):
 @given(searches())
 def test_a_larger_margin_accepts_no_fewer(search):
     margins = (0.0, 0.01, 0.02, 0.05, 1.0)
-    one_sided = [RecordedSearch(search.bsp, search.ladder, margin) for margin in margins]
+    one_sided = [RecordedSearch(bsp=search.bsp, ladder=search.ladder, margin=margin) for margin in margins]
     found = [cost_of(each, 2, 2) for each in one_sided]
     for less, more in pairwise(found):
         assert less.cost <= more.cost + 1e-9
@@ -149,7 +163,12 @@ def test_a_larger_margin_accepts_no_fewer(search):
 
 def test_the_cost_of_a_two_step_search_matches_hand_calculation():
     search = RecordedSearch(
-        Rung(1.0, (0.9, 0.94), 200.0), (Rung(0.5, (0.91, 0.92), 120.0), Rung(0.25, (0.88, 0.93), 80.0)), margin=0.01
+        bsp=Rung(fraction=1.0, accuracies=(0.9, 0.94), time_s=200.0),
+        ladder=(
+            Rung(fraction=0.5, accuracies=(0.91, 0.92), time_s=120.0),
+            Rung(fraction=0.25, accuracies=(0.88, 0.93), time_s=80.0),
+        ),
+        margin=0.01,
     )
     # Target 0.92: 0.5 passes with both of its runs, 0.25 with one of two, and not with their mean, 0.905.
     one = cost_of(search, 0, 1)
@@ -162,21 +181,33 @@ def test_the_cost_of_a_two_step_search_matches_hand_calculation():
 
 
 def test_every_draw_with_a_diverged_run_fails():
-    search = RecordedSearch(Rung(1.0, (0.9,), 100.0), (Rung(0.5, (0.9, nan, 0.9, 0.9), 50.0),), margin=1.0, truth=0.5)
+    search = RecordedSearch(
+        bsp=Rung(fraction=1.0, accuracies=(0.9,), time_s=100.0),
+        ladder=(Rung(fraction=0.5, accuracies=(0.9, nan, 0.9, 0.9), time_s=50.0),),
+        margin=1.0,
+        truth=0.5,
+    )
     assert cost_of(search, 0, 1).success == 0.75
     assert cost_of(search, 0, 2).success == 0.5
     assert cost_of(search, 0, 4).success == 0
 
 
 def test_the_target_and_the_true_fraction_can_be_given():
-    search = RecordedSearch(Rung(1.0, (0.9,), 100.0), (Rung(0.5, (0.9, 0.8), 50.0),), target=0.8)
+    search = RecordedSearch(
+        bsp=Rung(fraction=1.0, accuracies=(0.9,), time_s=100.0),
+        ladder=(Rung(fraction=0.5, accuracies=(0.9, 0.8), time_s=50.0),),
+        target=0.8,
+    )
     assert (search.found.fraction, cost_of(search, 0, 1).success, cost_of(search, 1, 1).success) == (0.5, 1, 0.5)
-    other = RecordedSearch(search.bsp, search.ladder, target=0.8, truth=1.0)
+    other = RecordedSearch(bsp=search.bsp, ladder=search.ladder, target=0.8, truth=1.0)
     assert (cost_of(other, 0, 1).success, cost_of(other, 0, 1).amortised) == (0, inf)
 
 
 def test_by_default_the_settings_of_the_paper_with_enough_runs_are_used():
-    few = RecordedSearch(Rung(1.0, (0.9, 0.9, 0.9), 100.0), (Rung(0.5, (0.9, 0.9), 50.0),))
+    few = RecordedSearch(
+        bsp=Rung(fraction=1.0, accuracies=(0.9, 0.9, 0.9), time_s=100.0),
+        ladder=(Rung(fraction=0.5, accuracies=(0.9, 0.9), time_s=50.0),),
+    )
     asked = [str(each.setting) for each in search_costs(few)]
     assert asked == ["(No, 2, 2)", "(No, 1, 1)", "(No, 1, 2)", "(Yes, 0, 2)", "(Yes, 0, 1)"]
     assert len(search_costs(few, counting=ALL)) == 14
@@ -202,8 +233,8 @@ def test_recorded_runs_are_mapped_to_the_fractions_of_the_search():
     assert [rung.fraction for rung in recorded_search(RUNS).ladder] == [0.5, 0.1]
     search = recorded_search(RUNS, [0.5, 0.125, 0.0], stand_ins={0.125: 0.1}, best_alone=[0.5])
     assert [rung.fraction for rung in search.ladder] == [0.5, 0.125, 0.0]
-    assert search.ladder[0] == Rung(0.5, (0.93,), 70.0, stands_alone=True)
-    assert search.ladder[1] == Rung(0.125, (0.88,), 30.0)
+    assert search.ladder[0] == Rung(fraction=0.5, accuracies=(0.93,), time_s=70.0, stands_alone=True)
+    assert search.ladder[1] == Rung(fraction=0.125, accuracies=(0.88,), time_s=30.0)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_decisions_equal_those_of_algorithm_1(M, A, beta, two_sided, table):
         rows = iter(table)
         return lambda fraction: next(rows)
 
-    ours = searched(Bisection(A, beta, M, two_sided), answers())
+    ours = searched(Bisection(target=A, margin=beta, settings=M, two_sided=two_sided), answers())
     assert ours == algorithm_1(beta, M, A, answers(), one_sided=not two_sided)
 
 
@@ -68,7 +68,7 @@ def test_on_an_increasing_curve_the_knee_is_found_from_above(knee, M, steepness)
     def train(fraction):
         return [0.9 + steepness / 100 * (fraction - knee)]
 
-    tried, found = searched(Bisection(0.9, 0.0, M), train)
+    tried, found = searched(Bisection(target=0.9, margin=0.0, settings=M), train)
     assert len(set(tried)) == M
     smallest = min((fraction for fraction in tried if train(fraction)[0] >= 0.9), default=1.0)
     assert found == smallest
@@ -76,19 +76,22 @@ def test_on_an_increasing_curve_the_knee_is_found_from_above(knee, M, steepness)
 
 
 def test_without_an_accepted_fraction_the_first_protocol_runs_to_the_end():
-    assert searched(Bisection(0.9, 0.01, 3), lambda fraction: [0.5]) == ([0.5, 0.75, 0.875], 1.0)
+    assert searched(Bisection(target=0.9, margin=0.01, settings=3), lambda fraction: [0.5]) == ([0.5, 0.75, 0.875], 1.0)
 
 
 def test_if_every_fraction_is_accepted_the_smallest_is_found():
-    assert searched(Bisection(0.9, 0.01, 3), lambda fraction: [0.9]) == ([0.5, 0.25, 0.125], 0.125)
+    assert searched(Bisection(target=0.9, margin=0.01, settings=3), lambda fraction: [0.9]) == (
+        [0.5, 0.25, 0.125],
+        0.125,
+    )
 
 
 def test_only_the_two_sided_rule_rejects_a_more_accurate_switch():
     def better(fraction):
         return [0.95]
 
-    assert searched(Bisection(0.9, 0.01, 2), better)[1] == 0.25
-    assert searched(Bisection(0.9, 0.01, 2, two_sided=True), better)[1] == 1.0
+    assert searched(Bisection(target=0.9, margin=0.01, settings=2), better)[1] == 0.25
+    assert searched(Bisection(target=0.9, margin=0.01, settings=2, two_sided=True), better)[1] == 1.0
 
 
 @pytest.mark.parametrize("lost", [None, nan, inf])

@@ -103,7 +103,10 @@ def test_microbatches_give_the_variance_at_k_1():
 def test_an_update_with_unobserved_gradients_does_not_change_the_gain():
     driven = Driven(pl.DBW(), 4)
     driven.version, driven.update_size = 1, 4
-    driven.ask("open", step=Step(0.9, 0.09, 0.009, 0.1, 0.1))
+    driven.ask(
+        "open",
+        step=Step(squared_norm=0.9, progress=0.09, squared_step=0.009, learning_rate=0.1, next_learning_rate=0.1),
+    )
     assert driven.state.gain.gains([0.1]) is None
 
 
@@ -129,7 +132,7 @@ def test_the_rate_of_the_next_update_may_depend_on_the_noise():
     for scaling in (
         LRScaling(),
         LRScaling("proportional"),
-        *(NoiseScaling(NoiseRule(4, 0.1), phi) for phi in (1e-9, 1e9)),
+        *(NoiseScaling(rule=NoiseRule(K=4, learning_rate=0.1), phi=phi) for phi in (1e-9, 1e9)),
     ):
         driven = Driven(pl.DBW(), 4, learning_rate=scaling)
         for loss in (1.0, 0.93, 0.86):
@@ -196,7 +199,11 @@ def test_times_are_pooled_where_every_update_restarts_all_workers(controller, pr
 
 
 # -- with workers that come and go, and others
-CHURN = [pl.Fault(1, 2, back_after_s=9.0), pl.Fault(2, 2), pl.Fault(3, 1, back_after_s=3.0)]
+CHURN = [
+    pl.Fault(worker=1, draw=2, back_after_s=9.0),
+    pl.Fault(worker=2, draw=2),
+    pl.Fault(worker=3, draw=1, back_after_s=3.0),
+]
 
 
 @parametrize_few(
@@ -214,7 +221,7 @@ def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
     assert result.history.totals.updates == 60
 
 
-AWAY = [pl.Fault(worker, 3, back_after_s=9.0) for worker in range(4)]
+AWAY = [pl.Fault(worker=worker, draw=3, back_after_s=9.0) for worker in range(4)]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class AutoRun:
         self.prepares = prepares  # calls before each decision
         self.loss = 1.0
         self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
-        self.rule = NoiseRule(N, 0.1, momentum, adaptive)
+        self.rule = NoiseRule(K=N, learning_rate=0.1, momentum=momentum, adaptive=adaptive)
         self.state = controller.begin(N)
         self.protocol, self.workload, self.version, self.actions = bsp(), 0, 0, []
         self.ask("open")
@@ -42,9 +42,9 @@ class AutoRun:
             quorum=1,
             protocol=self.protocol,
             workload=self.workload,
-            learning_rate=NoiseScaling(self.rule, self.phi),
+            learning_rate=NoiseScaling(rule=self.rule, phi=self.phi),
             workers=range(N) if trigger == "open" else (),
-            noise=NoiseEstimate(1.0, 1.0, self.phi, self.has_fallen),
+            noise=NoiseEstimate(variance=1.0, to_go=1.0, phi=self.phi, has_fallen=self.has_fallen),
             **more,
         )
         for _ in range(self.prepares):
@@ -320,7 +320,7 @@ def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [2, 3])
 def test_a_protocol_out_of_reach_of_the_live_workers_is_left(lost):
-    faults = [pl.Fault(worker, 12) for worker in range(lost)]
+    faults = [pl.Fault(worker=worker, draw=12) for worker in range(lost)]
     cluster = pl.Cluster(4, pl.Uniform(0.9, 1.1), faults=faults)
     plan = auto(candidates=["k_sync(k=4)", "k_sync(k=3)"])
     run = pl.train(tiny_job(), protocol=plan, cluster=cluster, stop="gradients=200")

@@ -62,7 +62,7 @@ def test_a_controller_that_sets_the_quorum_is_refused():
 
 
 def test_fewer_live_workers_than_the_quorum_make_the_update_without_a_grace_period():
-    found = updates_of("k_sync(k=3) + grace(seconds=9)", [1, 1.1, 1.2], faults=[pl.Fault(2, 2, "die")])
+    found = updates_of("k_sync(k=3) + grace(seconds=9)", [1, 1.1, 1.2], faults=[pl.Fault(worker=2, draw=2, kind="die")])
     assert found[0][:2] == (1.2, 3)
     assert found[2:] == [(1.1, 2, "every live worker has contributed")] * 3
 

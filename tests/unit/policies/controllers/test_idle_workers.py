@@ -26,7 +26,7 @@ def test_an_unused_worker_is_released_on_request():
 
 def test_a_lost_worker_is_not_reported_as_released():
     phase = pl.bsp().controlled_by(pl.IdleWorkers(after=10, release=True))
-    cluster = pl.Cluster(3, pl.Deterministic(1.0), faults=[pl.Fault(2, 3)])
+    cluster = pl.Cluster(3, pl.Deterministic(1.0), faults=[pl.Fault(worker=2, draw=3)])
     result = pl.train(tiny_job(), protocol=phase, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
     kinds = [record.kind for record in result.history.of(DecisionMade) if record.worker == 2]
     assert kinds == []

@@ -25,7 +25,7 @@ def updates_of(cluster, phi, base="k_sync", seconds=120.0):
         applied = [each for each in commands if isinstance(each, events.Apply)]
         found.extend((engine.now, len(each.gradients), each.reason) for each in applied)
 
-    phase = Phase(pl.patient(base=base).protocol, (pl.Patient(phi=phi),))
+    phase = Phase(pl.patient(base=base).protocol, controllers=(pl.Patient(phi=phi),))
     with engine:
         engine.run(Coordinator(Plan((phase,)), workers=cluster.n, stop=Stop(seconds=seconds)), observe)
     return found
@@ -89,7 +89,7 @@ def test_a_gain_per_second_that_is_out_of_reach_does_not_count():
 
 @pytest.mark.slow
 def test_it_trains_with_the_rule_noise():
-    cluster = pl.Cluster(4, pl.ShiftedExponential(0.3, 0.7), faults=[pl.Fault(1, 20, back_after_s=2.0)])
+    cluster = pl.Cluster(4, pl.ShiftedExponential(0.3, 0.7), faults=[pl.Fault(worker=1, draw=20, back_after_s=2.0)])
     run = pl.train(tiny_job(), protocol="bsp@updates=5 >> patient", cluster=cluster, stop="updates=60")
     sizes = {update.k for update in run.history.of(pl.UpdateMade)}
     assert len(sizes) > 1

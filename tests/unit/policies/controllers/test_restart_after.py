@@ -30,7 +30,7 @@ def test_a_draw_that_takes_longer_is_begun_anew_at_the_newest_version():
 )
 def test_no_draw_of_any_protocol_takes_longer_and_every_sample_is_used_once_an_epoch(protocol):
     job = tallying_job(20 * BATCH)
-    cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(1, 2, back_after_s=5.0)])
+    cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(worker=1, draw=2, back_after_s=5.0)])
     plan = f"{protocol} + restart_after(seconds=2.5)"
     result = pl.train(job, protocol=plan, cluster=cluster, stop="epochs=3", seed=2)
     trips = [each.event_s - each.started_s for each in result.history.of(GradientArrived)]
@@ -58,7 +58,19 @@ def test_a_time_of_zero_is_refused():
 def test_late_in_a_long_run_a_timer_that_comes_too_early_by_rounding_restarts_the_draw():
     now, seconds = 1e7, 0.01
     work = Work(worker=0, version=0, elapsed_s=now + seconds - now - 2e-9)  # the sum is rounded
-    observation = Observation("timer", now + seconds, 0, now, 1, 0, 1, pl.asp(), 0, LRScaling(), in_flight=[work])
+    observation = Observation(
+        trigger="timer",
+        now=now + seconds,
+        version=0,
+        opened_s=now,
+        live=1,
+        held=0,
+        quorum=1,
+        protocol=pl.asp(),
+        workload=0,
+        learning_rate=LRScaling(),
+        in_flight=[work],
+    )
     _, [restart, call] = pl.RestartAfter(seconds).decide(None, observation)
     assert isinstance(restart, pl.RestartWork)
     assert call.at_s > observation.now

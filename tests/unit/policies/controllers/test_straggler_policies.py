@@ -340,14 +340,14 @@ def test_a_straggler_that_has_recovered_by_then_is_not_persistent():
 
 
 def test_a_straggler_that_has_failed_is_not_persistent():
-    cluster = slow_while([(1, 0, 1000)], faults=[pl.Fault(1, 6)])
+    cluster = slow_while([(1, 0, 1000)], faults=[pl.Fault(worker=1, draw=6)])
     result = run("bsp + elastic(persistent_s=30)", cluster, stop="seconds=100")
     assert decided(result, "set_aside", "persistent") == [("set_aside", 1)]
     assert [lost.worker for lost in result.history.of(WorkerLost)] == [1]
 
 
 def test_a_straggler_that_fails_and_rejoins_is_a_new_worker():
-    cluster = slow_while([(1, 0, 60)], faults=[pl.Fault(1, 6, back_after_s=50.0)])
+    cluster = slow_while([(1, 0, 60)], faults=[pl.Fault(worker=1, draw=6, back_after_s=50.0)])
     result = run("bsp + elastic", cluster, stop="seconds=120")
     assert decided(result, "set_aside", "take_back")[0] == ("set_aside", 1)
     assert used_after(result, worker=1, after_s=80)

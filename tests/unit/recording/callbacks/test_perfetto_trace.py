@@ -95,7 +95,21 @@ def test_every_track_has_its_name(tmp_path):
 
 def arrival(draw, started_s, now_s, crossed=False):
     return pl.GradientArrived(
-        now_s, 0, draw, 0, started_s, 0, not crossed, "", 1.0, 8, 1.0, 0.0, 0.0, 0.0, crossed_interrupt=crossed
+        now_s=now_s,
+        worker=0,
+        draw=draw,
+        version=0,
+        started_s=started_s,
+        staleness=0,
+        used=not crossed,
+        reason="",
+        loss=1.0,
+        samples=8,
+        squared_norm=1.0,
+        pull_s=0.0,
+        compute_s=0.0,
+        push_s=0.0,
+        crossed_interrupt=crossed,
     )
 
 
@@ -106,11 +120,11 @@ def write(path, *records):
     return timeline
 
 
-END = RunEnded(9.0, pl.Outcome.UPDATES, "", 1.0, 1.0)
+END = RunEnded(now_s=9.0, outcome=pl.Outcome.UPDATES, reason="", busy_s=1.0, live_s=1.0)
 
 
 def test_a_gradient_that_crossed_its_interrupt_replaces_the_interrupted_work(tmp_path):
-    interrupted = WorkInterrupted(2.0, 0, 1, 0, 0.0, 8)
+    interrupted = WorkInterrupted(now_s=2.0, worker=0, draw=1, version=0, started_s=0.0, samples=8)
     write(tmp_path / "trace", interrupted, arrival(1, 0.0, 3.0, crossed=True), arrival(2, 2.0, 5.0), END)
     shown = [
         (event["name"], event["ts"], event["dur"]) for event in work_of(json.loads((tmp_path / "trace").read_text()))
@@ -122,12 +136,20 @@ def test_a_gradient_that_crossed_its_interrupt_replaces_the_interrupted_work(tmp
 
 
 def test_a_late_return_replaces_the_unfinished_work(tmp_path):
-    write(tmp_path / "trace", WorkUnfinished(2.0, 0, 1, 0, 0.0), arrival(1, 0.0, 7.0), END)
+    write(
+        tmp_path / "trace",
+        WorkUnfinished(now_s=2.0, worker=0, draw=1, version=0, started_s=0.0),
+        arrival(1, 0.0, 7.0),
+        END,
+    )
     assert [event["name"] for event in work_of(json.loads((tmp_path / "trace").read_text()))] == ["used"]
 
 
 def test_tasks_on_a_track_never_overlap_and_memory_is_bounded(tmp_path):
-    many = [WorkInterrupted(draw + 1.0, 0, draw, 0, float(draw), 8) for draw in range(3 * HELD)]
+    many = [
+        WorkInterrupted(now_s=draw + 1.0, worker=0, draw=draw, version=0, started_s=float(draw), samples=8)
+        for draw in range(3 * HELD)
+    ]
     write(tmp_path / "trace", *many, END)
     tracks = defaultdict(list)
     for event in work_of(json.loads((tmp_path / "trace").read_text())):
@@ -150,7 +172,12 @@ def test_a_resumed_run_has_one_complete_timeline(tmp_path):
     records = history.records
     write(tmp_path / "resumed", *records[:70])
     resumed = pl.PerfettoTrace(tmp_path / "resumed")
-    resumed.on_resume([*records[:50], RunEnded(records[49].now_s, pl.Outcome.INTERRUPTED, "", 1.0, 1.0)])
+    resumed.on_resume(
+        [
+            *records[:50],
+            RunEnded(now_s=records[49].now_s, outcome=pl.Outcome.INTERRUPTED, reason="", busy_s=1.0, live_s=1.0),
+        ]
+    )
     for record in records[50:]:
         resumed.on_record(record)
     assert json.loads((tmp_path / "resumed").read_text()) == whole

@@ -32,7 +32,20 @@ print("done")
 
 def update(version, loss=0.5, now_s=None, k=3):
     now_s = 1.0 * version if now_s is None else now_s
-    return UpdateMade(now_s, version, k, k * version, 8, loss, 0.1, 0.0, 0, "", 0.0, 0.0)
+    return UpdateMade(
+        now_s=now_s,
+        version=version,
+        k=k,
+        workload=k * version,
+        samples=8,
+        loss=loss,
+        learning_rate=0.1,
+        staleness=0.0,
+        max_staleness=0,
+        reason="",
+        busy_s=0.0,
+        live_s=0.0,
+    )
 
 
 def line(width=200, stop="nll<=1.4,updates=100", **options):
@@ -53,7 +66,7 @@ def told(width, records):
 RECORDS = [
     RunStarted(0.0, 4, ""),
     update(1, 2.0),
-    VersionEvaluated(1.0, 1, 1.0, {"loss": 2.5, "accuracy": 0.25, "nll": 2.4}),
+    VersionEvaluated(now_s=1.0, version=1, published_s=1.0, metrics={"loss": 2.5, "accuracy": 0.25, "nll": 2.4}),
     update(2, 1.0),
 ]
 
@@ -64,9 +77,9 @@ def test_loss_metrics_with_targets_quorum_and_live_workers_are_shown():
 
 
 def test_lost_workers_are_shown_and_counted():
-    lost = [*RECORDS, WorkerLost(2.5, 1, "unplugged"), update(3)]
+    lost = [*RECORDS, WorkerLost(now_s=2.5, worker=1, reason="unplugged"), update(3)]
     assert told(200, lost).endswith("k 3, 3 of 4 workers")
-    assert told(200, [*lost, WorkerJoined(3.5, 1), update(4)]).endswith("k 3, 4 workers")
+    assert told(200, [*lost, WorkerJoined(now_s=3.5, worker=1), update(4)]).endswith("k 3, 4 workers")
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
@@ -79,7 +92,7 @@ def test_a_narrow_line_keeps_the_most_important_parts(width):
 
 
 def test_the_last_line_has_the_reason_and_the_final_figures():
-    end = RunEnded(9.0, pl.Outcome.UPDATES, "2 updates made", 1.0, 1.0)
+    end = RunEnded(now_s=9.0, outcome=pl.Outcome.UPDATES, reason="2 updates made", busy_s=1.0, live_s=1.0)
     assert told(200, [*RECORDS, end]).startswith("k_sync(k=3)  9.0 s  2 updates made  loss 1.9  nll 2.4 (target 1.4)")
 
 

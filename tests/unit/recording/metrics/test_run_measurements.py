@@ -70,8 +70,8 @@ def test_a_round_trip_ends_with_the_event_and_falls_into_the_bucket_of_its_bound
 
 def test_live_workers_follow_the_membership(run):
     run.add(records.RunStarted(0.0, 3, ""))
-    run.add(records.WorkerLost(1.0, 1, "gone"))
-    run.add(records.WorkerJoined(2.0, 5))
+    run.add(records.WorkerLost(now_s=1.0, worker=1, reason="gone"))
+    run.add(records.WorkerJoined(now_s=2.0, worker=5))
     assert (run.live, run.lost_workers) == ({0, 2, 5}, 1)
-    run.add(records.RunResumed(3.0, 0, 2, "", ""))
+    run.add(records.RunResumed(now_s=3.0, version=0, workers=2, stop_before="", changes=""))
     assert run.live == {0, 1}

@@ -54,11 +54,11 @@ def test_the_page_loads_no_external_resource(tmp_path):
 
 
 def test_user_text_is_always_escaped(tmp_path):
-    records = [*two_updates()[:-1], DecisionMade(4.0, "protocol", "plain"), ended(4.0, 8.0)]
+    records = [*two_updates()[:-1], DecisionMade(now_s=4.0, kind="protocol", reason="plain"), ended(4.0, 8.0)]
     plain = elements(page_of(write_run(tmp_path / "plain", records)))
     saved = write_run(
         tmp_path / "hostile",
-        [*two_updates(reason=HOSTILE)[:-1], DecisionMade(4.0, "protocol", HOSTILE), ended(4.0, 8.0)],
+        [*two_updates(reason=HOSTILE)[:-1], DecisionMade(now_s=4.0, kind="protocol", reason=HOSTILE), ended(4.0, 8.0)],
         job=HOSTILE,
         protocol=HOSTILE,
         cluster=HOSTILE,
@@ -160,7 +160,11 @@ def test_each_source_imports_only_what_comes_before_it():
 
 @pytest.mark.slow
 def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
-    faults = [pl.Fault(1, 3, back_after_s=2.0), pl.Fault(1, 8, back_after_s=2.0), pl.Fault(0, 15)]
+    faults = [
+        pl.Fault(worker=1, draw=3, back_after_s=2.0),
+        pl.Fault(worker=1, draw=8, back_after_s=2.0),
+        pl.Fault(worker=0, draw=15),
+    ]
     saved = train_run(tmp_path / "run", cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=faults), protocol="bsp")
     run = read_run(saved, "a run")
     rows = worker_losses(run.losses_of_workers, live_times(run))
@@ -174,12 +178,15 @@ def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
 
 @pytest.mark.parametrize("reason", [NOT_JOINED, PAUSE, END_OF_LOOP])
 def test_a_worker_that_is_late_or_pauses_is_not_lost(reason, tmp_path):
-    begin = [begun(2), WorkerLost(0.0, 1, reason)]
-    saved = write_run(tmp_path / "late", [*begin, WorkerJoined(0.5, 1), *two_updates()[1:]])
+    begin = [begun(2), WorkerLost(now_s=0.0, worker=1, reason=reason)]
+    saved = write_run(tmp_path / "late", [*begin, WorkerJoined(now_s=0.5, worker=1), *two_updates()[1:]])
     assert read_run(saved, "late").losses_of_workers == [0, 0]
 
 
 def test_a_late_return_is_no_loss(tmp_path):
-    silent = [WorkerLost(4.0, 1, "silent", silent=True), WorkerJoined(4.5, 1, late_return=True)]
+    silent = [
+        WorkerLost(now_s=4.0, worker=1, reason="silent", silent=True),
+        WorkerJoined(now_s=4.5, worker=1, late_return=True),
+    ]
     saved = write_run(tmp_path / "returned", [*two_updates()[:-1], *silent, ended(4.5, 9.0)])
     assert read_run(saved, "returned").losses_of_workers == [0, 0]

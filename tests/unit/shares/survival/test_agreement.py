@@ -92,14 +92,14 @@ class Rank:
     def report(self):
         ledger = self.ledger
         return PlaceReport(
-            self.position,
-            tuple(self.voids),
-            self.stepped,
-            ledger.undone,
-            ledger.handed_out,
-            ledger.dealt,
-            ledger.dropped,
-            self.is_sum,
+            position=self.position,
+            voids=tuple(self.voids),
+            stepped=self.stepped,
+            undone=ledger.undone,
+            handed_out=ledger.handed_out,
+            dealt=ledger.dealt,
+            dropped=ledger.dropped,
+            is_sum=self.is_sum,
         )
 
     def go_on(self, rank, agreed, ranks):

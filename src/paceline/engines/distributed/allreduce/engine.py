@@ -48,6 +48,7 @@ from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.replica import Replica, TaskProgress
 
 
+# Long: the steps of an iteration, and the ways in which it ends, share the state of this rank.
 class AllReduceEngine(WallClockEngine):
     """Engine of every rank under a protocol without a server.
 
@@ -70,9 +71,11 @@ class AllReduceEngine(WallClockEngine):
 
     def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         super().__init__()
-        self._rank, self._process = rank, rank.process
+        self._rank = rank
+        self._process = rank.process
         self._cluster = cluster = rank.cluster
-        self.signals, self.network = rank.process.signals(cluster.notice), rank.transport.counters
+        self.signals = rank.process.signals(cluster.notice)
+        self.network = rank.transport.counters
         job_spec = rank.make_job_spec(algorithm.server.model)
         self._allreduce = allreduce
         self._replica = replica

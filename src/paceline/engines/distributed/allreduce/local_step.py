@@ -38,7 +38,7 @@ class OverheadEstimator:
         now: seconds since the run began.
 
     Example:
-        >>> estimator = OverheadEstimator(AllReduceConfig("gradients"), now=0.0)
+        >>> estimator = OverheadEstimator(AllReduceConfig(sums="gradients"), now=0.0)
         >>> estimator.on_reports({0: 1.0, 1: 2.0}, at_s=2.5)
         0.5
         >>> estimator.on_sum(sum_s=0.5)
@@ -75,7 +75,8 @@ class OverheadEstimator:
         if self._overlaps:
             self._summed_s = self._free_s + sum_s
             return sum_s + self._overhead_s
-        self._begun_s, self._free_s = {}, self._free_s + sum_s
+        self._begun_s = {}
+        self._free_s += sum_s
         return sum_s
 
 
@@ -109,7 +110,9 @@ class StepTimes:
     def on_step(self, summary: StepSummary, since_s: float) -> None:
         """Record an iteration, for which this rank waited from a moment on the monotonic clock until now."""
         self.on_free()
-        self._since_s, self.waited_s, self.sum_s = since_s, 0.0, 0.0
+        self._since_s = since_s
+        self.waited_s = 0.0
+        self.sum_s = 0.0
         compute_s = {worker: report.compute_s for worker, report in summary.reports.items() if report.draw}
         self.overhead_s = self._estimator.on_reports(compute_s, summary.now)
 
@@ -132,8 +135,9 @@ def arrivals_of(summary: StepSummary, allreduce: AllReduceConfig, joining: Colle
     They are in the order of the workers, those of joining workers first: no update waits for them, once the others are
     in it.
     """
-    reports = [(worker, report) for worker, report in summary.reports.items() if report.draw]
-    return [_arrival_of(*each, allreduce) for each in sorted(reports, key=lambda each: each[0] not in joining)]
+    workers = [worker for worker, report in summary.reports.items() if report.draw]
+    ordered = sorted(workers, key=lambda worker: worker not in joining)
+    return [_arrival_of(worker, summary.reports[worker], allreduce) for worker in ordered]
 
 
 def _arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> Arrival:
@@ -179,7 +183,13 @@ class LocalStep:
         cluster, actions = rank.cluster, rank.process.fault_actions
         faults = tuple(cluster.faults)
         self._task_runner = TaskRunner(
-            replica, cluster.worker, cluster.slowness, rank.seed, faults, time.sleep, actions
+            replica=replica,
+            worker=cluster.worker,
+            slowness=cluster.slowness,
+            seed=rank.seed,
+            faults=faults,
+            sleep=time.sleep,
+            fault_actions=actions,
         )
         self._replica = replica
         self._algorithm = algorithm

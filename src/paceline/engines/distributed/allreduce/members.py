@@ -45,5 +45,7 @@ class Members(dict[int, AcceptedPeer]):
         key = secrets.token_hex(32)  # a stranger that finds the sockets of gloo cannot join the group
         size = 1 + len(self)
         for rank, worker in enumerate(sorted(self), start=1):
-            self[worker].connection.send(FormGroup(generation, key, rank, size, uses_nccl))
+            self[worker].connection.send(
+                FormGroup(generation=generation, key=key, rank=rank, size=size, uses_nccl=uses_nccl)
+            )
         return ElasticGroup(key, 0, size, store, uses_nccl=uses_nccl)

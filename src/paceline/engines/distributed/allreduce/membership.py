@@ -198,7 +198,7 @@ class MembershipServer(GroupMembership):
         worker = peer.worker
         with self._lock:
             match message:
-                case sum_messages.StepReport(generation):
+                case sum_messages.StepReport(generation=generation):
                     if generation == self.generation and worker in self._members:
                         self._add_report(worker, message)
                 case sum_messages.StoreKey(generation):

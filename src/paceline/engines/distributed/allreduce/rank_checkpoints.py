@@ -53,7 +53,8 @@ class RankCheckpoints:
     def on_reports(self, reports: Mapping[int, StepReport]) -> None:
         """Record whether rank 0 has asked."""
         if reports[0].saves:
-            self._saves_next, self.is_asked = True, False
+            self._saves_next = True
+            self.is_asked = False
 
     def after_update(self, version: int) -> None:
         """Save the state after an update whose sums are complete, if rank 0 has asked."""

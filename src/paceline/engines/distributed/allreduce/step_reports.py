@@ -51,4 +51,4 @@ class StepReports:
         """Remove all reports and return them; the arguments are those of `StepSummary`."""
         reports = {worker: self._reports[worker] for worker in sorted(self._reports)}
         self.clear()
-        return StepSummary(generation, self.clock(), reforms, reports)
+        return StepSummary(generation=generation, now=self.clock(), reforms=reforms, reports=reports)

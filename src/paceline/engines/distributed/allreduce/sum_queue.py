@@ -18,7 +18,7 @@ from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BegunSum:
     """Sum that has begun after an iteration.
 
@@ -90,7 +90,16 @@ class SumQueue:
             messages, pending = self._compressed[fragment].begin(total, membership)
         else:
             pending = membership.begin_sum(total)
-        self._sums.append(BegunSum(iteration, fragment, total, pending, CompletionTimer(pending), messages))
+        self._sums.append(
+            BegunSum(
+                iteration=iteration,
+                fragment=fragment,
+                total=total,
+                pending=pending,
+                completion=CompletionTimer(pending),
+                messages=messages,
+            )
+        )
 
     def awaited(self, iteration: int) -> list[BegunSum]:
         """Return the sums that are complete when an iteration ends."""

@@ -105,7 +105,14 @@ class NodeLeader:
         """
         worker = self._cluster.worker
         with closing(find_rank_0(self._cluster, self._transport, self._transport.connect)) as rank_0:
-            self._acceptor = Acceptor(self._transport, LOOPBACK, 0, job_spec, [None] * self.group.size, self)
+            self._acceptor = Acceptor(
+                transport=self._transport,
+                host=LOOPBACK,
+                port=0,
+                job_spec=job_spec,
+                buffers=[None] * self.group.size,
+                handler=self,
+            )
             rank_0.send(messages.LeaderListens(worker, self._acceptor.address[1]))
             leader_port(rank_0, worker, self._cluster.start_timeout_s)  # the answer shows that the port has arrived
 
@@ -190,7 +197,7 @@ class NodeLeader:
 
     def forward(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the other processes compute their shares of a minibatch at a version."""
-        command = Compute(self._cluster.worker, 0, draw, minibatch)
+        command = Compute(worker=self._cluster.worker, version=0, draw=draw, minibatch=minibatch)
         task = RemoteTask.of(command, sends_version=not self._has_sent_version, run_s=0.0)
         if self._cluster.debug:
             task = replace(task, checksum=checksum(version.memory))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -80,12 +80,9 @@ class NodeGroup(GradientGroup):
     def all_reduce(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
         """Replace the gradient of this process by that of the whole minibatch, and return its scalars."""
         ours = part.samples
+        is_written = [i in gradient.written for i in range(len(gradient.parameters))]
         samples, loss, mean_square, microbatches, *written = self._sum_scalars(
-            ours,
-            ours * part.loss,
-            ours * part.mean_square,
-            part.microbatches,
-            *(i in gradient.written for i in range(len(gradient.parameters))),
+            [ours, ours * part.loss, ours * part.mean_square, part.microbatches, *is_written]
         )
         with self._raising_group_lost():
             for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
@@ -93,7 +90,9 @@ class NodeGroup(GradientGroup):
                     _ = flat.mul_(ours / samples) if ours else flat.zero_()
                     self._sum(flat)
         gradient.written = {i for i, processes in enumerate(written) if processes}
-        return PartialGradient(loss / samples, int(samples), mean_square / samples, int(microbatches))
+        return PartialGradient(
+            loss=loss / samples, samples=int(samples), mean_square=mean_square / samples, microbatches=int(microbatches)
+        )
 
     def abort(self) -> None:
         """End all waiting in the group, here and at the other processes. Thread-safe."""
@@ -103,7 +102,7 @@ class NodeGroup(GradientGroup):
         """Destroy the group; the other processes have finished or are gone."""
         self._group.close()
 
-    def _sum_scalars(self, *ours: float) -> list[float]:
+    def _sum_scalars(self, ours: Sequence[float] = ()) -> list[float]:
         """Return the sums of the numbers of all processes, unless the task was cancelled in one."""
         sums = torch.tensor([self._is_cancelled(), *ours], dtype=torch.float64)
         with self._raising_group_lost():

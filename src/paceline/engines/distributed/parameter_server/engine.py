@@ -69,6 +69,7 @@ POLL_S = 0.2
 MIN_BYTES_PER_S = 50e6  # slowest link over which the final parameters are sent in time
 
 
+# Long: it handles each message of each kind of peer, and what a message causes is a method.
 class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
     """Engine of rank 0 under a protocol with a server.
 
@@ -87,7 +88,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
-        self.signals, self.network = rank.process.signals(cluster.notice), rank.transport.counters
+        self.signals = rank.process.signals(cluster.notice)
+        self.network = rank.transport.counters
         self._shards = shards
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
@@ -105,8 +107,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _start_workers(self) -> None:
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
-        about = (self._rank.transport, self._job_spec, self._buffers(), self._handler)
-        self._acceptor = listen_as_rank_0(self._cluster, *about)
+        self._acceptor = listen_as_rank_0(
+            self._cluster, self._rank.transport, self._job_spec, self._buffers(), self._handler
+        )
         beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
         self._sidecars += [self._rank.process.start_sidecar(number) for number in beside]
         self._selector.register(self._peer_events, selectors.EVENT_READ)
@@ -198,17 +201,22 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _send(self, worker: RemoteWorker, command: Compute) -> None:
         sends_version, debug = worker.newest_sent != command.version, self._cluster.debug
+        last, staleness = worker.last
         buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)
         task = task_messages.RemoteTask.of(
             command,
             sends_version=sends_version,
             run_s=self._elapsed_s(),
-            progress=self._progress(command, *worker.last),
+            progress=self._progress(command, last, staleness),
             is_difference=is_difference,
             checksum=checksum(self._published.held_by(worker.peer_id, command.version)) if debug else None,
         )
         worker.on_sent(command.version)
-        self._shards.send(task_messages.AssignTask(worker.peer_id, command.draw, command.version, sends_version))
+        self._shards.send(
+            task_messages.AssignTask(
+                peer_id=worker.peer_id, draw=command.draw, version=command.version, sends_version=sends_version
+            )
+        )
         worker.connection.send(task, buckets)
 
     def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
@@ -340,8 +348,8 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         done = arriving.done
         seconds = worker.on_delivered(arriving)
         if not done.is_notice:
-            spent_s = done.stats.compute_s, sum(seconds.values())
-            self._log_link(self._link_monitor.on_gradient(worker.worker, *spent_s))
+            report = self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, sum(seconds.values()))
+            self._log_link(report)
         self._on_gradient(worker.worker, done.draw, done.stats, IndexBits(done.missing), **seconds)
 
     def _log_link(self, report: str | None) -> None:

@@ -82,7 +82,8 @@ class RemoteWorker(PoolWorker):
     def on_sent(self, version: int) -> None:
         """Record that the worker was sent a task at this version."""
         self.newest_sent = version
-        self.sent_s, self.last = time.monotonic(), ("", 0)
+        self.sent_s = time.monotonic()
+        self.last = ("", 0)
 
     def tell_if_unneeded(self, would_accept: Callable[[int, int], bool]) -> None:
         """Tell the worker if the gradient of its task cannot be used any more; of one that it cancels it knows that."""
@@ -94,9 +95,11 @@ class RemoteWorker(PoolWorker):
     def why_refused(self, message: Message) -> str:
         """Return what is wrong with an answer to a task, empty if nothing is, and for any other message."""
         match message:
-            case RemoteTaskDone(draw) | RemoteTaskCancelled(draw) if self.working is None or self.working.draw != draw:
+            case RemoteTaskDone(draw=draw) | RemoteTaskCancelled(draw=draw) if (
+                self.working is None or self.working.draw != draw
+            ):
                 return f"it answered task {draw}, which it did not have"
-            case RemoteTaskDone(draw, is_notice=True) if draw > self.unneeded:
+            case RemoteTaskDone(draw=draw, is_notice=True) if draw > self.unneeded:
                 return f"it did not send the gradient of task {draw}, which is needed"
         return ""
 

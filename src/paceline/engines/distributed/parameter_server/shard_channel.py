@@ -106,6 +106,13 @@ def shard_channels(replica: Replica, wire: str, version: FlatBuffers, gradient: 
     channels = []
     for number, each in enumerate(ranges):
         layout = FlatLayout(replica.model, len(ranges), only=number)
-        parts = (FlatBuffers(layout, vectors.memory[each]) for vectors in (version, gradient))
-        channels.append(ShardChannel(wire, layout, *parts, loads_numba=isinstance(replica, LocalStepsReplica)))
+        channels.append(
+            ShardChannel(
+                wire,
+                layout,
+                version=FlatBuffers(layout, version.memory[each]),
+                gradient=FlatBuffers(layout, gradient.memory[each]),
+                loads_numba=isinstance(replica, LocalStepsReplica),
+            )
+        )
     return channels

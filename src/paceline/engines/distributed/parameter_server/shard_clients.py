@@ -120,7 +120,13 @@ class ShardClients(ShardPeers):
         compensators = [repr(each) for each in coordinator.compensators]
         staleness = coordinator.version - version
         self.send(
-            task_messages.CompensateGradient(compensators, arrival.worker, version, staleness, arrival.squared_norm)
+            task_messages.CompensateGradient(
+                compensators=compensators,
+                worker=arrival.worker,
+                version=version,
+                staleness=staleness,
+                squared_norm=arrival.squared_norm,
+            )
         )
 
     # --- answers ------------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ class ShardClients(ShardPeers):
             self._await(number, lambda message: isinstance(message, task_messages.PartialSums))
             for number in self.numbers
         ]
-        totals = [sum(each) for each in zip(shares, *(each.values for each in theirs), strict=True)]
+        totals = [sum(each) for each in zip(*[shares, *(each.values for each in theirs)], strict=True)]
         self.send(task_messages.PartialSums(totals))
         return totals
 

@@ -70,13 +70,22 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         events: EventQueue[PeerEvent] = EventQueue()
         peers = _RankZero(session.connection, events)
         job = server_job(rank.job, rank.plan.local_steps)
-        server = ParameterServer(job, model, layout, rank.per_epoch, peers, cluster.n)
+        server = ParameterServer(
+            job=job, model=model, layout=layout, per_epoch=rank.per_epoch, peers=peers, workers=cluster.n
+        )
         if rank.plan.local_steps is None:
             server.watch_gradients()
         wire = make_wire(cluster.wire, layout, loads_numba=True)
         buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
         host = session.connection.local_host
-        acceptor = Acceptor(rank.transport, host, 0, job_spec, [*buffers, None], QueueHandler(events))
+        acceptor = Acceptor(
+            transport=rank.transport,
+            host=host,
+            port=0,
+            job_spec=job_spec,
+            buffers=[*buffers, None],
+            handler=QueueHandler(events),
+        )
         session.connection.answers_heartbeats = False  # its main thread answers, so that one that hangs is detected
         session.listen(peers.on_message, peers.on_error)
         session.connection.send(messages.ShardListens(acceptor.address[1]))
@@ -84,7 +93,14 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
             published = PublishedVersions(layout, wire)
             gradients = [buffer.vectors for buffer in buffers]
             named = {repr(each): each for phase in rank.plan.phases for each in compensators_of(phase)}
-            return _ShardServer(server, published, gradients, named, session.connection, acceptor).run(events)
+            return _ShardServer(
+                server=server,
+                published=published,
+                gradients=gradients,
+                compensators=named,
+                rank_0=session.connection,
+                acceptor=acceptor,
+            ).run(events)
         finally:
             acceptor.close()
 
@@ -97,7 +113,7 @@ class _RankZero(ShardPeers):
         self._events = events
 
     def on_message(self, message: Message) -> None:
-        self._events.put(PeerMessage(RANK_0, message, time.monotonic(), 0.0))
+        self._events.put(PeerMessage(peer_id=RANK_0, message=message, at_s=time.monotonic(), contents_s=0.0))
 
     def on_error(self, error: Exception) -> None:
         self._events.put(PeerLost(RANK_0, str(error)))
@@ -182,10 +198,12 @@ class _ShardServer:
 
     def _carry_out(self, message: Message) -> None:
         match message:
-            case task_messages.AssignTask(peer_id, draw, version, sends_version):
+            case task_messages.AssignTask(peer_id=peer_id, draw=draw, version=version, sends_version=sends_version):
                 self._server.flush()  # the worker's next gradient overwrites the previous one
                 buckets, is_difference = self._published.message(peer_id, version, sends_version)
-                task = task_messages.RemoteTask(draw, version, sends_version, 0.0, is_difference=is_difference)
+                task = task_messages.RemoteTask(
+                    draw=draw, version=version, sends_version=sends_version, run_s=0.0, is_difference=is_difference
+                )
                 self._send(peer_id, task, buckets)
             case task_messages.AssignEvaluation(peer_id, version):
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
@@ -196,7 +214,9 @@ class _ShardServer:
                 self._apply(message)
             case task_messages.ReleaseVersion(version):
                 self._published.release(version)
-            case task_messages.CompensateGradient(names, worker, version, staleness, squared_norm):
+            case task_messages.CompensateGradient(
+                compensators=names, worker=worker, version=version, staleness=staleness, squared_norm=squared_norm
+            ):
                 compensators = [self._compensators[each] for each in names]
                 gradient, then = self._gradients[worker], self._published[version]
                 self._server.compensate(compensators, gradient, then, staleness, squared_norm)
@@ -213,7 +233,8 @@ class _ShardServer:
 
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
         update, published = command.decoded(self._accepted), self._published
-        self._accepted, version = 0, update.version
+        self._accepted = 0
+        version = update.version
         storage = published.free_storage() if command.is_read else published[published.newest]
         self._server.apply(update, self._add(version, storage))
         self._rank_0.send(task_messages.UpdateDone(version, self._server.not_finite))

@@ -87,10 +87,10 @@ class StandbyEngine(Engine):
         hello = messages.Hello.of(describe_process("the standby", cluster), cluster.worker, self._job_spec)
         self._session = join_rank_0(cluster, self._rank.transport, hello)
         given = cluster.standby_address
-        address = host_and_port(given) if given else (self._session.connection.local_host, 0)
-        port = self._successor.listen(*address, self._job_spec)
+        host, port = host_and_port(given) if given else (self._session.connection.local_host, 0)
+        bound = self._successor.listen(host, port, self._job_spec)
         self._session.listen(self._received.put, self._received.put)
-        self._session.connection.send(StandbyListens(port))
+        self._session.connection.send(StandbyListens(bound))
         return self
 
     def __exit__(

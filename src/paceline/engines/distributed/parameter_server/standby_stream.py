@@ -182,7 +182,9 @@ class StandbyStream:
         processes = sorted(self._processes())
         self._told.append(set(processes))
         indices = IndexBits.of(missing).content
-        return messages.FollowUpdate(events, version, indices, encoded(processes), tensors=tensors)
+        return messages.FollowUpdate(
+            events=events, version=version, missing=indices, processes=encoded(processes), tensors=tensors
+        )
 
     def _is_awaited(self, event: PeerEvent) -> bool:
         if isinstance(event, PeerLost):

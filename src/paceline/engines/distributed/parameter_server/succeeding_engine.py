@@ -45,7 +45,14 @@ class SucceedingEngine(ParameterServerEngine):
 
     def listen(self, host: str, port: int, job_spec: dict[str, Any]) -> int:
         """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
-        self._acceptor = Acceptor(self._rank.transport, host, port, job_spec, self._buffers(), self._handler)
+        self._acceptor = Acceptor(
+            transport=self._rank.transport,
+            host=host,
+            port=port,
+            job_spec=job_spec,
+            buffers=self._buffers(),
+            handler=self._handler,
+        )
         self._acceptor.is_open = False
         return self._acceptor.address[1]
 

@@ -149,7 +149,13 @@ class WorkerProcess:
         faults = tuple(cluster.faults)
         actions = rank.process.fault_actions
         self._task_runner = TaskRunner(
-            self._replica, self._worker, cluster.slowness, seed, faults, self._sleep, actions
+            replica=self._replica,
+            worker=self._worker,
+            slowness=cluster.slowness,
+            seed=seed,
+            faults=faults,
+            sleep=self._sleep,
+            fault_actions=actions,
         )
         self.process = token_hex(16)
         self.standby: tuple[str, int] | None = None
@@ -228,7 +234,8 @@ class WorkerProcess:
                 raise request
 
     def _compute(self, task: task_messages.RemoteTask, received_s: float) -> None:
-        self._draw, self._received_s = task.draw, received_s
+        self._draw = task.draw
+        self._received_s = received_s
         for channel in self._channels:
             channel.begin(task.draw)
         if task.sends_version:
@@ -263,11 +270,11 @@ class WorkerProcess:
             overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
             stats = stats._replace(finite=stats.finite and not overflows)
         done = task_messages.RemoteTaskDone(
-            self._draw,
-            self._busy_s,
-            stats,
-            StepOptions(self._replica.learning_rates, self._replica.options).encode(),
-            IndexBits.of(self._gradient.missing).content,
+            draw=self._draw,
+            busy_s=self._busy_s,
+            stats=stats,
+            options=StepOptions(self._replica.learning_rates, self._replica.options).encode(),
+            missing=IndexBits.of(self._gradient.missing).content,
             is_notice=not is_needed,
         )
         for channel in self._channels:

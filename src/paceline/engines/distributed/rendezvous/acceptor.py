@@ -125,7 +125,7 @@ class QueueHandler:
 
     def on_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
         """Queue `PeerMessage`."""
-        self._events.put(PeerMessage(peer.peer_id, message, at_s, contents_s))
+        self._events.put(PeerMessage(peer_id=peer.peer_id, message=message, at_s=at_s, contents_s=contents_s))
 
     def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
         """Queue `PeerLost`."""
@@ -250,7 +250,13 @@ class Acceptor:
                 connection.post_buckets(buffer.buckets)
             rank_0_id = hello.peer_id or peer_id
             peer = AcceptedPeer(
-                peer_id, hello.worker, connection, hello.name, hello.has_own_gpu, rank_0_id, hello.process
+                peer_id=peer_id,
+                worker=hello.worker,
+                connection=connection,
+                name=hello.name,
+                has_own_gpu=hello.has_own_gpu,
+                rank_0_id=rank_0_id,
+                process=hello.process,
             )
             connection.send(messages.Accepted(peer_id))
             self._handler.on_join(peer)
@@ -319,7 +325,7 @@ class _ServedConnection:
             case task_messages.GradientStarted(_, busy_s):
                 self._task_s = at_s - busy_s
                 return
-            case task_messages.RemoteTaskDone(_, busy_s, is_notice=is_notice):
+            case task_messages.RemoteTaskDone(busy_s=busy_s, is_notice=is_notice):
                 if self._task_s is not None:  # the message itself has waited behind buckets
                     done_s = min(at_s, self._task_s + busy_s)
                     contents_s += at_s - done_s

@@ -43,7 +43,8 @@ class JobSecurity:
         """
         cluster = self._cluster
         if cluster.tls_cert is not None:
-            return _tls_of_files(*map(str, (cluster.tls_cert, cluster.tls_key, cluster.tls_ca)), cluster.ranks.run_id)
+            certificate, key, ca = map(str, (cluster.tls_cert, cluster.tls_key, cluster.tls_ca))
+            return _tls_of_files(certificate, key, ca, cluster.ranks.run_id)
         self._warn()
         return _security(self._token(), cluster.ranks.run_id, encrypt=cluster.encrypt)
 

@@ -25,7 +25,7 @@ from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.messages import Hello
 from paceline.engines.distributed.transport.security import AuthenticationFailed
-from paceline.engines.distributed.transport.transport import Address, Transport
+from paceline.engines.distributed.transport.transport import Address, Transport, address_text
 from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
@@ -52,7 +52,9 @@ def listen_as_rank_0(
     """
     ranks = cluster.ranks
     port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
-    acceptor = Acceptor(transport, cluster.host, port, job_spec, buffers, handler)
+    acceptor = Acceptor(
+        transport=transport, host=cluster.host, port=port, job_spec=job_spec, buffers=buffers, handler=handler
+    )
     if ranks.has_agent and cluster.port is None:
         host = ranks.master[0] if cluster.host == "0.0.0.0" else cluster.host
         try:
@@ -60,8 +62,9 @@ def listen_as_rank_0(
         except RuntimeError as error:
             acceptor.close()
             raise RunError(
-                "the address of rank 0 cannot be published in torchrun's store at {}:{} ({}): start the job again, or "
-                "give every rank a port, as pl.Torchrun(address='{}:29511')".format(*ranks.master, _line(error), host)
+                f"the address of rank 0 cannot be published in torchrun's store at {address_text(ranks.master)} "
+                f"({_line(error)}): start the job again, or give every rank a port, as "
+                f"pl.Torchrun(address='{host}:29511')"
             ) from None
     _store_of_rank_0.cache_clear()  # which closes it
     return acceptor
@@ -108,7 +111,7 @@ def find_rank_0(cluster: Torchrun, transport: Transport, join: Callable[[Address
             LOG.warning("waiting for %s, for up to start_timeout_s=%g: %s", server, cluster.start_timeout_s, reason)
             notice_s = inf
         if time.monotonic() > deadline_s:
-            where = "{}:{}".format(*(address or cluster.ranks.master))
+            where = address_text(address or cluster.ranks.master)
             raise RunError(
                 f"{server} could not be reached at {where} within start_timeout_s={cluster.start_timeout_s:g}: "
                 f"{reason}; if it runs on another host, give its address, as pl.Torchrun(address=...)"
@@ -162,9 +165,9 @@ def is_restart(cluster: Torchrun, what: str, *, begins: bool = True) -> bool:
     except RuntimeError as error:  # also where the store holds no number
         _store_of_rank_0.cache_clear()
         LOG.warning(
-            "torchrun's store at %s:%d does not count the starts of this run (%s): a restart is detected only after a "
+            "torchrun's store at %s does not count the starts of this run (%s): a restart is detected only after a "
             "failure",
-            *ranks.master,
+            address_text(ranks.master),
             _line(error),
         )
     return ranks.restarts > 0 or times > begins
@@ -183,9 +186,16 @@ def _note_begin(master: Address, what: str) -> None:
 
 def serve_store(listener: socket.socket) -> Any:
     """Return the store of a launcher, as that of torchrun's agents, on a socket that listens already."""
-    place = LOOPBACK, listener.getsockname()[1], None, True, AGENT_STORE_TIMEOUT
     older = {"use_libuv": False} if torch.__version__ < "2.8" else {}  # whose default store takes no socket
-    return dist.TCPStore(*place, wait_for_workers=False, master_listen_fd=listener.detach(), **older)
+    return dist.TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=AGENT_STORE_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        **older,
+    )
 
 
 def reach_store(host: str, port: int, timeout_s: float) -> Any:
@@ -214,7 +224,7 @@ def publish_successor(cluster: Torchrun, address: Address) -> None:
 
     Ranks with a given address of rank 0, or of the standby, do not look there.
     """
-    _put_in_launcher(cluster, ADDRESS, "{}:{}".format(*address))
+    _put_in_launcher(cluster, ADDRESS, address_text(address))
 
 
 def _put_in_launcher(cluster: Torchrun, key: str, value: str) -> None:
@@ -224,7 +234,7 @@ def _put_in_launcher(cluster: Torchrun, key: str, value: str) -> None:
     try:
         _put(_agent_store(ranks.master), key, value)
     except RuntimeError as error:
-        LOG.warning("paceline run does not answer at %s:%d (%s)", *ranks.master, _line(error))
+        LOG.warning("paceline run does not answer at %s (%s)", address_text(ranks.master), _line(error))
 
 
 class _AddressLookup:
@@ -273,7 +283,8 @@ def _agent_store(address: Address) -> Any:
     Raises:
         RuntimeError: no store answers there.
     """
-    return dist.TCPStore(*address, None, False, AGENT_STORE_TIMEOUT, wait_for_workers=False)
+    host, port = address
+    return dist.TCPStore(host, port, is_master=False, timeout=AGENT_STORE_TIMEOUT, wait_for_workers=False)
 
 
 _store_of_rank_0 = lru_cache(maxsize=1)(_agent_store)  # one client, since each new one looks up the host name

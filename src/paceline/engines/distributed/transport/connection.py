@@ -253,7 +253,9 @@ class Connection:
         message: Message = messages.decode(content, of_peer=not self.accepts_state)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)
-        arrival = ArrivedMessage(message, bytes(buckets), tensors, time.monotonic(), len(content))
+        arrival = ArrivedMessage(
+            message=message, buckets=bytes(buckets), tensors=tensors, at_s=time.monotonic(), nbytes=len(content)
+        )
         if isinstance(message, OVERTAKING):
             self._deliver(arrival)
         else:

@@ -39,7 +39,7 @@ class StateMessage(MessageStruct, frozen=True, kw_only=True):
 # --- joining: see `rendezvous.handshake` ------------------------------------------------------------------
 
 
-class Hello(MessageStruct, frozen=True):
+class Hello(MessageStruct, frozen=True, kw_only=True):
     """Introduction of a process that wants to join.
 
     Attributes:
@@ -61,7 +61,7 @@ class Hello(MessageStruct, frozen=True):
     @classmethod
     def of(cls, name: str, worker: int, job_spec: Mapping[str, Any], **more: Any) -> Hello:
         """Return the introduction with these settings; the other arguments are the fields."""
-        return cls(name, worker, encoded(job_spec), **more)
+        return cls(name=name, worker=worker, job_spec=encoded(job_spec), **more)
 
 
 class Accepted(MessageStruct, frozen=True):

@@ -104,7 +104,8 @@ class MessageReader(StreamReader):
         if len(rest) == len(self._memory):
             self._memory = memoryview(bytearray(2 * len(rest)))
         self._memory[: len(rest)] = rest
-        self._start, self._stop = 0, len(rest)
+        self._start = 0
+        self._stop = len(rest)
 
 
 class TensorReader(StreamReader):
@@ -156,7 +157,8 @@ class TensorReader(StreamReader):
             if self._stop - self._start < TENSOR.size:
                 rest = bytes(self._ahead[self._start : self._stop])
                 self._ahead[: len(rest)] = rest
-                self._start, self._stop = 0, len(rest)
+                self._start = 0
+                self._stop = len(rest)
                 return False
             self._announced = TENSOR.unpack_from(self._ahead, self._start)
             self._start += TENSOR.size

@@ -118,7 +118,7 @@ class Preamble(NamedTuple):
     def of(cls, version: str, run_id: str, nonce: bytes = bytes(16), *, is_control: bool = True) -> Preamble:
         """Return the preamble of a process."""
         run = hashlib.blake2b(run_id.encode(), digest_size=RUN_BYTES).digest()
-        return cls(version[:VERSION_BYTES], run, nonce, is_control)
+        return cls(version=version[:VERSION_BYTES], run=run, nonce=nonce, is_control=is_control)
 
     def encode(self) -> bytes:
         """Return the bytes to send.
@@ -133,7 +133,7 @@ class Preamble(NamedTuple):
         """Return the preamble of such bytes."""
         version = content[:VERSION_BYTES].decode(errors="replace").strip()
         run, nonce = content[VERSION_BYTES:][:RUN_BYTES], content[VERSION_BYTES + RUN_BYTES : -1]
-        return cls(version, run, nonce, bool(content[-1]))
+        return cls(version=version, run=run, nonce=nonce, is_control=bool(content[-1]))
 
 
 def recv_exactly(sock: StreamSocket, nbytes: int) -> Steps[bytes]:

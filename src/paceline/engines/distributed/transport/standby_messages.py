@@ -13,7 +13,7 @@ from paceline.engines.distributed.transport.encoded import decoded, encoded
 from paceline.engines.distributed.transport.task_messages import MessageStruct
 
 
-class FollowedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+class FollowedEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Event that rank 0 has handled: one of these fields.
 
     Example:

@@ -30,7 +30,7 @@ class StoreKey(MessageStruct, frozen=True):
     value: bytes
 
 
-class FormGroup(MessageStruct, frozen=True):
+class FormGroup(MessageStruct, frozen=True, kw_only=True):
     """The receiver takes its rank in a new group.
 
     Attributes:
@@ -94,7 +94,7 @@ class CheckLinks(MessageStruct, frozen=True):
     number: int
 
 
-class StepReport(MessageStruct, frozen=True):
+class StepReport(MessageStruct, frozen=True, kw_only=True):
     """Scalars of a worker's gradient in one iteration.
 
     Attributes:
@@ -185,7 +185,7 @@ class StepSummary(NamedTuple):
         return IndexBits.in_all(each.missing for each in self.reports.values() if each.finite)
 
 
-class StepSummarized(MessageStruct, frozen=True):
+class StepSummarized(MessageStruct, frozen=True, kw_only=True):
     """A `StepSummary`, whose reports stay encoded until the number of workers is known."""
 
     generation: int
@@ -197,11 +197,14 @@ class StepSummarized(MessageStruct, frozen=True):
     def of(cls, summary: StepSummary) -> StepSummarized:
         """Return the message about a summary.
 
-        >>> summary = StepSummary(1, 0.25, False, {0: StepReport(1), 2: StepReport(1, 7, 0.5, 8)})
+        >>> reports = {0: StepReport(generation=1), 2: StepReport(generation=1, draw=7, loss=0.5, samples=8)}
+        >>> summary = StepSummary(generation=1, now=0.25, reforms=False, reports=reports)
         >>> StepSummarized.of(summary).decoded(workers=3).reports[2].samples
         8
         """
-        return cls(summary.generation, summary.now, summary.reforms, encoded(summary.reports))
+        return cls(
+            generation=summary.generation, now=summary.now, reforms=summary.reforms, reports=encoded(summary.reports)
+        )
 
     def decoded(self, workers: int) -> StepSummary:
         """Return the summary.
@@ -213,7 +216,7 @@ class StepSummarized(MessageStruct, frozen=True):
             ValueError: it is none, or one of more workers.
         """
         reports = decoded(self.reports, at_most(dict[int, StepReport], workers), "reports of an iteration")
-        return StepSummary(self.generation, self.now, self.reforms, reports)
+        return StepSummary(generation=self.generation, now=self.now, reforms=self.reforms, reports=reports)
 
 
 class MetricsMeasured(MessageStruct, frozen=True):

@@ -35,7 +35,7 @@ class Minibatches(NamedTuple):
     upcoming: tuple[Minibatch, ...] = ()
 
 
-class RemoteTask(MessageStruct, frozen=True):
+class RemoteTask(MessageStruct, frozen=True, kw_only=True):
     """Task of a worker: the gradient of a minibatch at a version.
 
     Attributes:
@@ -67,7 +67,7 @@ class RemoteTask(MessageStruct, frozen=True):
             facts: fields that the command does not have.
         """
         samples = encoded(Minibatches(command.minibatch, command.upcoming))
-        return cls(command.draw, command.version, samples=samples, **facts)
+        return cls(draw=command.draw, version=command.version, samples=samples, **facts)
 
     def minibatches(self, workers: int, ahead: int) -> Minibatches:
         """Return the samples of the task.
@@ -114,7 +114,7 @@ class GradientStarted(MessageStruct, frozen=True):
     busy_s: Seconds
 
 
-class RemoteTaskDone(MessageStruct, frozen=True):
+class RemoteTaskDone(MessageStruct, frozen=True, kw_only=True):
     """The gradient of a task is complete, and has been sent, unless this is a notice.
 
     Attributes:
@@ -180,7 +180,7 @@ def decoded_metrics(content: bytes, what: str = "metrics") -> dict[str, float]:
     return {printable(name): value for name, value in metrics.items()}
 
 
-class AssignTask(MessageStruct, frozen=True):
+class AssignTask(MessageStruct, frozen=True, kw_only=True):
     """The shard server sends a worker its part of a task.
 
     Attributes:
@@ -211,7 +211,7 @@ class AcceptGradient(MessageStruct, frozen=True):
     step_scale: float
 
 
-class CompensateGradient(MessageStruct, frozen=True):
+class CompensateGradient(MessageStruct, frozen=True, kw_only=True):
     """The shard server compensates its part of a gradient for its staleness.
 
     Attributes:

@@ -29,7 +29,8 @@ class TLSSocket:
 
     def __init__(self, sock: StreamSocket, context: ssl.SSLContext, *, is_server: bool) -> None:
         self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._received = memoryview(bytearray(FIRST_BYTES))
         self._unsent = memoryview(b"")  # encrypted bytes

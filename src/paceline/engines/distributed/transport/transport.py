@@ -32,6 +32,14 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 Address = tuple[str, int]
+
+
+def address_text(address: Address) -> str:
+    """Return host and port, as in 10.0.0.1:29500."""
+    host, port = address
+    return f"{host}:{port}"
+
+
 BUFFER_BYTES = 1 << 22  # of a socket, each way; the kernel doubles it
 BACKLOG = 1024
 REJECTED = "it has closed the connection, as it does when the certificate of this process is expired or not accepted"
@@ -90,8 +98,16 @@ class Transport:
         _raise_file_limit()
         security = self._security()
         sock = self._bind(host, port)
-        listener = Listener(self._loop, sock, security, self._version, on_sockets, on_reject, self.counters)
-        LOG.info("listens on %s:%d, %s", *listener.address, security.description)
+        listener = Listener(
+            loop=self._loop,
+            sock=sock,
+            security=security,
+            version=self._version,
+            on_sockets=on_sockets,
+            on_reject=on_reject,
+            counters=self.counters,
+        )
+        LOG.info("listens on %s, %s", address_text(listener.address), security.description)
         return listener
 
     def connect(self, address: Address) -> Connection:
@@ -120,10 +136,10 @@ class Transport:
                     sock.close()
             if isinstance(error, AuthenticationFailed | ssl.SSLError):
                 reason = REJECTED if isinstance(error, ssl.SSLEOFError) else error
-                raise AuthenticationFailed("{}:{} is not of this job: {}".format(*address, reason)) from error
+                raise AuthenticationFailed(f"{address_text(address)} is not of this job: {reason}") from error
             if isinstance(error, OSError | ConnectionLost):
                 reason = getattr(error, "strerror", None) or str(error)
-                raise ConnectionLost("{}:{} does not answer ({})".format(*address, reason)) from error
+                raise ConnectionLost(f"{address_text(address)} does not answer ({reason})") from error
             raise
 
     def group(
@@ -205,9 +221,8 @@ class Transport:
     def _check_version(self, address: Address, ours: str, theirs: str) -> None:
         if theirs != ours:
             raise UsageError(
-                "the process at {}:{} runs paceline {}, this one {}: install the same version on every host".format(
-                    *address, theirs, ours
-                )
+                f"the process at {address_text(address)} runs paceline {theirs}, this one {ours}: install the "
+                "same version on every host"
             )
 
     def _connection(self, control: StreamSocket, data: StreamSocket) -> Connection:

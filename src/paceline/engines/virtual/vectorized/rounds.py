@@ -14,7 +14,7 @@ from paceline.engines.virtual.vectorized.sampling import Floats, Ints, RoundTrip
 from paceline.protocols.protocol import Protocol
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Pool:
     """Arrivals that may belong to an update: the next one of each worker, and its successors.
 
@@ -39,7 +39,7 @@ class Pool:
         """Return the concatenation of several pools."""
         if len(waves) == 1:
             return waves[0]
-        return Pool(*(np.concatenate(parts) for parts in zip(*(vars(wave).values() for wave in waves), strict=True)))
+        return Pool(**{name: np.concatenate([vars(wave)[name] for wave in waves]) for name in vars(waves[0])})
 
 
 class Rounds:
@@ -105,12 +105,12 @@ class Rounds:
             accepted = np.ones(len(worker), bool)
         waves = [
             Pool(
-                worker,
-                due_s[worker],
-                self._start_s[worker],
-                np.full(len(worker), -1),
-                accepted,
-                self._draw[worker],
+                worker=worker,
+                due_s=due_s[worker],
+                start_s=self._start_s[worker],
+                parent=np.full(len(worker), -1),
+                accepted=accepted,
+                draw=self._draw[worker],
             )
         ]
         counted_s, before = waves[0].due_s[accepted], 0
@@ -133,7 +133,14 @@ class Rounds:
         worker, draw = wave.worker[parents], wave.draw[parents] + 1
         start_s = np.maximum(wave.due_s[parents], self._free_s)
         due_s = start_s + self._sampler.durations_s(worker, draw)
-        return Pool(worker, due_s, start_s, parents + before, np.ones(len(worker), bool), draw)
+        return Pool(
+            worker=worker,
+            due_s=due_s,
+            start_s=start_s,
+            parent=parents + before,
+            accepted=np.ones(len(worker), bool),
+            draw=draw,
+        )
 
     def _kth(self, times_s: Floats) -> float:
         """Return the time at which the quorum is reached."""

@@ -98,7 +98,8 @@ class GainEstimator:
             _keep(self._smoothnesses, self._smoothness(before, update.loss))
         _keep(self._variances, variance)
         _keep(self._squared_norms, max(squared_norm - variance / k, 0.0))
-        self._latest, self._latest_V = update, variance
+        self._latest = update
+        self._latest_V = variance
 
     def gains(self, rates: Sequence[float]) -> list[float] | None:
         """Return the gains G_1 ... G_n; None before V, N and L have values.

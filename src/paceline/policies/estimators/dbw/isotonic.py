@@ -87,7 +87,8 @@ class IsotonicFit:
     def replace(self, level: int, column: int, weight: float, mean: float) -> None:
         """Replace the data of a cell by data of this weight, >= 0, and this mean; a weight of 0 empties the cell."""
         cell = self._cells.get(level * self.columns + column) or self._new_cell(level, column)
-        cell.weight, cell.mean = weight, mean
+        cell.weight = weight
+        cell.mean = mean
         self._stale.add(cell.block)
         if not weight:
             self._emptied.add(cell)

@@ -150,11 +150,15 @@ class UpdateTimeEstimator:
         if n < 1:
             raise UsageError(f"n = {n!r}, expected at least one worker")
         cells = [(self._ranks(cell.level, cell.column), cell.weight, cell.mean) for cell in self._fit.cells()]
-        samples, self._samples, self._cells_of, self._outdated = self._samples, {}, {}, set()
-        self.n, self._fit = n, IsotonicFit(n)
+        samples, self._samples = self._samples, {}
+        self._cells_of = {}
+        self._outdated = set()
+        self.n = n
+        self._fit = IsotonicFit(n)
         for (h, i), weight, mean in cells:
             if i <= n and self.window is None:
-                self._fit.add(*self._place(min(h, n), i), weight, mean)
+                level, column = self._place(min(h, n), i)
+                self._fit.add(level, column, weight, mean)
         for (h, i), of_cell in samples.items():
             for version, t_s in of_cell if i <= n else []:
                 self._keep((min(h, n), i), version, t_s)
@@ -172,8 +176,11 @@ class UpdateTimeEstimator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state; the options of this estimator are kept."""
-        self.n, self._newest, self._unit = state["n"], state["newest"], state["unit"]
-        self._samples, self._cells_of = {}, {}
+        self.n = state["n"]
+        self._newest = state["newest"]
+        self._unit = state["unit"]
+        self._samples = {}
+        self._cells_of = {}
         for cell, of_cell in state["samples"]:
             for version, t_s in of_cell:
                 self._keep(cell, version, t_s)
@@ -220,11 +227,12 @@ class UpdateTimeEstimator:
     def _refresh(self) -> None:
         """Update the cells of the fit whose samples in the window have changed."""
         for cell in self._outdated:
-            place, weight, mean = self._place(*cell), 0.0, 0.0
+            level, column = self._place(*cell)
+            weight = mean = 0.0
             for version, t_s in self._samples[cell]:
                 weight += self._weight(version)
                 mean += (t_s - mean) * (self._weight(version) / weight)
-            self._fit.replace(*place, weight, mean)
+            self._fit.replace(level, column, weight, mean)
             if not weight:
                 del self._samples[cell]
         self._outdated.clear()

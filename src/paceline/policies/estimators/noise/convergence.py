@@ -31,7 +31,7 @@ from typing import NamedTuple
 from paceline.policies.estimators.dbw.gain import GainInput, variance_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ObservedUpdate:
     """Statistics of one update of a recorded run.
 
@@ -48,7 +48,7 @@ class ObservedUpdate:
     rate_scale: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Noise:
     """Noise statistics of the gradients of a run.
 
@@ -96,20 +96,20 @@ def estimate_noise(observed: Sequence[ObservedUpdate]) -> Noise:
     eta = mean(_eta(each) for each in observed)
     known = [each for each in observed if isfinite(variance_of(each.gradients))]
     if not known:
-        return Noise(nan, nan, nan, eta)
+        return Noise(squared_norm=nan, variance=nan, curvature=nan, eta=eta)
     V = mean(variance_of(each.gradients) for each in known)
     ks = [each.gradients.k for each in known]
     norms = [each.gradients.step.squared_norm - V / each.gradients.k for each in known]
     N = max(mean(norms), 0.0)
     if not V:
-        return Noise(N, 0.0, 0.0, eta)
+        return Noise(squared_norm=N, variance=0.0, curvature=0.0, eta=eta)
     pairs = [(k, (after - before) ** 2 / 2) for k, (before, after) in zip(ks, pairwise(norms), strict=False)]
     if not pairs:
-        return Noise(N, V, nan, eta)
+        return Noise(squared_norm=N, variance=V, curvature=nan, eta=eta)
     scatter = mean(square for _, square in pairs)
     per_square = mean(2 / k**2 + 4 * N / (k * V) for k, _ in pairs)
     samples = mean(each.samples for each in known)
-    return Noise(N, V, samples * scatter / per_square / V, eta)
+    return Noise(squared_norm=N, variance=V, curvature=samples * scatter / per_square / V, eta=eta)
 
 
 class LossAtEnd(NamedTuple):

@@ -102,8 +102,11 @@ class CriticalBatch(Stateful):
         self._adaptive = adaptive
         self._rate = learning_rate  # of the optimizer, with its schedule
         self._to_go = LossToGo()
-        self._within, self._between, self._squares = RecentMean(0.3), RecentMean(0.3), RecentMean(0.3)
-        self._along, self._norms = RecentMean(0.3), RecentMean(0.3)  # of g.s, and of what e multiplies in it
+        self._within = RecentMean(0.3)
+        self._between = RecentMean(0.3)
+        self._squares = RecentMean(0.3)
+        self._along = RecentMean(0.3)  # of g.s
+        self._norms = RecentMean(0.3)  # of what e multiplies in g.s
         self._signal = RecentMean(0.3)  # of ||g||^2 - V / k
 
     def accept(self, loss: float, variance: float, squared_norm: float) -> None:
@@ -153,13 +156,26 @@ class CriticalBatch(Stateful):
         K, P = self._K, self._to_go.update()
         has_fallen = self._to_go.has_fallen
         if self._to_go.count < FIRST_GRADIENTS or not (V >= 0 and P > 0):
-            return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, assumed)
+            return NoiseEstimate(variance=V, to_go=P, phi=K * FIRST_PHI, has_fallen=has_fallen, assumed=assumed)
         r = self._whole_rate() * schedule_scale * V / (2 * K * P)
         if not r >= 0:
-            return NoiseEstimate(V, P, K * FIRST_PHI, has_fallen, "the size of the optimizer's steps is unknown")
+            return NoiseEstimate(
+                variance=V,
+                to_go=P,
+                phi=K * FIRST_PHI,
+                has_fallen=has_fallen,
+                assumed="the size of the optimizer's steps is unknown",
+            )
         r = min(LARGEST_NOISE_SHARE, r)  # so that phi <= LARGEST_PHI * K
         phi = max(K * LEAST_PHI, K * r / (1 - r))
-        return NoiseEstimate(V, P, phi, has_fallen, assumed, self._noise_scale(V) if self._adaptive else None)
+        return NoiseEstimate(
+            variance=V,
+            to_go=P,
+            phi=phi,
+            has_fallen=has_fallen,
+            assumed=assumed,
+            noise_scale=self._noise_scale(V) if self._adaptive else None,
+        )
 
     def _noise_scale(self, V: float) -> float:
         return V / max(self._signal.mean, LEAST_PHI * V / self._K, 1e-300)

@@ -88,7 +88,8 @@ class LossToGo(Stateful):
         This is for a drop of the learning rate by a schedule, after which the loss falls because the noise does.
         """
         if not self._dropped_at and self.count:
-            self._dropped_at, self._before = self.count, self._mean(int(0.9 * self.count))
+            self._dropped_at = self.count
+            self._before = self._mean(int(0.9 * self.count))
 
     def update(self) -> float:
         """Compute P from all gradients so far, and return it."""

@@ -237,7 +237,8 @@ class StalenessPrice(Stateful):
             self._left = WINDOW
 
     def _begin_scan(self, window: list[tuple[int, ...]]) -> None:
-        self._scanned, self._progress = window, 0
+        self._scanned = window
+        self._progress = 0
         self._scan = StabilityScan(window, self._reference) if window else None
 
     def _advance(self, scan: StabilityScan) -> None:

@@ -123,7 +123,13 @@ def score_of(name: str, replay: ProtocolReplay, price: float) -> Score:
     begun_s = replay.closed_s[first - 1] if first else 0.0
     elapsed_s = max(replay.now - begun_s, 1e-12)
     staleness = sum(map(sum, updates)) / gradients
-    return Score(name, gradients / elapsed_s, gradients / len(updates), price, staleness)
+    return Score(
+        protocol=name,
+        gradients_per_s=gradients / elapsed_s,
+        k=gradients / len(updates),
+        price=price,
+        staleness=staleness,
+    )
 
 
 def _first(replay: ProtocolReplay) -> int:

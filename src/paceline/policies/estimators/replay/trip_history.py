@@ -68,7 +68,8 @@ class WorkerTrips(Stateful):
         self._count = 0
         self._sums = (0.0, 0.0)
         self._since = (1, 1)  # number of the first trip after each sum was 0
-        self._absence, self._absent_since = 0.0, 1  # the third sum
+        self._absence = 0.0  # the third sum
+        self._absent_since = 1
         self._number = 0
         self._retired = 0
 
@@ -113,7 +114,8 @@ class WorkerTrips(Stateful):
     def _detect_absence(self, trip: Trip) -> bool:
         before = [each for each in self.recent if each.number < self._absent_since]
         if sum(not each.censored for each in before) < ENOUGH:
-            self._absence, self._absent_since = 0.0, self._number + 1
+            self._absence = 0.0
+            self._absent_since = self._number + 1
             return False
         surprise = _hazard(before, trip.seconds) * 3 / 4 - (0.0 if trip.censored else log(4))
         self._absence = max(0.0, self._absence + surprise)
@@ -156,8 +158,10 @@ class WorkerTrips(Stateful):
         self._count = len(values)
         self._mean, self._square = (fmean(values), fmean(value * value for value in values)) if values else (0.0, 0.0)
         after = self._number + 1
-        self._sums, self._since = (0.0, 0.0), (after, after)
-        self._absence, self._absent_since = 0.0, after
+        self._sums = (0.0, 0.0)
+        self._since = (after, after)
+        self._absence = 0.0
+        self._absent_since = after
 
 
 class TripHistory:

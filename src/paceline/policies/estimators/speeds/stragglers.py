@@ -107,7 +107,9 @@ class StragglerDetector(Stateful):
             live: number of workers that take part (n), >= 1.
         """
         if live != self._live:
-            self._live, self._arrivals, self._rounds = live, 0, []
+            self._live = live
+            self._arrivals = 0
+            self._rounds = []
         if self._arrivals == 0:
             self._rounds.append({})
         gradients, spent_s = self._rounds[-1].get(worker, (0, 0.0))

@@ -227,7 +227,9 @@ def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd", "local_sgd(H=4)"])
 def test_a_rank_that_hangs_is_found_wherever_the_others_wait_for_it(protocol):
-    faults = [pl.Fault(1, 6, "hang")]  # under local_sgd the others are summing up for an evaluation then
+    faults = [
+        pl.Fault(worker=1, draw=6, kind="hang")
+    ]  # under local_sgd the others are summing up for an evaluation then
     settings = {"protocol": protocol, "stop": "updates=30", "evaluate_every": "updates=5", "worker_timeout_s": 1.5}
     with ranks(3, tiny_job(eval_data=tiny_job().data), {"faults": faults, "min_workers": 1}, **settings) as job:
         job.start_workers()
@@ -237,7 +239,7 @@ def test_a_rank_that_hangs_is_found_wherever_the_others_wait_for_it(protocol):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_while_another_one_dies_is_not_waited_for_for_ever():
-    torchrun = {"faults": [pl.Fault(1, 9, "hang"), pl.Fault(2, 9)], "min_workers": 1}
+    torchrun = {"faults": [pl.Fault(worker=1, draw=9, kind="hang"), pl.Fault(worker=2, draw=9)], "min_workers": 1}
     settings = {"protocol": "all_reduce", "stop": "updates=30", "worker_timeout_s": 1.5}
     with ranks(3, tiny_job(), torchrun, **settings) as job:
         job.start_workers()
@@ -257,7 +259,11 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
         return connect(*arguments)
 
     monkeypatch.setattr(ElasticGroup, "connect", connecting)
-    torchrun = {"faults": [pl.Fault(2, 9)], "min_workers": 1, "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05))}
+    torchrun = {
+        "faults": [pl.Fault(worker=2, draw=9)],
+        "min_workers": 1,
+        "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05)),
+    }
     with ranks(4, tiny_job(), torchrun, protocol="all_reduce", stop="updates=30") as job:
         job.start_workers()
         end = job.serve()

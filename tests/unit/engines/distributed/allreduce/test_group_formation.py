@@ -91,7 +91,7 @@ def test_a_sum_that_cannot_be_started_breaks_the_group():
     server.group = LostGroup()
     with pytest.raises(MembershipChanged, match="cut off"):
         server.begin_sum(None)
-    wire = Wire(FormGroup(2, "a secret", 1, 2, False))
+    wire = Wire(FormGroup(generation=2, key="a secret", rank=1, size=2, uses_nccl=False))
     client = client_on(wire)
     client.group = LostGroup()
     with pytest.raises(MembershipChanged):
@@ -106,10 +106,10 @@ def fail(*_):
 def test_an_error_in_a_callback_is_raised_in_the_main_thread(monkeypatch):
     monkeypatch.setattr(MembershipClient, "_announce", fail)
     with pytest.raises(TypeError, match="unexpected"):
-        client_on(Wire(FormGroup(2, "a secret", 1, 2, False))).summary(1.0)
+        client_on(Wire(FormGroup(generation=2, key="a secret", rank=1, size=2, uses_nccl=False))).summary(1.0)
 
 
-@pytest.mark.parametrize("message", [StepReport(1), Leave("SIGTERM")])
+@pytest.mark.parametrize("message", [StepReport(generation=1), Leave("SIGTERM")])
 def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, monkeypatch):
     server = server_with()
     server.generation = 1

@@ -153,7 +153,10 @@ def test_the_sum_weighs_by_samples(samples, microbatches):
         if not count:
             mine.flat_parameters[0].fill_(float("nan"))  # of a process that has nothing to do
         return mine, team.all_reduce(
-            mine, PartialGradient(2.0 * team.local_rank, count, 3.0 * team.local_rank, microbatches)
+            mine,
+            PartialGradient(
+                loss=2.0 * team.local_rank, samples=count, mean_square=3.0 * team.local_rank, microbatches=microbatches
+            ),
         )
 
     done = together(len(samples), act)
@@ -186,7 +189,9 @@ def outcome(act):
 def test_all_processes_abandon_a_task_or_none(unwanted):
     def act(team):
         gradient = Replica(tiny_job(), 3, 2).layout.allocate()
-        return outcome(team.check), outcome(lambda: team.all_reduce(gradient, PartialGradient(1.0, 4, 0.0, 0)))
+        return outcome(team.check), outcome(
+            lambda: team.all_reduce(gradient, PartialGradient(loss=1.0, samples=4, mean_square=0.0, microbatches=0))
+        )
 
     expected = Interrupted if unwanted else None
     assert together(3, act, unwanted) == [(expected, expected)] * 3

@@ -42,7 +42,7 @@ class Stream:
         self.stream.add(Timer(float(version)))
         mean = self.layout.allocate()
         mean.parameters[0].fill_(value)
-        self.stream.add_mean(mean, Apply(version, (), 1.0, ""))
+        self.stream.add_mean(mean, Apply(version=version, gradients=(), lr_scale=1.0, reason=""))
 
     def receive(self, content):
         """Let a message of the standby come."""

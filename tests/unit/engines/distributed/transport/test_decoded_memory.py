@@ -103,10 +103,23 @@ def event_of(content):
 
 
 LATER = {  # what stays encoded within a message: what comes before a value in it, and its decoder in a small job
-    "minibatches": (b"\x92\xc0", lambda content: RemoteTask(1, 1, False, 0.0, content).minibatches(4, ahead=2)),
-    "slices": (b"\x91\x95\x00\x00\x00\x01", lambda content: RemoteTask(1, 1, False, 0.0, content).minibatches(4, 2)),
+    "minibatches": (
+        b"\x92\xc0",
+        lambda content: RemoteTask(draw=1, version=1, sends_version=False, run_s=0.0, samples=content).minibatches(
+            4, ahead=2
+        ),
+    ),
+    "slices": (
+        b"\x91\x95\x00\x00\x00\x01",
+        lambda content: RemoteTask(draw=1, version=1, sends_version=False, run_s=0.0, samples=content).minibatches(
+            4, 2
+        ),
+    ),
     "update": (b"\x94\x01", lambda content: ApplyUpdate(content, is_read=False).decoded(gradients=4)),
-    "reports": (b"", lambda content: StepSummarized(1, 0.0, False, content).decoded(workers=4)),
+    "reports": (
+        b"",
+        lambda content: StepSummarized(generation=1, now=0.0, reforms=False, reports=content).decoded(workers=4),
+    ),
     "metrics": (b"", decoded_metrics),
     "addresses": (b"", lambda content: decoded(content, at_most(messages.Addresses, 3), "addresses")),
     "tensors": (b"", allocate),

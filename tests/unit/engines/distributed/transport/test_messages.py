@@ -26,7 +26,9 @@ def sent(message):
 
 @given(WHOLE, WHOLE, st.booleans(), st.floats(0, 1e9), SAMPLES, st.one_of(st.none(), WHOLE))
 def test_tasks_are_decoded_unchanged(draw, version, sends_version, run_s, minibatch, checksum):
-    command = Compute(0, version, draw, minibatch, (minibatch,) if minibatch else ())
+    command = Compute(
+        worker=0, version=version, draw=draw, minibatch=minibatch, upcoming=(minibatch,) if minibatch else ()
+    )
     task = RemoteTask.of(command, sends_version=sends_version, run_s=run_s, checksum=checksum)
     again = sent(task)
     assert again == task
@@ -40,7 +42,13 @@ SQUARE = st.one_of(st.just(nan), st.floats(min_value=0))
 
 @given(st.floats(), st.integers(1, 2**32), SQUARE, SQUARE, st.floats(0, 1e9), st.booleans())
 def test_measurements_are_decoded_unchanged(loss, samples, squared_norm, variance, compute_s, finite):
-    done = RemoteTaskDone(3, 0.1, GradientStats(loss, samples, squared_norm, variance, finite, compute_s))
+    done = RemoteTaskDone(
+        draw=3,
+        busy_s=0.1,
+        stats=GradientStats(
+            loss=loss, samples=samples, squared_norm=squared_norm, variance=variance, finite=finite, compute_s=compute_s
+        ),
+    )
     again = sent(done)
     assert (again.draw, again.busy_s) == (3, 0.1)
     np.testing.assert_equal(tuple(again.stats), tuple(done.stats))
@@ -48,7 +56,14 @@ def test_measurements_are_decoded_unchanged(loss, samples, squared_norm, varianc
 
 def test_a_shard_server_receives_all_numbers_of_an_update():
     fields = {field: number for number, field in enumerate(Apply._fields, start=2)}
-    update = Apply(**{**fields, "gradients": (Accept(0, 0, 0, 1),) * 3, "reason": "", "measure": True})
+    update = Apply(
+        **{
+            **fields,
+            "gradients": (Accept(worker=0, draw=0, staleness=0, samples=1),) * 3,
+            "reason": "",
+            "measure": True,
+        }
+    )
     again = sent(ApplyUpdate(encoded(update), is_read=True))
     assert again.is_read
     assert again.decoded(gradients=3) == update

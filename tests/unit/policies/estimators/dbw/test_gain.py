@@ -15,14 +15,20 @@ from paceline.policies.estimators.dbw.gain import GainEstimator, GainInput
 
 def sgd_step(mean, rate, next_rate=None):
     norm = float(mean @ mean)
-    return Step(norm, rate * norm, rate**2 * norm, rate, rate if next_rate is None else next_rate)
+    return Step(
+        squared_norm=norm,
+        progress=rate * norm,
+        squared_step=rate**2 * norm,
+        learning_rate=rate,
+        next_learning_rate=rate if next_rate is None else next_rate,
+    )
 
 
 def told(gradients, loss, rate, within=nan, weights=None):
     gradients = np.asarray(gradients, dtype=float)
     mean = np.average(gradients, axis=0, weights=weights)
     mean_square = float(np.average((gradients**2).sum(axis=1), weights=weights))
-    return GainInput(len(gradients), loss, mean_square, within, sgd_step(mean, rate))
+    return GainInput(k=len(gradients), loss=loss, mean_square=mean_square, within=within, step=sgd_step(mean, rate))
 
 
 def literal(updates, rate, D, n):
@@ -143,7 +149,15 @@ def test_zero_gradients_and_infinite_steps_are_no_estimates():
     estimator.observe(told([[0.0], [0.0]], 1.0, 0.1))
     estimator.observe(told([[0.0], [0.0]], 1.0, 0.1))
     assert estimator.gains([0.1]) is None  # 0 / 0 is no smoothness
-    estimator.observe(GainInput(2, 1.0, 2.0, nan, Step(1.0, inf, inf, 0.1, 0.1)))
+    estimator.observe(
+        GainInput(
+            k=2,
+            loss=1.0,
+            mean_square=2.0,
+            within=nan,
+            step=Step(squared_norm=1.0, progress=inf, squared_step=inf, learning_rate=0.1, next_learning_rate=0.1),
+        )
+    )
     estimator.observe(told([[1.0], [3.0]], 0.9, 0.1))
     estimator.observe(told([[1.0], [3.0]], 0.8, 0.1))
     assert all(np.isfinite(estimator.gains([0.1] * 4)))
@@ -154,8 +168,16 @@ def test_overflowing_numbers_give_no_gain(g, loss, rate):
     estimator = GainEstimator(2)
     for factor in (1.0, 10.0, 100.0):
         gradients = np.array([[g], [3 * g]])
-        step = Step(float(4 * g * g), float(rate * 4 * g * g), float(rate * rate * 4 * g * g), rate, rate)
-        estimator.observe(GainInput(2, factor * loss, float(np.mean(gradients**2)), nan, step))
+        step = Step(
+            squared_norm=float(4 * g * g),
+            progress=float(rate * 4 * g * g),
+            squared_step=float(rate * rate * 4 * g * g),
+            learning_rate=rate,
+            next_learning_rate=rate,
+        )
+        estimator.observe(
+            GainInput(k=2, loss=factor * loss, mean_square=float(np.mean(gradients**2)), within=nan, step=step)
+        )
     for gains in (estimator.gains([rate] * 3), estimator.gains([1e200] * 3)):
         assert gains is None or all(gain < np.inf for gain in gains)  # which nan is not
 

@@ -25,9 +25,15 @@ def observed(gradients, samples=4, scale=1.0):
     """Return the statistics of an update of these gradients [k, d], with plain SGD."""
     mean = gradients.mean(0)
     square = float(mean @ mean)
-    step = Step(square, ETA * scale * square, (ETA * scale) ** 2 * square, ETA * scale, ETA)
-    told = GainInput(len(gradients), nan, float((gradients**2).sum(1).mean()), nan, step)
-    return ObservedUpdate(told, samples, 0.0, scale)
+    step = Step(
+        squared_norm=square,
+        progress=ETA * scale * square,
+        squared_step=(ETA * scale) ** 2 * square,
+        learning_rate=ETA * scale,
+        next_learning_rate=ETA,
+    )
+    told = GainInput(k=len(gradients), loss=nan, mean_square=float((gradients**2).sum(1).mean()), within=nan, step=step)
+    return ObservedUpdate(gradients=told, samples=samples, staleness=0.0, rate_scale=scale)
 
 
 def drawn(k, updates=4000, seed=0):
@@ -79,7 +85,7 @@ def quadratic_sgd(h, eta, k, staleness, updates=400_000, seed=0):
 @pytest.mark.parametrize(("k", "staleness"), [(1, 0.0), (4, 0.0), (1, 1.0), (2, 3.0), (1, 7.0)])
 @pytest.mark.parametrize("a", [0.12, 0.7])
 def test_the_excess_loss_equals_that_of_sgd_on_a_quadratic(a, k, staleness):
-    excess = Noise(nan, variance=1.0, curvature=2.0, eta=a / 2).excess(k, staleness, 1.0)
+    excess = Noise(squared_norm=nan, variance=1.0, curvature=2.0, eta=a / 2).excess(k, staleness, 1.0)
     assert excess == pytest.approx(quadratic_sgd(2.0, a / 2, k, staleness), rel=0.05)
 
 
@@ -92,8 +98,8 @@ def test_the_excess_loss_is_infinite_beyond_stability(staleness):
 
     limit = 2 * (1 + 2 * staleness)
     assert largest_root(0.999 * limit) < 1 < largest_root(1.001 * limit)
-    assert Noise(1.0, 1.0, 1.0, eta=1.001 * limit).excess(1, staleness, 1.0) == inf
-    assert Noise(1.0, 1.0, 1.0, eta=0.999 * limit).excess(1, staleness, 1.0) < inf
+    assert Noise(squared_norm=1.0, variance=1.0, curvature=1.0, eta=1.001 * limit).excess(1, staleness, 1.0) == inf
+    assert Noise(squared_norm=1.0, variance=1.0, curvature=1.0, eta=0.999 * limit).excess(1, staleness, 1.0) < inf
 
 
 @pytest.mark.parametrize("share", [1e-9, 0.2, 0.8])
@@ -144,7 +150,7 @@ def test_a_run_without_steps_has_no_curvature():
 
 
 def test_a_run_with_decreasing_loss_is_stable():
-    wild = Noise(1.0, 1.0, curvature=100.0, eta=0.5)
+    wild = Noise(squared_norm=1.0, variance=1.0, curvature=100.0, eta=0.5)
     assert wild.excess(1, 0.0, 1.0) == inf
     assert wild.stable_at(0.0, 1.0).curvature == 2.0
     assert wild.stable_at(3.0, 0.5).curvature == 28.0

@@ -19,7 +19,20 @@ def estimator(gradients=200, *, variance=2.0, c=10.0, offset=1.0, **reference):
 
 
 def applied(ours, k, mean_square, squared_norm, progress=0.0, lr_scale=1.0, rate=0.1):
-    ours.finish_update(UpdateStats(k, mean_square, Step(squared_norm, progress, 0.0, rate, rate), lr_scale))
+    ours.finish_update(
+        UpdateStats(
+            k=k,
+            mean_square=mean_square,
+            step=Step(
+                squared_norm=squared_norm,
+                progress=progress,
+                squared_step=0.0,
+                learning_rate=rate,
+                next_learning_rate=rate,
+            ),
+            lr_scale=lr_scale,
+        )
+    )
 
 
 def test_phi_follows_from_variance_and_loss_to_go():

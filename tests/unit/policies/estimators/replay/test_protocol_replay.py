@@ -27,7 +27,7 @@ def protocols(draw, n):
     max_staleness = draw(st.sampled_from([0, 1, 2, 5, inf]))
     max_lead = draw(st.sampled_from([inf, 0, 1, 3])) if quorum != "all" else inf
     on_update = draw(st.sampled_from(["finish", "interrupt"])) if max_staleness < inf else "finish"
-    return Protocol(quorum, max_staleness, refill, on_update, max_lead)
+    return Protocol(quorum=quorum, max_staleness=max_staleness, refill=refill, on_update=on_update, max_lead=max_lead)
 
 
 @st.composite
@@ -76,8 +76,12 @@ def updates_of(replay):
 
 @settings(max_examples=80)
 @given(replays(), st.integers(0, 80))
-@example((Protocol(3, 0, "update", max_lead=0), [[1.0], [1.0], [5.0]]), 30)  # two wait for the update, one computes
-@example((Protocol("all", inf, "arrival"), [[0.0], [1.0]]), 80)  # no update, in whatever number of arrivals
+@example(
+    (Protocol(quorum=3, max_staleness=0, refill="update", max_lead=0), [[1.0], [1.0], [5.0]]), 30
+)  # two wait for the update, one computes
+@example(
+    (Protocol(quorum="all", max_staleness=inf, refill="arrival"), [[0.0], [1.0]]), 80
+)  # no update, in whatever number of arrivals
 def test_updates_are_those_of_the_coordinator(replayed, arrivals):
     replay = ProtocolReplay(*replayed)
     replay.advance(arrivals)
@@ -159,7 +163,7 @@ def test_ssp_blocks_a_worker_that_is_too_far_ahead():
 
 
 def test_a_quorum_larger_than_the_workers_is_reached_by_refills_on_arrival():
-    replay = ProtocolReplay(Protocol(5, 0, "arrival"), [[1.0], [2.0]]).run(5)
+    replay = ProtocolReplay(Protocol(quorum=5, max_staleness=0, refill="arrival"), [[1.0], [2.0]]).run(5)
     assert (replay.closed_s, replay.schedule) == ([4.0], [(0,) * 5])
 
 
@@ -193,10 +197,13 @@ def test_numbers_of_arrivals_and_gradients_are_not_negative():
 
 
 def test_a_run_without_updates_is_an_error():
-    replay = ProtocolReplay(Protocol("all", 0, "arrival", name="each"), [[0.0], [1.0]])
+    replay = ProtocolReplay(Protocol(quorum="all", max_staleness=0, refill="arrival", name="each"), [[0.0], [1.0]])
     with pytest.raises(UsageError, match="each: no update is made in 100004 arrivals after 0 s"):
         replay.run(2)
 
 
 def test_a_large_quorum_is_reached():
-    assert ProtocolReplay(Protocol(150_000, 0, "arrival"), [[0.0], [1.0]]).run(1).gradients == 150_000
+    assert (
+        ProtocolReplay(Protocol(quorum=150_000, max_staleness=0, refill="arrival"), [[0.0], [1.0]]).run(1).gradients
+        == 150_000
+    )
