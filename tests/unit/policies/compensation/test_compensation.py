@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.core.records import GradientArrived
-from paceline.policies.compensation.base import StaleGradient, apply_compensators
+from paceline.policies.compensation.base import apply_compensators
 from paceline.policies.compensation.delay import DCASGD, DCS3GD
 from paceline.policies.compensation.step_scale import WEIGHTS, StalenessLR, StalenessWeight
 from paceline.tensors.stale_arithmetic import BlockArithmetic
+from paceline.tensors.stale_vectors import StaleVectors
 from stale_vectors import SIZES, delayed, trained, vectors
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, small_net
 
@@ -124,9 +125,10 @@ class OnePass(BlockArithmetic):
 
 def test_a_chain_measures_the_distance_in_the_pass_of_the_correction():
     scale, correction = StalenessLR(C=1e-3), DCASGD(lambda0=0.3)
-    chained = StaleGradient(3, 0.1, 1.0, *map(vectors, (0, 1, 2)), arithmetic=OnePass())
+    facts = {"staleness": 3, "learning_rate": 0.1, "squared_norm": 1.0}
+    chained = StaleVectors(**facts, gradient=vectors(0), now=vectors(1), then=vectors(2), arithmetic=OnePass())
     factors = apply_compensators(pl.chain(scale, correction), chained, lambda _: {})
-    alone = StaleGradient(3, 0.1, 1.0, *map(vectors, (0, 1, 2)))
+    alone = StaleVectors(**facts, gradient=vectors(0), now=vectors(1), then=vectors(2))
     assert factors == pytest.approx([scale.compensate(alone, {}), 0.3], rel=1e-12)
     assert_close(chained.gradient, corrected_by(correction))
 
