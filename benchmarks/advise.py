@@ -23,15 +23,15 @@ from paceline.jobs.digits import TRAINING_SAMPLES
 
 BAR = 0.9
 CLUSTERS: dict[str, pl.Cluster] = {
-    "8 exponential": pl.Cluster(8, pl.Exponential(1.0)),
-    "8 shifted exponential": pl.Cluster(8, pl.ShiftedExponential(shift_s=0.6, mean_s=0.4)),
+    "8 exponential": pl.Cluster(8, pl.timing.Exponential(1.0)),
+    "8 shifted exponential": pl.Cluster(8, pl.timing.ShiftedExponential(shift_s=0.6, mean_s=0.4)),
     "4, and 4 five times slower": pl.Cluster(
-        8, pl.ShiftedExponential(shift_s=0.8, mean_s=0.2), speed=[1.0] * 4 + [0.2] * 4
+        8, pl.timing.ShiftedExponential(shift_s=0.8, mean_s=0.2), speed=[1.0] * 4 + [0.2] * 4
     ),
-    "16 log-normal": pl.Cluster(16, pl.LogNormal(median_s=1.0, sigma=1.0)),
-    "8 Pareto": pl.Cluster(8, pl.Pareto(scale_s=0.5, shape=2.5)),
+    "16 log-normal": pl.Cluster(16, pl.timing.LogNormal(median_s=1.0, sigma=1.0)),
+    "8 Pareto": pl.Cluster(8, pl.timing.Pareto(scale_s=0.5, shape=2.5)),
     "8, transient": pl.Cluster(
-        8, pl.Gamma(shape=8, mean_s=1.0), transient=pl.Transient(mean_on_s=5, mean_off_s=20, slowdown=5)
+        8, pl.timing.Gamma(shape=8, mean_s=1.0), transient=pl.timing.Transient(mean_on_s=5, mean_off_s=20, slowdown=5)
     ),
 }
 
@@ -136,7 +136,7 @@ def time_to(target: float, job: pl.Job, protocol: str, cluster: pl.Cluster, most
     every = "updates=10" if protocol == "asp" else "updates=2"
     stop = pl.Stop(eval_loss=target, gradients=most)
     result = pl.train(job, protocol=protocol, cluster=cluster, stop=stop, evaluate_every=every, seed=seed)
-    return result.time_s if result.stopped_by is pl.Outcome.EVAL_LOSS else inf
+    return result.time_s if result.stopped_by is pl.results.Outcome.EVAL_LOSS else inf
 
 
 def shown(seconds: float) -> float | None:

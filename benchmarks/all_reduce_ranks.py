@@ -176,7 +176,7 @@ def train_ours(settings: Answer) -> Answer:
     workload = make_workload(settings)
     notes = Notes(settings)
     workers, compute_s = int(os.environ["WORLD_SIZE"]), workload.compute_s
-    slowness = pl.Cluster(workers, timing=pl.Deterministic(compute_s)) if compute_s else None
+    slowness = pl.Cluster(workers, timing=pl.timing.Deterministic(compute_s)) if compute_s else None
     end = pl.train(
         pl.Job(
             model=workload.make_model,

@@ -114,18 +114,20 @@ def ratio_by_rule(
 
 def clusters(n: int) -> dict[str, pl.Cluster]:
     """Return ten clusters with a mean round trip of about a second."""
-    usual, few = pl.Gamma(16, 1.0), max(1, n // 8)
+    usual, few = pl.timing.Gamma(16, 1.0), max(1, n // 8)
     return {
-        "uniform": pl.Cluster(n, pl.Uniform(0.98, 1.02)),
-        "shifted": pl.Cluster(n, pl.ShiftedExponential(0.3, 0.7)),
-        "exponential": pl.Cluster(n, pl.Exponential(1.0)),
-        "pareto": pl.Cluster(n, pl.Pareto(0.2, 1.2)),
+        "uniform": pl.Cluster(n, pl.timing.Uniform(0.98, 1.02)),
+        "shifted": pl.Cluster(n, pl.timing.ShiftedExponential(0.3, 0.7)),
+        "exponential": pl.Cluster(n, pl.timing.Exponential(1.0)),
+        "pareto": pl.Cluster(n, pl.timing.Pareto(0.2, 1.2)),
         "an eighth slow": pl.Cluster(n, usual, speed=[0.2] * few + [1.0] * (n - few)),
         "half slow": pl.Cluster(n, usual, speed=[1 / 3] * (n // 2) + [1.0] * (n - n // 2)),
         "ladder": pl.Cluster(n, usual, speed=[1 / 8 + 7 / 8 * i / (n - 1) for i in range(n)]),
         "one fast": pl.Cluster(n, usual, speed=[8.0] + [1.0] * (n - 1)),
-        "transient": pl.Cluster(n, usual, transient=pl.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)),
-        "drift": pl.Cluster(n, usual, slowdowns=[pl.Slowdown(at_s=40, until_s=70, factor=5, workers=0.5)]),
+        "transient": pl.Cluster(
+            n, usual, transient=pl.timing.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)
+        ),
+        "drift": pl.Cluster(n, usual, slowdowns=[pl.timing.Slowdown(at_s=40, until_s=70, factor=5, workers=0.5)]),
     }
 
 
@@ -136,13 +138,13 @@ def drifts(n: int) -> dict[str, pl.Cluster]:
     are stale when they arrive. While all workers are equally fast, these updates waste the work of all but one.
     """
 
-    def faster(slow: pl.Slowdown | pl.Periodic) -> pl.Cluster:
-        return pl.Cluster(n, pl.Uniform(0.98, 1.02), slowdowns=[slow])
+    def faster(slow: pl.timing.Slowdown | pl.timing.Periodic) -> pl.Cluster:
+        return pl.Cluster(n, pl.timing.Uniform(0.98, 1.02), slowdowns=[slow])
 
     return {
-        "one fast at first": faster(pl.Slowdown(at_s=0, until_s=15, factor=1 / 20, workers=(0,))),
-        "one fast in between": faster(pl.Slowdown(at_s=30, until_s=45, factor=1 / 20, workers=(0,))),
-        "one fast at times": faster(pl.Periodic(on_s=15, every_s=60, slowdown=1 / 20, workers=(0,))),
+        "one fast at first": faster(pl.timing.Slowdown(at_s=0, until_s=15, factor=1 / 20, workers=(0,))),
+        "one fast in between": faster(pl.timing.Slowdown(at_s=30, until_s=45, factor=1 / 20, workers=(0,))),
+        "one fast at times": faster(pl.timing.Periodic(on_s=15, every_s=60, slowdown=1 / 20, workers=(0,))),
     }
 
 

@@ -98,10 +98,10 @@ def seconds(plan: str, lr: float, rule: str, seed: int, args: argparse.Namespace
     return result.time_s if result.stopped_by == "eval_loss" else float("inf")
 
 
-def run(plan: str, lr: float, rule: str, seed: int, n: int, stop: pl.Stop) -> pl.Result:
+def run(plan: str, lr: float, rule: str, seed: int, n: int, stop: pl.Stop) -> pl.results.Result:
     """Train the digits on worker processes, worker 0 four times as slow."""
     digits = pl.jobs.digits(lr=lr)
-    sleeps = pl.Cluster(n, pl.Uniform(0.98 * SLEEP_S, 1.02 * SLEEP_S), speed=[0.25] + [1.0] * (n - 1))
+    sleeps = pl.Cluster(n, pl.timing.Uniform(0.98 * SLEEP_S, 1.02 * SLEEP_S), speed=[0.25] + [1.0] * (n - 1))
     return pl.train(
         replace(digits, eval_data=digits.data, lr_rule=rule),  # type: ignore[arg-type]  # a text, checked there
         protocol=plan,

@@ -26,7 +26,7 @@ from paceline.errors import PacelineWarning
 
 WINDOW = 50  # gradients
 BAR = 1.2
-CLUSTER = pl.Cluster(8, pl.Gamma(16, 1.0), speed=[0.2] * 2 + [1.0] * 6)
+CLUSTER = pl.Cluster(8, pl.timing.Gamma(16, 1.0), speed=[0.2] * 2 + [1.0] * 6)
 
 
 def spirals(lr: float = 0.3, momentum: float = 0.9) -> pl.Job:
@@ -46,7 +46,7 @@ def spirals(lr: float = 0.3, momentum: float = 0.9) -> pl.Job:
     )
 
 
-def largest_smoothed_loss(run: pl.Result) -> float:
+def largest_smoothed_loss(run: pl.results.Result) -> float:
     """Return the largest mean of 50 accepted losses in a row."""
     losses: list[float] = [each.loss for each in run.history.of(GradientArrived) if each.used]
     return max(sum(losses[first : first + WINDOW]) / WINDOW for first in range(len(losses) - WINDOW + 1))

@@ -52,19 +52,19 @@ def main() -> None:
     report("compensation", args, results)
 
 
-def cases() -> dict[str, tuple[pl.Compensator, ...]]:
+def cases() -> dict[str, tuple[pl.plans.Compensator, ...]]:
     return {
         "staleness_lr": (pl.staleness_lr(C=1e-9),),
         "staleness_weight": (pl.staleness_weight(),),
         "dc_asgd, constant": (pl.dc_asgd(lambda0=0.04),),
         "dc_asgd, adaptive": (pl.dc_asgd(lambda0=2, m=0.95),),
         "dc_s3gd": (DCS3GD(),),
-        "staleness_lr and dc_asgd, constant": pl.chain(pl.staleness_lr(C=1e-9), pl.dc_asgd(lambda0=0.04)),
+        "staleness_lr and dc_asgd, constant": pl.plans.chain(pl.staleness_lr(C=1e-9), pl.dc_asgd(lambda0=0.04)),
     }
 
 
 def compensate(
-    compensators: tuple[pl.Compensator, ...],
+    compensators: tuple[pl.plans.Compensator, ...],
     gradient: Tensor,
     now: Tensor,
     then: Tensor,

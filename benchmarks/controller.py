@@ -50,7 +50,7 @@ def main() -> None:
 
 def run(job: pl.Job, args: argparse.Namespace) -> float:
     """Return the seconds of one run."""
-    cluster = pl.Cluster(args.n, pl.Exponential(mean_s=1.0))
+    cluster = pl.Cluster(args.n, pl.timing.Exponential(mean_s=1.0))
     begun = perf_counter()
     pl.train(job, protocol=pl.dbw(), cluster=cluster, stop=pl.Stop(updates=args.updates), seed=SEED)
     return perf_counter() - begun

@@ -65,7 +65,7 @@ def updates_for(name: str, n: int, events: int) -> int:
 
 
 def simulate(name: str, n: int, events: int) -> float:
-    cluster = pl.Cluster(n, pl.Exponential(mean_s=1.0))
+    cluster = pl.Cluster(n, pl.timing.Exponential(mean_s=1.0))
     begun = process_time()
     totals = pl.simulate(PROTOCOLS[name](), cluster, updates=updates_for(name, n, events)).totals
     return (totals.used + totals.dropped) / (process_time() - begun)
@@ -78,7 +78,7 @@ def make_coordinator(name: str, n: int, events: int) -> Coordinator:
 
 def arrivals(name: str, n: int, events: int) -> list[Event]:
     """Return all events of a simulation."""
-    recorder = _Recorder(pl.Cluster(n, pl.Exponential(mean_s=1.0)), seed=0)
+    recorder = _Recorder(pl.Cluster(n, pl.timing.Exponential(mean_s=1.0)), seed=0)
     recorder.run(make_coordinator(name, n, events))
     return recorder.events
 

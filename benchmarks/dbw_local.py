@@ -61,7 +61,7 @@ def main() -> None:
 def seconds(protocol: str, lr_rule: Rule, seed: int, args: argparse.Namespace) -> float:
     """Return the time of the version that reached the target loss."""
     digits = pl.jobs.digits()
-    sleeps = pl.Cluster(args.n, pl.ShiftedExponential(shift_s=args.shift_s, mean_s=args.mean_s))
+    sleeps = pl.Cluster(args.n, pl.timing.ShiftedExponential(shift_s=args.shift_s, mean_s=args.mean_s))
     result = pl.train(
         replace(digits, eval_data=digits.data, lr_rule=lr_rule),
         protocol=protocol,

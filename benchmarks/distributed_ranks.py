@@ -191,7 +191,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
 def train_on(settings: dict[str, Any], *callbacks: Callback, **torchrun: Any) -> Clock:
     """Train on ranks with these arguments of `pl.Torchrun`, and return when this process saw what happened."""
     clock = Clock()
-    sleeps = [pl.Deterministic(each) for each in settings["compute_s"]]
+    sleeps = [pl.timing.Deterministic(each) for each in settings["compute_s"]]
     slowness = pl.Cluster(len(sleeps), timing=sleeps)
     pl.train(
         pl.Job(

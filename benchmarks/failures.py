@@ -36,8 +36,8 @@ from papers.ddp.times import update_times_s
 
 N, UPDATES = 64, 3_000
 UPDATE_S = 8.0  # of BSP without a failure, in the mean
-GRADIENT = partial(pl.Gamma, 400)  # by its mean: no worker is slow, as in the pattern "none" of papers/ddp
-INJECTED = pl.Uniform(45 * 60, 75 * 60)
+GRADIENT = partial(pl.timing.Gamma, 400)  # by its mean: no worker is slow, as in the pattern "none" of papers/ddp
+INJECTED = pl.timing.Uniform(45 * 60, 75 * 60)
 OFTEN_S = 1_800.0  # between two checkpoints, where their cost is not known
 BACKGROUND_S = 1.0  # for which training waits while a checkpoint is written in the background
 Hours = dict[str, list[float]]
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--detection-s", type=float, default=60.0, help="without a restart: of detecting alone")
     parser.add_argument("--state-s", type=float, default=60.0, help="of writing a checkpoint, or of sending the state")
     args = parser.parse_args()
-    profiles: dict[str, Distribution] = {"mttf": pl.Exponential(args.mttf_h * HOUR_S), "injected": INJECTED}
+    profiles: dict[str, Distribution] = {"mttf": pl.timing.Exponential(args.mttf_h * HOUR_S), "injected": INJECTED}
     report("failures", args, {name: measured(args, between) for name, between in profiles.items()})
 
 
@@ -129,9 +129,9 @@ def restarts(args: argparse.Namespace, between: Distribution) -> Mapping[str, Ch
     }
 
 
-def survived_s(survivor: Survivor, gradient: pl.Gamma, between: Distribution, seed: int) -> list[float]:
+def survived_s(survivor: Survivor, gradient: pl.timing.Gamma, between: Distribution, seed: int) -> list[float]:
     """Return the time of each update until all gradients of the job are used."""
-    cluster = pl.Cluster(N, gradient, server=pl.ServerTime(update_s=survivor.more_s))
+    cluster = pl.Cluster(N, gradient, server=pl.timing.ServerTime(update_s=survivor.more_s))
     engine = FailingEngine(cluster, seed, failures(between, N, seed), survivor.recovery)
     stop = pl.Stop(gradients=N * UPDATES)
     return update_times_s(engine, Coordinator(parse_plan(survivor.protocol), workers=N, stop=stop))

@@ -78,7 +78,7 @@ def in_a_process(name: str, updates: int, asp_updates: int) -> dict[str, Any]:
 
 
 def large(name: str, updates: int) -> dict[str, Any]:
-    cluster = pl.Cluster(FLEET, pl.Exponential(mean_s=1.0))
+    cluster = pl.Cluster(FLEET, pl.timing.Exponential(mean_s=1.0))
     begun, begun_wall = process_time(), perf_counter()
     simulated = pl.simulate(protocol(name, FLEET), cluster, updates=updates)
     took_s, wall_s = process_time() - begun, perf_counter() - begun_wall
@@ -104,7 +104,7 @@ def protocol(name: str, n: int) -> Protocol:
 
 
 def against(name: str, updates: int, rounds: int) -> dict[str, Any]:
-    chosen, cluster = protocol(name, PEERS), pl.Cluster(PEERS, pl.Exponential(mean_s=1.0))
+    chosen, cluster = protocol(name, PEERS), pl.Cluster(PEERS, pl.timing.Exponential(mean_s=1.0))
     few = max(1, updates // SHARE_OF_SIMPY)
     ours, events, simpys, leans = [], [], [], []
     for seed in range(rounds):

@@ -117,7 +117,7 @@ def compared(args: argparse.Namespace, free: Costly, costly: Costly) -> dict[str
     }
 
 
-class Since(pl.Callback):
+class Since(pl.callbacks.Callback):
     """Callback that records the time of the first update, when all processes have started."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace, data: Costly, loader_workers: int = 0) -> floa
     pl.train(
         job,
         protocol=args.protocol,
-        cluster=pl.Cluster(args.n, pl.Exponential(mean_s=1.0)),
+        cluster=pl.Cluster(args.n, pl.timing.Exponential(mean_s=1.0)),
         stop=pl.Stop(updates=args.updates),
         callbacks=[since],
     )

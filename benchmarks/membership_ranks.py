@@ -117,7 +117,7 @@ def train_growing(settings: dict[str, Any]) -> dict[str, Any] | None:
         protocol="bsp",
         cluster=pl.Torchrun(
             threads=1,
-            slowness=pl.Cluster(workers, timing=pl.Deterministic(settings["compute_s"])),
+            slowness=pl.Cluster(workers, timing=pl.timing.Deterministic(settings["compute_s"])),
             encrypt=settings["encrypt"],
             max_workers=workers,
         ),

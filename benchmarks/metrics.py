@@ -64,7 +64,7 @@ def records_of(n: int) -> list[Record]:
     pl.train(
         pl.jobs.digits(),
         protocol=pl.bsp(),
-        cluster=pl.Cluster(n, pl.Exponential(mean_s=1.0)),
+        cluster=pl.Cluster(n, pl.timing.Exponential(mean_s=1.0)),
         stop=pl.Stop(updates=UPDATES if n < 100 else 20),
         callbacks=[memory],
         progress=False,
@@ -72,10 +72,10 @@ def records_of(n: int) -> list[Record]:
     return memory.records
 
 
-def started() -> pl.Prometheus:
+def started() -> pl.callbacks.Prometheus:
     """Return the callback after the start of a run."""
-    prometheus = pl.Prometheus(0)
-    prometheus.on_start(pl.RunInfo({}, Totals(), NetworkCounters()))
+    prometheus = pl.callbacks.Prometheus(0)
+    prometheus.on_start(pl.callbacks.RunInfo({}, Totals(), NetworkCounters()))
     return prometheus
 
 
@@ -85,7 +85,7 @@ def seconds_per_update(records: Sequence[Record]) -> float:
         begun = perf_counter()
         for record in records:
             prometheus.on_record(record)
-        return (perf_counter() - begun) / sum(type(record) is pl.UpdateMade for record in records)
+        return (perf_counter() - begun) / sum(type(record) is pl.callbacks.UpdateMade for record in records)
 
 
 def scrape_s(args: argparse.Namespace) -> list[float]:

@@ -30,20 +30,20 @@ from paceline.protocols.protocol import Phase, Plan
 
 PHIS = (1.0, 10.0, 50.0)
 BARS = {"independent": 0.95, "constant": 0.95, "correlated": 1.05}
-STEADY, VARIED = pl.Uniform(0.98, 1.02), pl.Gamma(16, 1.0)
+STEADY, VARIED = pl.timing.Uniform(0.98, 1.02), pl.timing.Gamma(16, 1.0)
 
 
 def clusters(n: int) -> dict[str, dict[str, pl.Cluster]]:
     """Return clusters by group, with a mean round trip of about a second."""
-    alone = pl.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)
-    together = [pl.Periodic(on_s=60.0, every_s=180.0, slowdown=5.0, workers=0.5, at_s=60.0)]
+    alone = pl.timing.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)
+    together = [pl.timing.Periodic(on_s=60.0, every_s=180.0, slowdown=5.0, workers=0.5, at_s=60.0)]
     third = [1 / 3] * (n // 2) + [1.0] * (n - n // 2)
     return {
         "independent": {
             "uniform": pl.Cluster(n, STEADY),
-            "shifted": pl.Cluster(n, pl.ShiftedExponential(0.3, 0.7)),
-            "exponential": pl.Cluster(n, pl.Exponential(1.0)),
-            "pareto": pl.Cluster(n, pl.Pareto(0.2, 1.2)),
+            "shifted": pl.Cluster(n, pl.timing.ShiftedExponential(0.3, 0.7)),
+            "exponential": pl.Cluster(n, pl.timing.Exponential(1.0)),
+            "pareto": pl.Cluster(n, pl.timing.Pareto(0.2, 1.2)),
         },
         "constant": {
             "half slow, steady": pl.Cluster(n, STEADY, speed=third),
@@ -79,7 +79,7 @@ def updates(phase: Phase, cluster: pl.Cluster, seconds: float, seed: int) -> tup
 def patient(phi: float) -> Phase:
     """Return `patient` with a known phi."""
     base = pl.patient()
-    return Phase(base.protocol, controllers=(pl.Patient(phi=phi),))
+    return Phase(base.protocol, controllers=(pl.controllers.Patient(phi=phi),))
 
 
 def compare(cluster: pl.Cluster, seconds: float, seeds: Sequence[int]) -> dict[str, Any]:
@@ -107,15 +107,15 @@ def decision_us(n: int) -> dict[str, float]:
     """Return the microseconds of a decision at an arrival, a timer and the opening of an update."""
     spent = {"arrival": [0.0, 0.0], "timer": [0.0, 0.0], "open": [0.0, 0.0]}
 
-    class Timed(pl.Patient):
-        def decide(self, state: Any, observation: pl.Observation) -> Any:
+    class Timed(pl.controllers.Patient):
+        def decide(self, state: Any, observation: pl.controllers.Observation) -> Any:
             begun = perf_counter()
             answer = super().decide(state, observation)
             kind = spent[observation.trigger]
             kind[0], kind[1] = kind[0] + perf_counter() - begun, kind[1] + 1
             return answer
 
-    cluster = pl.Cluster(n, pl.ShiftedExponential(0.3, 0.7))
+    cluster = pl.Cluster(n, pl.timing.ShiftedExponential(0.3, 0.7))
     updates(Phase(pl.patient().protocol, controllers=(Timed(phi=10.0),)), cluster, 100.0, 0)
     return {kind: rounded(1e6 * seconds / max(calls, 1)) for kind, (seconds, calls) in spent.items()}
 

@@ -82,7 +82,7 @@ def run(job: pl.Job, args: argparse.Namespace, folder: Path | None) -> float:
         pl.train,
         job,
         protocol=pl.k_sync(k=args.k),
-        cluster=pl.Cluster(args.n, pl.Exponential(mean_s=1.0)),
+        cluster=pl.Cluster(args.n, pl.timing.Exponential(mean_s=1.0)),
         stop=stop,
         seed=SEED,
         progress=False,  # the line is discarded
@@ -114,14 +114,14 @@ def inside_of_recording() -> Stopwatch:
     return watch
 
 
-class Memory(pl.Callback):
+class Memory(pl.callbacks.Callback):
     """Callback that measures the resident memory at every tenth of a run."""
 
     def __init__(self, updates: int) -> None:
         self.mib: list[float] = []
         self._every = updates // 10
 
-    def on_update(self, update: pl.UpdateMade) -> None:
+    def on_update(self, update: pl.callbacks.UpdateMade) -> None:
         if update.version % self._every == 0:
             gc.collect()
             self.mib.append(psutil.Process().memory_info().rss / 2**20)
@@ -142,7 +142,7 @@ def resident_memory_mib(updates: int) -> list[float]:
     stop = pl.Stop(updates=updates)
     memory = Memory(updates)
     with tempfile.TemporaryDirectory() as folder, ProgressLine("asp", stop, terminal()) as progress:
-        cluster = pl.Cluster(4, pl.Exponential(mean_s=1.0))
+        cluster = pl.Cluster(4, pl.timing.Exponential(mean_s=1.0))
         pl.train(
             job,
             protocol=pl.asp(),

@@ -75,7 +75,7 @@ class Measured(TimingEngine):
 
 def write_run(path: Path, workers: int, updates: int) -> None:
     """Simulate BSP and record the run."""
-    cluster = pl.Cluster(workers, pl.Exponential(mean_s=1.0))
+    cluster = pl.Cluster(workers, pl.timing.Exponential(mean_s=1.0))
     plan = checked_plan(as_plan(pl.bsp()), workers, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=workers, stop=pl.Stop(updates=updates))
     configuration = {

@@ -26,7 +26,7 @@ def main() -> None:
         f"k_batch_async(k={K})": K / P,
         "asp": 1 / P,
     }
-    cluster = pl.Cluster(P, pl.Exponential(mean_s=1.0))
+    cluster = pl.Cluster(P, pl.timing.Exponential(mean_s=1.0))
     results = {}
     for protocol, expected_s in theory.items():
         measured = [

@@ -262,7 +262,7 @@ def check(build: Path) -> dict[str, Any]:
 
 def simulated(seed: int) -> dict[str, torch.Tensor]:
     """Return the parameters of a run without faults, on simulated workers."""
-    cluster = pl.Cluster(WORKERS, timing=pl.ShiftedExponential(shift_s=0.2, mean_s=0.2))
+    cluster = pl.Cluster(WORKERS, timing=pl.timing.ShiftedExponential(shift_s=0.2, mean_s=0.2))
     stop = pl.Stop(epochs=EPOCHS)
     return dict(pl.train(make_job(), protocol="asp", cluster=cluster, stop=stop, seed=seed).model.state_dict())
 

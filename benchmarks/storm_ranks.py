@@ -85,7 +85,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, cut_connections)
     folder, epochs, kind = sys.argv[1:]
     n = WORKERS + MORE
-    timing = pl.ShiftedExponential(shift_s=COMPUTE_S / 2, mean_s=COMPUTE_S / 2)
+    timing = pl.timing.ShiftedExponential(shift_s=COMPUTE_S / 2, mean_s=COMPUTE_S / 2)
     cluster = pl.Torchrun(
         standby=1,
         standby_address=f"127.0.0.1:{int(os.environ['MASTER_PORT']) + 1}",

@@ -113,7 +113,7 @@ def stop(args: argparse.Namespace) -> str:
     return f"updates={20 * args.switches + 4}"
 
 
-def seconds_per_update(history: pl.History) -> float:
+def seconds_per_update(history: pl.results.History) -> float:
     """Return the median time between two synchronous updates without a switch."""
     updates = history.of(UpdateMade)
     switches_s = [record.now_s for record in history.of(DecisionMade) if record.kind == "protocol"]
@@ -124,9 +124,9 @@ def seconds_per_update(history: pl.History) -> float:
     )
 
 
-def dropped_by_design(history: pl.History) -> int:
+def dropped_by_design(history: pl.results.History) -> int:
     """Return the gradients in flight at a switch from ASP to BSP, which are too old for BSP."""
-    return sum(not record.used and record.reason == "too stale" for record in history.of(pl.GradientArrived))
+    return sum(not record.used and record.reason == "too stale" for record in history.of(pl.callbacks.GradientArrived))
 
 
 def make_job() -> pl.Job:

@@ -25,13 +25,13 @@ from paceline.engines.virtual.timing import TimingEngine
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 
-DISTRIBUTIONS: tuple[pl.Distribution, ...] = (
-    pl.Exponential(mean_s=1.0),
-    pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
-    pl.Pareto(scale_s=1.0, shape=3.0),
-    pl.Deterministic(value_s=1.0),
+DISTRIBUTIONS: tuple[pl.timing.Distribution, ...] = (
+    pl.timing.Exponential(mean_s=1.0),
+    pl.timing.ShiftedExponential(shift_s=1.0, mean_s=1.0),
+    pl.timing.Pareto(scale_s=1.0, shape=3.0),
+    pl.timing.Deterministic(value_s=1.0),
 )
-INFINITE_VARIANCE = pl.Pareto(scale_s=1.0, shape=2.0)  # finite for the K-th smallest of P > K times
+INFINITE_VARIANCE = pl.timing.Pareto(scale_s=1.0, shape=2.0)  # finite for the K-th smallest of P > K times
 WORKERS = (2, 8, 32, 128)
 BATCHES = 40
 LEAST_UPDATES = 1_200
@@ -63,7 +63,7 @@ def main() -> None:
     report("theory", args, {**summary, "missed": missed, "rows": rows})
 
 
-def cases() -> Iterator[tuple[pl.Protocol, pl.Distribution, int]]:
+def cases() -> Iterator[tuple[pl.plans.Protocol, pl.timing.Distribution, int]]:
     """Yield protocols, laws and workers, without the K at which a protocol equals BSP or ASP."""
     for n in WORKERS:
         least, *middle, most = sorted({1, ceil(n / 4), ceil(n / 2), n})
@@ -77,7 +77,9 @@ def cases() -> Iterator[tuple[pl.Protocol, pl.Distribution, int]]:
         yield from ((pl.k_sync(k), INFINITE_VARIANCE, n) for k in (least, *middle))
 
 
-def measure(protocol: pl.Protocol, law: pl.Distribution, n: int, gradients: int, seed: int) -> dict[str, Any]:
+def measure(
+    protocol: pl.plans.Protocol, law: pl.timing.Distribution, n: int, gradients: int, seed: int
+) -> dict[str, Any]:
     cluster = pl.Cluster(n, law)
     theory, stale = pl.theory.expected(protocol, cluster), pl.theory.staleness(protocol, cluster)
     updates = max(LEAST_UPDATES, gradients // theory.k)
@@ -90,7 +92,7 @@ def measure(protocol: pl.Protocol, law: pl.Distribution, n: int, gradients: int,
         "kind": theory.kind,
         "staleness_error": abs(mean_staleness - stale.mean) / max(stale.mean, 1),
     }
-    return row | _compared(theory, np.array(at_s), isinstance(law, pl.Deterministic))
+    return row | _compared(theory, np.array(at_s), isinstance(law, pl.timing.Deterministic))
 
 
 def _compared(theory: pl.theory.Expected, at_s: Any, is_constant: bool) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def _compared(theory: pl.theory.Expected, at_s: Any, is_constant: bool) -> dict[
     return {**told, "z": rounded(z), "meets_bar": bool(abs(z) < MOST_Z)}
 
 
-def simulated(protocol: pl.Protocol, cluster: pl.Cluster, updates: int, seed: int) -> tuple[list[float], float]:
+def simulated(protocol: pl.plans.Protocol, cluster: pl.Cluster, updates: int, seed: int) -> tuple[list[float], float]:
     """Return the time of each update, and the mean staleness of the gradients."""
     at_s: list[float] = []
 

@@ -52,7 +52,7 @@ def main() -> None:
     report("trace", args, {"bar": f"within {BAR:.0%} in every round", **results})
 
 
-def record(protocol: Protocol, updates: int, seed: int) -> tuple[pl.Trace, float]:
+def record(protocol: Protocol, updates: int, seed: int) -> tuple[pl.timing.Trace, float]:
     """Run real workers, and return their trace with the seconds until the last update."""
     result = pl.train(
         pl.jobs.digits(),
@@ -61,20 +61,20 @@ def record(protocol: Protocol, updates: int, seed: int) -> tuple[pl.Trace, float
         stop=pl.Stop(updates=updates),
         seed=seed,
     )
-    return pl.Trace.of(result), result.history.of(pl.UpdateMade)[-1].now_s
+    return pl.timing.Trace.of(result), result.history.of(pl.callbacks.UpdateMade)[-1].now_s
 
 
 def stragglers() -> pl.Cluster:
     """Return a slowness in which worker 0 is always slow and each worker is slow for some short periods."""
     return pl.Cluster(
         WORKERS,
-        timing=pl.ShiftedExponential(shift_s=0.01, mean_s=0.01),
-        slowdowns=[pl.Slowdown(at_s=0, factor=2, workers=(0,))],
-        transient=pl.Transient(mean_on_s=0.5, mean_off_s=2.0, slowdown=4),
+        timing=pl.timing.ShiftedExponential(shift_s=0.01, mean_s=0.01),
+        slowdowns=[pl.timing.Slowdown(at_s=0, factor=2, workers=(0,))],
+        transient=pl.timing.Transient(mean_on_s=0.5, mean_off_s=2.0, slowdown=4),
     )
 
 
-def replay(trace: pl.Trace, protocol: Protocol, updates: int) -> float:
+def replay(trace: pl.timing.Trace, protocol: Protocol, updates: int) -> float:
     """Return the virtual seconds until the last update."""
     return pl.simulate(protocol, pl.Cluster(WORKERS, timing=trace), updates=updates).time_s
 

@@ -57,7 +57,7 @@ def make_job(settings: Settings) -> pl.Job:
 def sleeping(settings: Settings) -> Sleeping:
     """Return the workers, whose gradients take a constant time each."""
     speed = settings["speed"]
-    return Sleeping(len(speed), pl.Deterministic(settings["compute_s"]), speed=speed, computing_s=COMPUTING_S)
+    return Sleeping(len(speed), pl.timing.Deterministic(settings["compute_s"]), speed=speed, computing_s=COMPUTING_S)
 
 
 def measure_parts(settings: Settings) -> dict[str, float]:
@@ -183,7 +183,7 @@ def train_ours(settings: Settings) -> dict[str, Any]:
         protocol=settings["protocol"],
         cluster=cluster,
         stop=pl.Stop(gradients=settings["minibatches"], eval_loss=settings["loss"]),
-        evaluate_every=pl.Duration("gradients", settings["evaluate_every"]),
+        evaluate_every=pl.plans.Duration("gradients", settings["evaluate_every"]),
         seed=settings["seed"],
         progress=False,
     )

@@ -36,7 +36,7 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     job = make_job(args.folder, args.batch_size)
-    cluster = pl.Cluster(args.n, pl.Exponential(mean_s=1.0))
+    cluster = pl.Cluster(args.n, pl.timing.Exponential(mean_s=1.0))
     protocol = pl.k_sync(k=args.k)
     stop = pl.Stop(updates=args.updates)
 

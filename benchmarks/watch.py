@@ -191,7 +191,7 @@ def rates_by_turn(made_s: NDArray[np.float64], ends_s: Sequence[float]) -> Itera
     yield from zip(rates[::2], rates[1::2], strict=False)
 
 
-class UpdateTimes(pl.Callback):
+class UpdateTimes(pl.callbacks.Callback):
     """Times of the updates of a run."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ def update_times(folder: Path, seconds: float) -> list[float]:
         data=data,
         batch_size=2,
     )
-    cluster = pl.LocalCluster(2, slowness=pl.Cluster(2, pl.Deterministic(SLEEP_S)))
+    cluster = pl.LocalCluster(2, slowness=pl.Cluster(2, pl.timing.Deterministic(SLEEP_S)))
     times, stop = UpdateTimes(), pl.Stop(seconds=seconds)
     pl.train(job, protocol="bsp", cluster=cluster, stop=stop, out=folder, seed=0, progress=False, callbacks=[times])
     return times.made_s

@@ -10,8 +10,8 @@ from paceline.experiments.runner.progress import ProgressBars
 from paceline.report import write_report
 
 RUNS = Path("runs/demo")
-HEALTHY = pl.Deterministic(0.001)
-STRAGGLER = pl.ShiftedExponential(shift_s=0.03, mean_s=0.03)
+HEALTHY = pl.timing.Deterministic(0.001)
+STRAGGLER = pl.timing.ShiftedExponential(shift_s=0.03, mean_s=0.03)
 
 
 def main(runs: Path = RUNS, loss: float = 0.2) -> None:

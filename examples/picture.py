@@ -17,11 +17,11 @@ WINDOW = 64  # gradients in a mean loss
 def main(target: Path, loss: float = 0.1) -> None:
     mpl.rcParams["svg.hashsalt"] = "paceline"  # the same picture is the same file
     job = replace(pl.jobs.digits(model="net", lr=1.0), lr_rule="proportional")
-    cluster = pl.Cluster(16, timing=pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+    cluster = pl.Cluster(16, timing=pl.timing.ShiftedExponential(shift_s=0.3, mean_s=0.7))
     figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
     for protocol in PROTOCOLS:
         result = pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(loss=loss))
-        used = [record for record in result.history.of(pl.GradientArrived) if record.used]
+        used = [record for record in result.history.of(pl.callbacks.GradientArrived) if record.used]
         smooth = np.convolve([record.loss for record in used], np.ones(WINDOW) / WINDOW, "valid")
         axes.plot([record.now_s for record in used[WINDOW - 1 :]], smooth, label=f"{protocol}: {result.time_s:.0f} s")
     axes.set(xlabel="virtual seconds", ylabel="training loss", yscale="log")

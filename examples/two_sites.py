@@ -38,7 +38,7 @@ from namespaces import Hosts, hosts, why_there_are_none
 
 WORKERS, FAR = 4, (2, 3)  # the workers that are not at the server's site
 MBIT_PER_S, LATENCY_S = 100, 0.025  # of the link between the sites, in each direction
-GRADIENT_S = pl.Gamma(16, 0.1)  # seconds of one gradient
+GRADIENT_S = pl.timing.Gamma(16, 0.1)  # seconds of one gradient
 MARGIN = 0.03
 H, OUTER = 16, "nesterov(lr=0.7, momentum=0.5)"
 PROTOCOLS = {
@@ -94,7 +94,7 @@ def make_job() -> pl.Job:
     )
 
 
-def train(protocol: str, cluster: pl.Cluster | pl.Torchrun, seconds: float) -> pl.Result:
+def train(protocol: str, cluster: pl.Cluster | pl.Torchrun, seconds: float) -> pl.results.Result:
     job, stop = make_job(), pl.Stop(seconds=seconds)
     return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, evaluate_every="gradients=64", seed=0)
 
@@ -106,7 +106,7 @@ class Run(NamedTuple):
     link_bytes: float
 
 
-def losses_of(result: pl.Result) -> list[tuple[float, float]]:
+def losses_of(result: pl.results.Result) -> list[tuple[float, float]]:
     return [(each.published_s, each.metrics["loss"]) for each in result.history.of(VersionEvaluated)]
 
 
@@ -136,13 +136,13 @@ def simulated(protocol: str, seconds: float) -> Run:
     """Train on the simulated sites."""
     has_server = "local_sgd" not in protocol
     bytes_per_s = MBIT_PER_S * 1e6 / 8 / (len(FAR) if has_server else 1)
-    network = pl.Network(latency_s=LATENCY_S, up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
+    network = pl.timing.Network(latency_s=LATENCY_S, up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
     result = train(protocol, TwoSites(WORKERS, GRADIENT_S, network=network), seconds)
     payload_bytes = 4 * sum(each.numel() for each in result.model.parameters())
     return Run(losses_of(result), payload_bytes * (messages(result) if has_server else ring_messages(result)))
 
 
-def messages(result: pl.Result) -> float:
+def messages(result: pl.results.Result) -> float:
     """Return the number of versions and gradients that were sent from one site to the other."""
     history = result.history
     arrived = {(each.worker, each.draw) for each in history.of(GradientArrived)}
@@ -150,7 +150,7 @@ def messages(result: pl.Result) -> float:
     return sum(worker in FAR for worker, _ in [*arrived, *(arrived | stopped)])
 
 
-def ring_messages(result: pl.Result) -> float:
+def ring_messages(result: pl.results.Result) -> float:
     """Return the payloads that the ring has sent over its two connections between the sites."""
     sums = result.history.totals.updates // H
     return sums * 2 * 2 * (WORKERS - 1) / WORKERS

@@ -42,9 +42,9 @@ class Task(Protocol):
         """Run the task and return its line."""
 
 
-def unbroken(result: pl.Result) -> pl.Result:
+def unbroken(result: pl.results.Result) -> pl.results.Result:
     """Return the result of a completed run; raise KeyboardInterrupt if a signal ended the run."""
-    if result.stopped_by is pl.Outcome.INTERRUPTED:
+    if result.stopped_by is pl.results.Outcome.INTERRUPTED:
         raise KeyboardInterrupt
     return result
 

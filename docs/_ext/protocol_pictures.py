@@ -22,7 +22,9 @@ PROTOCOLS = {
     "dbw": "dbw",
     "dc-s3gd": "dc_s3gd",
 }
-CLUSTER = pl.Cluster(4, pl.Gamma(shape=8, mean_s=1.0), speed=[1, 1, 1, 1 / 3], network=pl.Network(latency_s=0.05))
+CLUSTER = pl.Cluster(
+    4, pl.timing.Gamma(shape=8, mean_s=1.0), speed=[1, 1, 1, 1 / 3], network=pl.timing.Network(latency_s=0.05)
+)
 INK = {"light": "#202428", "dark": "#d4d8dc"}
 
 

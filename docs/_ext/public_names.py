@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-NAMESPACES = ("paceline", "paceline.jobs", "paceline.theory")
+SPACES = ("callbacks", "controllers", "jobs", "plans", "results", "theory", "timing")
+NAMESPACES = ("paceline", *(f"paceline.{space}" for space in SPACES))
 
 
 def public_names():

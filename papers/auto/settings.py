@@ -57,12 +57,12 @@ def six(n: int) -> tuple[str, ...]:
 
 def exponential(n: int, alpha: float) -> pl.Cluster:
     """Return n workers with round trips of 1 - alpha + alpha Exp(1) seconds, as in the DBW paper (Sect. 4.1)."""
-    return pl.Cluster(n, pl.ShiftedExponential(shift_s=round(1 - alpha, 10), mean_s=alpha))
+    return pl.Cluster(n, pl.timing.ShiftedExponential(shift_s=round(1 - alpha, 10), mean_s=alpha))
 
 
 def usual(**slow: object) -> pl.Cluster:
     """Return 8 workers with round trips of about a second, some of them slow."""
-    return pl.Cluster(8, pl.Gamma(16, 1.0), **slow)  # type: ignore[arg-type]  # values of different types
+    return pl.Cluster(8, pl.timing.Gamma(16, 1.0), **slow)  # type: ignore[arg-type]  # values of different types
 
 
 def gpt(cluster: pl.Cluster, protocols: Sequence[str]) -> Case:
@@ -87,7 +87,7 @@ CASES: Mapping[str, Case] = {
     ),
     "gpt, one slow": gpt(usual(speed=[0.25] + [1.0] * 7), ("k_sync(k=7)", *six(8))),
     "gpt, transient": gpt(
-        usual(transient=pl.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)), ("k_sync(k=6)", "asp")
+        usual(transient=pl.timing.Transient(slowdown=10.0, mean_on_s=20.0, mean_off_s=180.0)), ("k_sync(k=6)", "asp")
     ),
     "gpt, ladder": gpt(usual(speed=[1 / 8 + i / 8 for i in range(8)]), ("k_sync(k=4)", "k_async(k=4)", "asp")),
 }

@@ -90,7 +90,7 @@ class Final:
                 protocol=self.protocol,
                 cluster=replace(case.cluster, device=where.device),
                 stop=pl.Stop(gradients=gradients, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", gradients),
+                evaluate_every=pl.plans.Duration("gradients", gradients),
                 seed=seed,
             )
         )
@@ -120,7 +120,7 @@ def trained(case: Case, protocol: str, lr: float, rule: str, seed: int, most_s: 
             protocol=protocol,
             cluster=replace(case.cluster, device=where.device),
             stop=replace(stop, updates=where.updates),
-            evaluate_every=pl.Duration("gradients", case.evaluate_every),
+            evaluate_every=pl.plans.Duration("gradients", case.evaluate_every),
             seed=seed,
         )
     )

@@ -19,7 +19,7 @@ from papers.tasks import Where
 
 Array = NDArray[Any]
 N = 5
-CLUSTER = pl.Cluster(N, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+CLUSTER = pl.Cluster(N, pl.timing.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 SHARES = (0.3, 0.3, 0.05, 0.05, 0.3)  # of updates that wait for k = 1 ... 5: 3 and 4 are rare
 UPDATES = 100
 
@@ -42,7 +42,7 @@ class Both(UpdateTimeEstimator):
 
 
 @dataclass(frozen=True)
-class Watch(pl.Controller[UpdateTimes]):
+class Watch(pl.controllers.Controller[UpdateTimes]):
     """Controller that waits for given k and records both estimates at each update.
 
     Args:
@@ -57,7 +57,9 @@ class Watch(pl.Controller[UpdateTimes]):
         """Start without measurements."""
         return UpdateTimes(n, Both(n), late=True)
 
-    def decide(self, state: UpdateTimes, observation: pl.Observation) -> tuple[UpdateTimes, Sequence[Action]]:
+    def decide(
+        self, state: UpdateTimes, observation: pl.controllers.Observation
+    ) -> tuple[UpdateTimes, Sequence[Action]]:
         """Add the samples of an arrival, and set the next k when an update opens."""
         if observation.trigger == "arrival":
             state.observe(observation)
@@ -68,7 +70,7 @@ class Watch(pl.Controller[UpdateTimes]):
             self.said.append((list(state.durations.estimate().times), state.durations.naive()))
         state.open_round(observation)
         k = self.ks[min(observation.version, len(self.ks) - 1)]
-        return state, [pl.SetQuorum(k, "the list says so")]
+        return state, [pl.controllers.SetQuorum(k, "the list says so")]
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Durations:
         updates = where.updates or UPDATES
         ks = np.random.default_rng(self.seed).choice(np.arange(1, N + 1), p=SHARES, size=updates + 1).tolist()
         watch = Watch(ks)
-        pl.simulate(pl.Phase(pl.backup(k=1), controllers=(watch,)), CLUSTER, updates=updates, seed=self.seed)
+        pl.simulate(pl.plans.Phase(pl.backup(k=1), controllers=(watch,)), CLUSTER, updates=updates, seed=self.seed)
         truth = [self._truth_s(k) for k in range(1, N + 1)]
         estimated, naive = (np.array([said[i] for said in watch.said]) for i in (0, 1))
         both = ~np.isnan(naive)

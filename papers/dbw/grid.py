@@ -49,7 +49,7 @@ class Run:
                 protocol=self.series.protocol,
                 cluster=replace(case.cluster, device=where.device),
                 stop=replace(stop, updates=where.updates or stop.updates),
-                evaluate_every=pl.Duration("updates", self.series.evaluate_every),
+                evaluate_every=pl.plans.Duration("updates", self.series.evaluate_every),
                 seed=self.seed,
             )
         )
@@ -60,7 +60,7 @@ class Run:
         return figure, figure.cases[self.case]
 
 
-def result_line(result: pl.Result) -> Line:
+def result_line(result: pl.results.Result) -> Line:
     """Return the result line of a run: its end, k and time of each update, and the curve of the probe."""
     updates = result.history.of(UpdateMade)
     curve = result.history.of(VersionEvaluated)
@@ -81,7 +81,7 @@ def result_line(result: pl.Result) -> Line:
 REASONS = {"begin": "all workers", "best": "expects", "rose": "more than", "no gain": "no k has"}
 
 
-def reasons(history: pl.History) -> Line:
+def reasons(history: pl.results.History) -> Line:
     """Return the number of updates and the total seconds by DBW's reason for their k."""
     spent: Line = {}
     decided, opened_s = "", 0.0

@@ -27,7 +27,7 @@ Estimators = dict[str, UpdateTimes]
 
 
 @dataclass(frozen=True)
-class Watch(pl.Controller[Estimators]):
+class Watch(pl.controllers.Controller[Estimators]):
     """Controller that records both estimates at each update, and changes nothing.
 
     Args:
@@ -43,7 +43,7 @@ class Watch(pl.Controller[Estimators]):
             for name in ("by h", "pooled")
         }
 
-    def decide(self, state: Estimators, observation: pl.Observation) -> tuple[Estimators, Sequence[Action]]:
+    def decide(self, state: Estimators, observation: pl.controllers.Observation) -> tuple[Estimators, Sequence[Action]]:
         """Add the samples of an arrival, and record the estimates when an update opens."""
         for name, times in state.items():
             if observation.trigger == "arrival":
@@ -77,7 +77,7 @@ class Interrupted:
     def carry_out(self, where: Where) -> Line:
         """Return the mean relative error of T_k over all k and updates, by estimator."""
         watch, workers = Watch(), cluster(self.alpha)
-        phase = pl.Phase(pl.k_sync(k=1), controllers=(self._controller(), watch))
+        phase = pl.plans.Phase(pl.k_sync(k=1), controllers=(self._controller(), watch))
         updates = where.updates or UPDATES
         if self.choice == "dbw":
             job = make_job("mnist", 500, 0.08, "constant", where.folder)
@@ -89,8 +89,8 @@ class Interrupted:
         errors = {name: np.abs(np.array(said) / np.array(truth_s) - 1).mean() for name, said in watch.said.items()}
         return {"error": {name: round(float(error), 4) for name, error in errors.items()}}
 
-    def _controller(self) -> pl.Controller[Any]:
+    def _controller(self) -> pl.controllers.Controller[Any]:
         if self.choice == "random":
             ks = np.random.default_rng(self.seed).integers(1, N + 1, size=UPDATES + 1).tolist()
-            return pl.ScheduledQuorum(dict(enumerate(ks)))
-        return pl.BDBW() if self.choice == "b_dbw" else pl.DBW()
+            return pl.controllers.ScheduledQuorum(dict(enumerate(ks)))
+        return pl.controllers.BDBW() if self.choice == "b_dbw" else pl.controllers.DBW()

@@ -92,8 +92,8 @@ class Traced:
 def cluster(alpha: float) -> pl.Cluster:
     """Return 16 workers with round trips of 1 - alpha + alpha Exp(1) seconds (Sect. 4.1)."""
     if alpha == 0:
-        return pl.Cluster(N, pl.Deterministic(1.0))
-    return pl.Cluster(N, pl.ShiftedExponential(shift_s=round(1 - alpha, 10), mean_s=alpha))
+        return pl.Cluster(N, pl.timing.Deterministic(1.0))
+    return pl.Cluster(N, pl.timing.ShiftedExponential(shift_s=round(1 - alpha, 10), mean_s=alpha))
 
 
 def dynamic(*protocols: str) -> list[Series]:
@@ -127,12 +127,12 @@ OPTIONS = dynamic(
 )
 
 # Fig. 7 uses the paper's own trace, which was not published. A law with an equally heavy tail replaces it.
-SPARK = pl.Cluster(N, pl.LogNormal(median_s=1.0, sigma=0.5))
+SPARK = pl.Cluster(N, pl.timing.LogNormal(median_s=1.0, sigma=0.5))
 
 
 def half_slower(at_s: float) -> pl.Cluster:
     """Return 16 workers with round trips of 1 s, half of which become five times slower at a time."""
-    return pl.Cluster(N, pl.Deterministic(1.0), slowdowns=[pl.Slowdown(at_s=at_s, factor=5, workers=0.5)])
+    return pl.Cluster(N, pl.timing.Deterministic(1.0), slowdowns=[pl.timing.Slowdown(at_s=at_s, factor=5, workers=0.5)])
 
 
 CPU_BOUND = 1500  # limit on the updates of a run that does not reach its target

@@ -64,12 +64,14 @@ def imagenet_job(row: Theirs, data: Dataset[Any], eval_data: Dataset[Any] | None
         eval_data=eval_data,
         sampling="epoch",
     )
-    schedule = pl.LinearSchedule(warm_up="50%", warm_up_until=f"epochs={row.warm_up_epochs}", weight_decay=DECAY_FACTOR)
+    schedule = pl.plans.LinearSchedule(
+        warm_up="50%", warm_up_until=f"epochs={row.warm_up_epochs}", weight_decay=DECAY_FACTOR
+    )
     return as_in_the_paper(job, row.lr, job.batch_size, replace(schedule, total=f"epochs={EPOCHS}"))
 
 
 def as_in_the_paper(
-    job: pl.Job, lr: float, minibatch: int, schedule: pl.LinearSchedule, optimizer: Callable[..., Any] = SGD
+    job: pl.Job, lr: float, minibatch: int, schedule: pl.plans.LinearSchedule, optimizer: Callable[..., Any] = SGD
 ) -> pl.Job:
     """Return the job at N eta_sn, with schedules for learning rate and weight decay, and no decay of norms.
 

@@ -66,10 +66,10 @@ class Setup:
         return round(self.epochs * SAMPLES[self.job] / self.batch_size)
 
     @property
-    def schedule(self) -> pl.LinearSchedule:
+    def schedule(self) -> pl.plans.LinearSchedule:
         """The paper's schedule of learning rate and weight decay."""
-        return pl.LinearSchedule(
-            warm_up="50%", warm_up_until=pl.Duration("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR
+        return pl.plans.LinearSchedule(
+            warm_up="50%", warm_up_until=pl.plans.Duration("fraction", self.warm_up_until), weight_decay=DECAY_FACTOR
         )
 
 
@@ -220,16 +220,16 @@ class Stragglers:
     seeds: int = 3
 
 
-ALWAYS_1 = pl.Deterministic(1.0)
+ALWAYS_1 = pl.timing.Deterministic(1.0)
 HICCUPS = Empirical((1.0,) * 49 + (5.0,))
-ALWAYS_SLOW = pl.Slowdown(at_s=0, factor=2, workers=(0,))
-NOW_AND_THEN = pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))
+ALWAYS_SLOW = pl.timing.Slowdown(at_s=0, factor=2, workers=(0,))
+NOW_AND_THEN = pl.timing.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))
 
 STRAGGLERS = Stragglers(
     {
-        "exp(1)": pl.Cluster(1, pl.Exponential(1.0)),
-        "0.5 + 0.5 exp(1)": pl.Cluster(1, pl.ShiftedExponential(shift_s=0.5, mean_s=0.5)),
-        "0.9 + 0.1 exp(1)": pl.Cluster(1, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1)),
+        "exp(1)": pl.Cluster(1, pl.timing.Exponential(1.0)),
+        "0.5 + 0.5 exp(1)": pl.Cluster(1, pl.timing.ShiftedExponential(shift_s=0.5, mean_s=0.5)),
+        "0.9 + 0.1 exp(1)": pl.Cluster(1, pl.timing.ShiftedExponential(shift_s=0.9, mean_s=0.1)),
         "1, and 5 for every 50th gradient": pl.Cluster(1, HICCUPS),
         "1, one worker 5 times slower for 20 s in every 100 s": pl.Cluster(1, ALWAYS_1, slowdowns=(NOW_AND_THEN,)),
         "1, one worker twice as slow": pl.Cluster(1, ALWAYS_1, slowdowns=(ALWAYS_SLOW,)),

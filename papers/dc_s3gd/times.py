@@ -72,11 +72,11 @@ class Iteration:
     def _cell(self, n: int, all_reduce_s: float, where: Where) -> tuple[float, float, float]:
         payload_bytes = ITERATIONS.payload_bytes
         bytes_per_s = 2 * (n - 1) / n * payload_bytes / all_reduce_s
-        network = pl.Network(up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
+        network = pl.timing.Network(up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
         there_and_back_s = network.push_s(payload_bytes) + network.pull_s(payload_bytes)
         simulated = pl.simulate(
             self.protocol,
-            pl.Cluster(n, pl.Deterministic(COMPUTE_S), network=network),
+            pl.Cluster(n, pl.timing.Deterministic(COMPUTE_S), network=network),
             updates=(where.updates or ITERATIONS.rounds) * (n if self.protocol == "asp" else 1),
             payload_bytes=payload_bytes,
         )
@@ -134,7 +134,7 @@ class Waiting:
             "staleness": rounded(run.totals.mean_staleness for run in runs),
         }
 
-    def _simulated(self, n: int, where: Where) -> pl.Simulated:
+    def _simulated(self, n: int, where: Where) -> pl.results.Simulated:
         k = 3 * n // 4
         protocol = self.protocol.format(most=k)
         gradients = k if protocol.startswith("k_sync") else 1 if protocol in {"asp", "ssp(lead=1)"} else n

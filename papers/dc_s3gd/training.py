@@ -47,16 +47,16 @@ class Run:
             pl.train(
                 make_job(setup, where.folder),
                 protocol=self.series.name,
-                cluster=pl.Cluster(setup.n, pl.Deterministic(1.0), device=where.device),
+                cluster=pl.Cluster(setup.n, pl.timing.Deterministic(1.0), device=where.device),
                 stop=pl.Stop(gradients=workload, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", workload / setup.evaluations),
+                evaluate_every=pl.plans.Duration("gradients", workload / setup.evaluations),
                 seed=self.seed,
             )
         )
         return result_line(result)
 
 
-def result_line(result: pl.Result) -> Line:
+def result_line(result: pl.results.Result) -> Line:
     """Return the end of a run and its curves by updates."""
     history = result.history
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)

@@ -27,7 +27,7 @@ def main() -> None:
         given.out.write_text(json.dumps({"evaluated": evaluated, **measured(result)}))
 
 
-class Server(pl.Callback):
+class Server(pl.callbacks.Callback):
     """Callback that takes snapshots of the parameters which the server gives to its optimizer.
 
     Args:

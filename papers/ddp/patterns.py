@@ -18,7 +18,7 @@ GRADIENT_S = 0.1
 
 HOUR_S = 3600.0
 
-STEADY = pl.Gamma(400, GRADIENT_S)  # standard deviation 5 %
+STEADY = pl.timing.Gamma(400, GRADIENT_S)  # standard deviation 5 %
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pattern:
         live = n - without_slow
         turn_s = 20 * GRADIENT_S
         turns = [
-            pl.Periodic(on_s=turn_s, every_s=n * turn_s, slowdown=3.0, workers=(worker,), at_s=worker * turn_s)
+            pl.timing.Periodic(on_s=turn_s, every_s=n * turn_s, slowdown=3.0, workers=(worker,), at_s=worker * turn_s)
             for worker in range(live if self.rotates else 0)
         ]
         return pl.Cluster(live, self.timing, speed=list(self.speeds(n)[:live]), slowdowns=turns, **more)

@@ -111,7 +111,9 @@ class Real:
         sized_for = min(JOBS[JOB].gradients)  # the length of a run sets only the schedule of AdamW
         return make_job(JOB, sized_for, self.lr, self._settings.rule, folder)
 
-    def train(self, job: pl.Job, cluster: pl.Cluster | pl.Torchrun, updates: int | None, **more: Any) -> pl.Result:
+    def train(
+        self, job: pl.Job, cluster: pl.Cluster | pl.Torchrun, updates: int | None, **more: Any
+    ) -> pl.results.Result:
         """Train with paceline.
 
         Args:
@@ -130,7 +132,7 @@ class Real:
 
     def _simulated(self, where: Where) -> Line:
         cluster = slowed(cluster_of(JOB, self.n, PATTERNS[self.pattern], self._settings, self.seed), self.slower)
-        every = pl.Duration("gradients", self.every)
+        every = pl.plans.Duration("gradients", self.every)
         result = self.train(self.job(where.folder), cluster, where.updates, evaluate_every=every)
         return {"evaluated": evaluations(result), **measured(result)}
 
@@ -177,7 +179,7 @@ def slowed(cluster: pl.Cluster, factor: float) -> pl.Cluster:
     """Return the cluster of a pattern with compute times and periods that are longer by a factor, > 0."""
     longer = []
     for each in cluster.slowdowns:
-        assert isinstance(each, pl.Periodic), f"a pattern has periods only, given {each}"
+        assert isinstance(each, pl.timing.Periodic), f"a pattern has periods only, given {each}"
         longer.append(replace(each, on_s=factor * each.on_s, every_s=factor * each.every_s, at_s=factor * each.at_s))
     speeds = [cluster.speed_of(worker) / factor for worker in range(cluster.n)]
     return replace(cluster, speed=speeds, slowdowns=longer)
@@ -250,7 +252,7 @@ class Snapshots:
         return evaluated
 
 
-def measured(result: pl.Result) -> Line:
+def measured(result: pl.results.Result) -> Line:
     """Return the seconds and the mean k of a run."""
     return {"s": round(result.time_s, 4), "mean_k": round(result.history.totals.mean_k, 3)}
 

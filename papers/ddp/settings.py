@@ -17,8 +17,10 @@ EVALUATIONS = 40  # of a run
 MARGIN = 0.02  # nats above DDP's final validation loss: the target
 
 # Measured on this project's machine, see benchmarks/results: transport_round_trip, transport_processor, server_time.
-LINES = pl.Network(latency_s=1.6e-4, up_bytes_per_s=0.75e9, down_bytes_per_s=0.75e9)  # TLS between server and worker
-SUMS = pl.Network(latency_s=2.7e-4, up_bytes_per_s=1.65e9, down_bytes_per_s=1.65e9)  # gloo, not encrypted
+LINES = pl.timing.Network(
+    latency_s=1.6e-4, up_bytes_per_s=0.75e9, down_bytes_per_s=0.75e9
+)  # TLS between server and worker
+SUMS = pl.timing.Network(latency_s=2.7e-4, up_bytes_per_s=1.65e9, down_bytes_per_s=1.65e9)  # gloo, not encrypted
 TORCHFT_STEP_S = 1.9e-3  # more than a step of DDP; see torchft_step in benchmarks/results
 GRADIENT_S_PER_BYTE, UPDATE_S_PER_BYTE = 7.2e-11, 1.34e-10  # of the server's processor
 

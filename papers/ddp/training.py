@@ -55,10 +55,10 @@ class Untimed:
             evaluated.append({**each, "updates": each["updates"] + first // n, "gradients": each["gradients"] + first})
         return {"evaluated": [{name: each[name] for name in each if name != "time_s"} for each in evaluated]}
 
-    def _train(self, job: pl.Job, plan: str, n: int, gradients: int, seed: int, where: Where) -> pl.Result:
-        cluster = pl.Cluster(n, pl.Deterministic(1.0), device=where.device)
+    def _train(self, job: pl.Job, plan: str, n: int, gradients: int, seed: int, where: Where) -> pl.results.Result:
+        cluster = pl.Cluster(n, pl.timing.Deterministic(1.0), device=where.device)
         stop = pl.Stop(gradients=gradients, updates=where.updates)
-        every = pl.Duration("gradients", JOBS[self.job].gradients[self.n] // EVALUATIONS)
+        every = pl.plans.Duration("gradients", JOBS[self.job].gradients[self.n] // EVALUATIONS)
         return unbroken(pl.train(job, protocol=plan, cluster=cluster, stop=stop, evaluate_every=every, seed=seed))
 
 
@@ -98,7 +98,7 @@ class Timed:
                     cluster_of(self.job, self.n, PATTERNS[self.pattern], contender, self.seed), device=where.device
                 ),
                 stop=pl.Stop(gradients=gradients, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", gradients // EVALUATIONS),
+                evaluate_every=pl.plans.Duration("gradients", gradients // EVALUATIONS),
                 seed=self.seed,
             )
         )
@@ -142,7 +142,7 @@ def _asked(task: Untimed | Timed) -> Line:
     }
 
 
-def evaluations(result: pl.Result) -> list[dict[str, Any]]:
+def evaluations(result: pl.results.Result) -> list[dict[str, Any]]:
     """Return update, gradients, seconds, loss and accuracy of each evaluated version, but the first one."""
     workload: Mapping[int, int] = {made.version: made.workload for made in result.history.of(UpdateMade)}
     return [

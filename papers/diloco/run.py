@@ -69,7 +69,7 @@ class Run:
                 protocol=self.protocol,
                 cluster=replace(case.cluster, device=where.device),
                 stop=pl.Stop(gradients=case.gradients, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", case.gradients // EVALUATIONS),
+                evaluate_every=pl.plans.Duration("gradients", case.gradients // EVALUATIONS),
                 seed=self.seed,
             )
         )

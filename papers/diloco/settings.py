@@ -16,7 +16,9 @@ EVALUATIONS = 20  # of a run
 LR = 1e-3  # of AdamW, tuned for `bsp` with 8 workers in papers/auto
 RATES = (5e-4, LR, 2e-3)  # tried for `bsp` and for local steps with 4 workers: LR is the best for both
 H = 16
-NETWORK = pl.Network(latency_s=0.025, up_bytes_per_s=12.5e6, down_bytes_per_s=12.5e6)  # 100 Mbit/s, 25 ms each way
+NETWORK = pl.timing.Network(
+    latency_s=0.025, up_bytes_per_s=12.5e6, down_bytes_per_s=12.5e6
+)  # 100 Mbit/s, 25 ms each way
 OUTERS = (
     "sgd(lr=1)",
     "sgd(lr=1, momentum=0.3)",
@@ -44,7 +46,7 @@ class Case:
 
 def four(speed: Sequence[float]) -> pl.Cluster:
     """Return four workers with these speeds behind links of 100 Mbit/s."""
-    return pl.Cluster(4, pl.Gamma(16, 0.25), speed=speed, network=NETWORK)
+    return pl.Cluster(4, pl.timing.Gamma(16, 0.25), speed=speed, network=NETWORK)
 
 
 DILOCO = f"bsp + local_steps(H={H}, outer=OUTER)"

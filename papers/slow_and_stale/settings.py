@@ -14,10 +14,10 @@ P = 8  # workers, in all figures but Fig. 5 and 9
 K = 4
 
 # In Lemma 3 exp(mu) has the mean 1/mu. Pareto(2, 1) is read as shape 2: with shape 1 it has no mean.
-DISTRIBUTIONS: Mapping[str, pl.Distribution] = {
-    "exp(1)": pl.Exponential(mean_s=1.0),
-    "1 + exp(1)": pl.ShiftedExponential(shift_s=1.0, mean_s=1.0),
-    "Pareto(2, 1)": pl.Pareto(scale_s=1.0, shape=2.0),
+DISTRIBUTIONS: Mapping[str, pl.timing.Distribution] = {
+    "exp(1)": pl.timing.Exponential(mean_s=1.0),
+    "1 + exp(1)": pl.timing.ShiftedExponential(shift_s=1.0, mean_s=1.0),
+    "Pareto(2, 1)": pl.timing.Pareto(scale_s=1.0, shape=2.0),
 }
 
 
@@ -81,7 +81,7 @@ class Bounds:
     """
 
     says: str
-    protocols: Sequence[pl.Protocol]
+    protocols: Sequence[pl.plans.Protocol]
     cluster: pl.Cluster
     constants: pl.theory.Constants
     eta: float
@@ -152,7 +152,7 @@ class Case:
         m = series.batch_size
         if m is None:
             return self
-        law = pl.ShiftedExponential(shift_s=m * self.sample_s, mean_s=1.0)
+        law = pl.timing.ShiftedExponential(shift_s=m * self.sample_s, mean_s=1.0)
         return replace(self, batch_size=m, cluster=replace(self.cluster, timing=law))
 
 
@@ -194,7 +194,7 @@ C = 0.005 * ETA_MAX
 CIFAR10 = Case(
     "cifar10",
     "0 to 1",
-    pl.Cluster(40, pl.Exponential(mean_s=1 / 20)),
+    pl.Cluster(40, pl.timing.Exponential(mean_s=1 / 20)),
     [*protocols("asp", f"asp + staleness_lr(C={C:g})"), Series("asp", lr=ETA_MAX / 2), Series("asp", lr=ETA_MAX / 4)],
     batch_size=250,
     lr=ETA_MAX,
@@ -205,7 +205,7 @@ CIFAR10 = Case(
 PAPERS_TWO = CIFAR10.series[:2]
 K_SYNC = replace(
     MNIST,
-    cluster=pl.Cluster(P, pl.ShiftedExponential(shift_s=1.0, mean_s=1.0)),  # m + exp(mu), m = 1; mu is not given
+    cluster=pl.Cluster(P, pl.timing.ShiftedExponential(shift_s=1.0, mean_s=1.0)),  # m + exp(mu), m = 1; mu is not given
     series=protocols(*(f"k_sync(k={k})" for k in (1, 2, 4, 6, 8))),
     lr=0.05,
     seconds=2500,

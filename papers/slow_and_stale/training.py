@@ -52,14 +52,14 @@ class Run:
                 protocol=self.series.protocol,
                 cluster=replace(case.cluster, device=where.device),
                 stop=replace(stop, updates=where.updates) if where.updates else stop,
-                evaluate_every=pl.Duration("seconds", asked["evaluate_every_s"]),
+                evaluate_every=pl.plans.Duration("seconds", asked["evaluate_every_s"]),
                 seed=self.seed,
             )
         )
         return result_line(result.history)
 
 
-def result_line(history: pl.History) -> Line:
+def result_line(history: pl.results.History) -> Line:
     """Return the curves of the probe by time and by update, and the staleness."""
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
     scales = [float(part.mean()) for part in np.array_split([update.step_scale for update in updates], 10) if len(part)]

@@ -32,14 +32,14 @@ class Workers:
     n: int
     shift_s: float
     mean_s: float
-    stragglers: Sequence[pl.Periodic] = ()
+    stragglers: Sequence[pl.timing.Periodic] = ()
 
     @classmethod
     def of(cls, cluster: pl.Cluster) -> Workers:
         """Return the workers of a cluster whose stragglers are all periodic, with ids."""
         law = cluster.distribution_of(0)
-        assert isinstance(law, pl.ShiftedExponential)
-        stragglers = tuple(each for each in cluster.slowdowns if isinstance(each, pl.Periodic))
+        assert isinstance(law, pl.timing.ShiftedExponential)
+        stragglers = tuple(each for each in cluster.slowdowns if isinstance(each, pl.timing.Periodic))
         assert len(stragglers) == len(cluster.slowdowns)
         return cls(cluster.n, law.shift_s, law.mean_s, stragglers)
 
@@ -135,10 +135,10 @@ def mean_played_s(workers: Workers, workload: int, share: float) -> float:
     return float(workers.played_s(workload, share).mean())
 
 
-def done(t_s: Array | float, straggler: pl.Periodic) -> Array:
+def done(t_s: Array | float, straggler: pl.timing.Periodic) -> Array:
     """Return the seconds of work that a straggler has done until t if it is never idle.
 
-    >>> float(done(100.0, pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))))
+    >>> float(done(100.0, pl.timing.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))))
     84.0
     """
     whole, rest_s = np.divmod(np.asarray(t_s, dtype=float) - straggler.at_s, straggler.every_s)
@@ -146,10 +146,10 @@ def done(t_s: Array | float, straggler: pl.Periodic) -> Array:
     return np.where(whole < 0, t_s, t_s - slow_s * (1 - 1 / straggler.slowdown))
 
 
-def when(work_s: Array | float, straggler: pl.Periodic) -> Array:
+def when(work_s: Array | float, straggler: pl.timing.Periodic) -> Array:
     """Return the second at which a straggler has done this much work: the inverse of `done`.
 
-    >>> float(when(84.0, pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))))
+    >>> float(when(84.0, pl.timing.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,))))
     100.0
     """
     in_slow_s = straggler.on_s / straggler.slowdown

@@ -122,10 +122,10 @@ def measured_cluster(n: int, measured: Measured) -> pl.Cluster:
     mean of 100 steps has the relative standard deviation ``c / 10``.
     """
     variation = 10 * measured.asp_std_s / measured.asp_s
-    return pl.Cluster(n, pl.Gamma(shape=round(variation**-2, 3), mean_s=round(n * measured.asp_s, 4)))
+    return pl.Cluster(n, pl.timing.Gamma(shape=round(variation**-2, 3), mean_s=round(n * measured.asp_s, 4)))
 
 
-def slowed(setup: Setup, *slowdowns: pl.Slowdown | pl.Periodic) -> Setup:
+def slowed(setup: Setup, *slowdowns: pl.timing.Slowdown | pl.timing.Periodic) -> Setup:
     """Return the same set-up with stragglers."""
     return replace(setup, cluster=replace(setup.cluster, slowdowns=slowdowns))
 
@@ -134,20 +134,20 @@ def slowed(setup: Setup, *slowdowns: pl.Slowdown | pl.Periodic) -> Setup:
 
 SMALL = Setup(
     "mnist",
-    pl.Cluster(8, pl.ShiftedExponential(shift_s=0.5, mean_s=0.5)),
+    pl.Cluster(8, pl.timing.ShiftedExponential(shift_s=0.5, mean_s=0.5)),
     lr=0.00625,
     batch_size=32,
     workload=8000,
 )
 LARGEST_LR = 0.025  # at 16 workers: result of the figure "rates"
 SMALL_16 = replace(SMALL, cluster=replace(SMALL.cluster, n=16), lr=LARGEST_LR)
-ONE = (pl.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,)),)
+ONE = (pl.timing.Periodic(on_s=20, every_s=100, slowdown=5, workers=(0,)),)
 # Both are slow together for a quarter of the time, as two independent workers are on average.
 TWO = (
-    pl.Periodic(on_s=50, every_s=100, slowdown=5, workers=(0,)),
-    pl.Periodic(on_s=50, every_s=100, slowdown=5, workers=(1,), at_s=25),
+    pl.timing.Periodic(on_s=50, every_s=100, slowdown=5, workers=(0,)),
+    pl.timing.Periodic(on_s=50, every_s=100, slowdown=5, workers=(1,), at_s=25),
 )
-MILD = (pl.Slowdown(at_s=100, until_s=200, factor=2, workers=(0,)),)
+MILD = (pl.timing.Slowdown(at_s=100, until_s=200, factor=2, workers=(0,)),)
 PERCENT = 25
 PLAN = switch(PERCENT)
 AWARE = [switch(PERCENT, "bsp + greedy"), switch(PERCENT, "bsp + elastic")]
@@ -175,9 +175,10 @@ SETUPS = {"set-up 1": (SETUP_1, 6.25), "set-up 2": (SETUP_2, 12.5), "set-up 3": 
 
 # Their stragglers are 10 or 30 ms of network latency. The factors are the slowdowns of BSP with such workers
 # all the time (1.06 and 2.75), and the times are proportional to the phase of BSP, 666 s there and about 155 s here.
-MILD_1 = (pl.Slowdown(at_s=40, until_s=63, factor=1.06, workers=(0,)),)
+MILD_1 = (pl.timing.Slowdown(at_s=40, until_s=63, factor=1.06, workers=(0,)),)
 MODERATE_1 = tuple(
-    pl.Periodic(on_s=23, every_s=39, slowdown=2.75, workers=(worker,), at_s=at_s) for worker, at_s in ((0, 0), (1, 12))
+    pl.timing.Periodic(on_s=23, every_s=39, slowdown=2.75, workers=(worker,), at_s=at_s)
+    for worker, at_s in ((0, 0), (1, 12))
 )
 
 ORDERS = protocols("bsp", "asp", switch(50), "asp@50% >> bsp")

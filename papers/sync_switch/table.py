@@ -68,8 +68,8 @@ def trouble(lines: Sequence[Line]) -> str:
 def predicted(name: str, case: Case) -> str:
     """Return the seconds of the plan without paceline; for an elastic plan those of an ideal one."""
     cluster, workload = case.setup.cluster, case.setup.workload
-    is_known = isinstance(cluster.timing, pl.ShiftedExponential) and all(
-        isinstance(each, pl.Periodic) for each in cluster.slowdowns
+    is_known = isinstance(cluster.timing, pl.timing.ShiftedExponential) and all(
+        isinstance(each, pl.timing.Periodic) for each in cluster.slowdowns
     )
     if not is_known or name not in (*SHARES, ELASTIC):
         return "-"

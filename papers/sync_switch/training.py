@@ -51,14 +51,14 @@ class Run:
                 protocol=self.series.protocol,
                 cluster=replace(self.setup.cluster_for(asked["batch_size"]), device=where.device),
                 stop=pl.Stop(gradients=workload, updates=where.updates),
-                evaluate_every=pl.Duration("gradients", workload / asked["evaluations"]),
+                evaluate_every=pl.plans.Duration("gradients", workload / asked["evaluations"]),
                 seed=self.seed,
             )
         )
         return result_line(result)
 
 
-def result_line(result: pl.Result) -> Line:
+def result_line(result: pl.results.Result) -> Line:
     """Return the end of a run, its curves by time and workload, and its decisions."""
     history = result.history
     updates, curve = history.of(UpdateMade), history.of(VersionEvaluated)
@@ -84,7 +84,7 @@ def result_line(result: pl.Result) -> Line:
     }
 
 
-def decisions(history: pl.History) -> list[tuple[float, int, str, int | None]]:
+def decisions(history: pl.results.History) -> list[tuple[float, int, str, int | None]]:
     """Return the changes of protocol and membership: time, number of gradients, and worker."""
     found, workload = [], 0
     for record in history:

@@ -13,6 +13,10 @@ def __getattr__(name: str) -> object:
             raise
         from difflib import get_close_matches
 
-        near = get_close_matches(name, __all__, n=1)
-        advice = f"; did you mean '{near[0]}'?" if near else ""
+        from paceline.utils.argument_types import NAMESPACES
+
+        names = {part: f"{space}.{part}" for space in NAMESPACES for part in dir(_load(space))}
+        names |= {part: part for part in __all__}
+        near = get_close_matches(name, names, n=1)
+        advice = f"; did you mean '{names[near[0]]}'?" if near else ""
         raise AttributeError(f"paceline has no {name!r}{advice}") from error

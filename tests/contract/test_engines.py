@@ -19,7 +19,7 @@ from paceline.worker.torch_utils import build_model
 from selections import parametrize_few
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, plain_loop, sgd, tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
 EXACT = 1e-12
 
 
@@ -92,7 +92,7 @@ def pieces(job, seed, n, protocol, updates):
         pl.k_async(k=2),
         pl.asp(),
         pl.ssp(lead=1),
-        pl.asp() + pl.chain(pl.staleness_lr(C=0.01), pl.dc_asgd(lambda0=2, m=0.95)),
+        pl.asp() + pl.plans.chain(pl.staleness_lr(C=0.01), pl.dc_asgd(lambda0=2, m=0.95)),
         pl.k_async(k=2) + pl.staleness_weight() + pl.dc_s3gd(),
         pl.k_sync(k=2) + pl.local_steps(H=3, outer="nesterov(lr=0.7, momentum=0.9)"),
         pl.ringmaster(r=1) + pl.local_steps(H=2),

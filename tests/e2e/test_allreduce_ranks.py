@@ -96,7 +96,7 @@ def test_partitioned_data_and_steps_that_are_measured(protocol):
 
 @pytest.mark.slow
 def test_a_killed_rank_is_named_by_all_others_at_once():
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.05))
     torchrun = {"faults": [pl.Fault(worker=2, draw=9)], "slowness": slow}
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
@@ -111,7 +111,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once():
 @pytest.mark.slow
 @pytest.mark.processes
 def test_those_who_are_left_go_on_and_one_that_comes_later_takes_part():
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.02))
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.02))
     torchrun = {"faults": [pl.Fault(worker=2, draw=9)], "slowness": slow, "min_workers": 1}
     is_back = EndWhen(_has_come_back_and_done_its_share)
     with ranks(3, tiny_job(), torchrun, protocol="dc_s3gd", stop="seconds=40", callbacks=[is_back]) as job:
@@ -139,9 +139,9 @@ def _has_come_back_and_done_its_share(seen):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["all_reduce", "dc_s3gd", "local_sgd(H=4)"])
 def test_a_trace_of_ranks_replays_as_long_as_they_took(protocol):
-    slowness = pl.Cluster(2, timing=pl.Exponential(0.03))
+    slowness = pl.Cluster(2, timing=pl.timing.Exponential(0.03))
     [end, _] = run(2, tiny_job(), {"slowness": slowness}, protocol=protocol, stop="updates=30")
-    trace = pl.Trace.of(end.records)
+    trace = pl.timing.Trace.of(end.records)
     assert not trace.has_server
     took_s = of(end.records, UpdateMade)[-1].now_s
     assert pl.simulate(protocol, pl.Cluster(2, trace), updates=30).time_s == pytest.approx(took_s, rel=0.2)
@@ -150,7 +150,7 @@ def test_a_trace_of_ranks_replays_as_long_as_they_took(protocol):
 @pytest.mark.slow
 def test_those_who_are_left_keep_their_own_momentum_and_repeat_the_iteration():
     job, n, updates, gone = tiny_job(optimizer=sgd(0.05, 0.9)), 3, 16, pl.Fault(worker=2, draw=9)
-    torchrun = {"faults": [gone], "min_workers": 1, "slowness": pl.Cluster(n, timing=pl.Deterministic(0.05))}
+    torchrun = {"faults": [gone], "min_workers": 1, "slowness": pl.Cluster(n, timing=pl.timing.Deterministic(0.05))}
     ends = run(n, job, torchrun, protocol="local_sgd(H=1)", stop=f"updates={updates}")
     loader, model = MinibatchLoader(job, 1, n), build_model(job, 1)
     velocity = [torch.zeros_like(parameters_of(model))] * n
@@ -194,7 +194,7 @@ def test_local_sgd_is_saved_at_the_first_sum_when_it_is_time(tmp_path):
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("protocol", ["dc_s3gd", "local_sgd(H=4)"])
 def test_a_signal_ends_all_alike_with_a_checkpoint(rank, protocol, tmp_path):
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.05))
     settings = {"protocol": protocol, "stop": "updates=3000", "out": tmp_path / "run"}
     with ranks(3, tiny_job(), {"slowness": slow}, **settings) as job:
         job.start_all()
@@ -215,7 +215,7 @@ def test_a_signal_ends_all_alike_with_a_checkpoint(rank, protocol, tmp_path):
 
 @pytest.mark.slow
 def test_an_elastic_rank_that_is_told_to_end_leaves_alone():
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.05))
     with ranks(3, tiny_job(), {"slowness": slow, "min_workers": 1}, protocol="dc_s3gd", stop="updates=100") as job:
         job.start_all()
         job.await_training()
@@ -251,7 +251,7 @@ def test_a_rank_that_stands_still_in_the_middle_of_a_sum_counts_as_dead(elastic)
 
 @pytest.mark.slow
 def test_ranks_without_rank_0_end():
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.05))
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.05))
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
         job.await_training()

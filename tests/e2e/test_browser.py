@@ -374,7 +374,7 @@ def test_the_axis_of_the_loss_fits_the_data(open_page, folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_without_any_finished_work_has_a_row_of_round_trips(open_page, tmp_path):
-    slow = pl.Cluster(3, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25])
+    slow = pl.Cluster(3, pl.timing.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25])
     train_run(tmp_path / "run", "k_sync(k=2)", cluster=slow, updates=20)
     page = open_page([tmp_path / "run"], tmp_path)
     chart = page.locator("#round-trips canvas")

@@ -17,7 +17,7 @@ from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, Wor
 from tiny_jobs import tiny_job
 
 SUMS = {"protocol": "dc_s3gd", "stop": "updates=3000", "worker_timeout_s": 5.0}
-STEADY = pl.Deterministic(0.02)
+STEADY = pl.timing.Deterministic(0.02)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -231,7 +231,9 @@ def test_the_times_of_a_worker_far_away_tell_how_far():
 
 @pytest.mark.slow
 def test_a_host_that_is_cut_off_for_good_is_given_up_by_both_sides():
-    slow = pl.Cluster(2, timing=[pl.Deterministic(0.5), pl.Deterministic(0.02)])  # worker 1 is idle when it happens
+    slow = pl.Cluster(
+        2, timing=[pl.timing.Deterministic(0.5), pl.timing.Deterministic(0.02)]
+    )  # worker 1 is idle when it happens
     settings = {"protocol": "bsp", "stop": "seconds=12", "worker_timeout_s": 1000.0}
     with hosts(2) as made:
         cut = Cut(made, place=1, after=(1, 3))

@@ -29,7 +29,7 @@ def script(random):
     return told
 
 
-class Script(pl.Callback):
+class Script(pl.callbacks.Callback):
     """Cuts links by script, for the scripted times, and reports which workers hang."""
 
     def __init__(self, made, befalls, said):
@@ -82,7 +82,7 @@ def test_two_hundred_faults_in_one_run(tmp_path):
     faults = [
         pl.Fault(worker=worker, draw=draw, kind=kind) for (worker, draw), kind in befalls.items() if kind != "cut"
     ]
-    torchrun = {"slowness": pl.Cluster(N, timing=pl.Exponential(0.02)), "faults": faults}
+    torchrun = {"slowness": pl.Cluster(N, timing=pl.timing.Exponential(0.02)), "faults": faults}
     settings = {"protocol": "k_async(k=2)", "stop": f"epochs={EPOCHS}", "worker_timeout_s": 1.0}
     said = tmp_path / "said"
     with hosts(4) as made:

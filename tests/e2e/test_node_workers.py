@@ -65,7 +65,7 @@ class SlowStep:
 @pytest.mark.parametrize("slow_rank", ["2", "3"], ids=["leader", "follower"])
 def test_an_interrupt_ends_the_work_of_all_at_a_microbatch(slow_rank):
     job = tiny_job(loss=None, step=SlowStep(slow_rank, 0.2), batch_size=32, microbatches=16)  # 3.2 s
-    quick = {**NODE, "slowness": pl.Cluster(2, timing=[pl.Deterministic(0.05), pl.Deterministic(1e-6)])}
+    quick = {**NODE, "slowness": pl.Cluster(2, timing=[pl.timing.Deterministic(0.05), pl.timing.Deterministic(1e-6)])}
     [end, *others] = run(4, job, quick, nodes=2, protocol="k_sync(k=1)", stop="updates=60")
     interrupted = end.of(WorkInterrupted)
     assert {record.worker for record in interrupted} == {1}
@@ -84,7 +84,7 @@ def test_a_process_that_dies_takes_its_group_with_it_and_the_group_comes_back(ki
     # The other worker dies too, so that the run waits for this one.
     torchrun = {
         **NODE,
-        "slowness": pl.Cluster(2, timing=pl.Deterministic(0.03)),
+        "slowness": pl.Cluster(2, timing=pl.timing.Deterministic(0.03)),
         "faults": [pl.Fault(worker=0, draw=60)],
     }
     with ranks(4, train, torchrun, nodes=2, protocol="bsp", stop=f"epochs={epochs}") as job:
@@ -147,7 +147,7 @@ def test_a_usage_error_of_a_follower_ends_the_run_of_all():
 @pytest.mark.slow
 @pytest.mark.parametrize("told", [2, 3], ids=["leader", "follower"])
 def test_all_processes_of_a_group_leave_together(told):
-    slow = {**NODE, "slowness": pl.Cluster(2, timing=pl.Deterministic(0.1))}
+    slow = {**NODE, "slowness": pl.Cluster(2, timing=pl.timing.Deterministic(0.1))}
     with ranks(4, tiny_job(), slow, nodes=2, protocol="asp", stop="updates=40") as job:
         job.start_all()
         job.await_training()
@@ -191,7 +191,7 @@ def test_an_incomplete_group_names_the_missing_processes():
 @pytest.mark.slow
 def test_a_host_that_is_cut_off_is_one_worker_that_is_lost_and_takes_part_again():
     need_hosts()
-    slow = {**NODE, "slowness": pl.Cluster(2, timing=pl.Deterministic(0.02))}
+    slow = {**NODE, "slowness": pl.Cluster(2, timing=pl.timing.Deterministic(0.02))}
     rules = {"protocol": "bsp", "stop": "seconds=15", "worker_timeout_s": 1.5}
     with hosts(2) as made:
         cut = Cut(made, place=1, after=(1, 20), back_after_s=4.0)

@@ -54,7 +54,7 @@ def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share(
 
 @pytest.mark.slow
 def test_a_worker_that_is_told_to_end_hands_in_what_it_has():
-    slow = pl.Cluster(2, timing=pl.Deterministic(0.6))
+    slow = pl.Cluster(2, timing=pl.timing.Deterministic(0.6))
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=12") as job:
         job.start_all()
         job.await_training()
@@ -72,7 +72,7 @@ def test_a_worker_that_is_told_to_end_hands_in_what_it_has():
 
 @pytest.mark.slow
 def test_workers_end_when_their_server_is_gone():
-    slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(20.0)])
+    slow = pl.Cluster(2, timing=[pl.timing.Deterministic(0.01), pl.timing.Deterministic(20.0)])
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop=FOREVER) as job:
         job.start_all()
         job.await_training()

@@ -25,7 +25,7 @@ import os, signal
 import paceline as pl
 from tiny_jobs import tiny_job
 
-class Kill(pl.Callback):
+class Kill(pl.callbacks.Callback):
     def on_update(self, update):
         if update.version == 25 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -87,7 +87,7 @@ import os, psutil
 import paceline as pl
 from tiny_jobs import tiny_job, dataset
 
-class Kill(pl.Callback):
+class Kill(pl.callbacks.Callback):
     def on_update(self, update):
         if update.version == 25 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             [server] = [each for each in psutil.process_iter() if is_slice(each)]

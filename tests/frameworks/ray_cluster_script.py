@@ -31,7 +31,7 @@ from tiny_counting import BATCH, counting_job
 FOLDER = Path(sys.argv[2])
 RUN = FOLDER / "run"
 SEED = 1
-SLOW = pl.Cluster(2, timing=pl.ShiftedExponential(shift_s=0.1, mean_s=0.001))
+SLOW = pl.Cluster(2, timing=pl.timing.ShiftedExponential(shift_s=0.1, mean_s=0.001))
 DIGITS = pl.jobs.digits()
 # Ray has no CPU for the actor of the fourth worker.
 WAITING = {"workers": 3, "torchrun": {"slowness": replace(SLOW, n=4), "max_workers": 4}}
@@ -74,7 +74,7 @@ def slow_until_it_has_shrunk(model, batch):
     return COUNTING.step(model, batch)
 
 
-class LetFail(pl.Callback):
+class LetFail(pl.callbacks.Callback):
     """Callback that lets the loss fail from an update on."""
 
     def on_update(self, update):
@@ -82,7 +82,7 @@ class LetFail(pl.Callback):
             (FOLDER / "may fail").touch()
 
 
-class KillOnce(pl.Callback):
+class KillOnce(pl.callbacks.Callback):
     """Callback that kills the process of rank 0 at an update, once."""
 
     def on_update(self, update):

@@ -51,7 +51,7 @@ def attach_loop(config):
 
 def train_slowly(config):
     (FOLDER / f"process of rank {os.environ['RANK']}").write_text(str(os.getpid()))
-    cluster = pl.Torchrun(slowness=pl.Cluster(2, timing=pl.ShiftedExponential(shift_s=0.1, mean_s=0.001)))
+    cluster = pl.Torchrun(slowness=pl.Cluster(2, timing=pl.timing.ShiftedExponential(shift_s=0.1, mean_s=0.001)))
     run = {"out": str(FOLDER / "run"), "checkpoint_every": "updates=10"}
     result = pl.train(pl.jobs.digits(), protocol="bsp", cluster=cluster, stop="updates=200", seed=SEED, **run)
     return {"reason": result.reason}

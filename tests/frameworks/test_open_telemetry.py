@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integrations
 
 
 def run(callback):
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
     return pl.train(
         tiny_job(), protocol="k_async(k=3)", cluster=cluster, stop="updates=30", seed=3, callbacks=[callback]
     ).history
@@ -30,7 +30,7 @@ def numbers(points):
 def test_the_provider_of_the_application_gets_all_metrics():
     metrics = pytest.importorskip("opentelemetry.sdk.metrics")
     reader = metrics.export.InMemoryMetricReader()
-    history = run(pl.OpenTelemetry(metrics.MeterProvider([reader]), attributes={"run": "a"}))
+    history = run(pl.callbacks.OpenTelemetry(metrics.MeterProvider([reader]), attributes={"run": "a"}))
     [resource] = reader.get_metrics_data().resource_metrics
     found = {each.name: each for each in resource.scope_metrics[0].metrics}
     totals = history.totals
@@ -41,7 +41,7 @@ def test_the_provider_of_the_application_gets_all_metrics():
     }
     round_trips = numbers(found["paceline.round_trip"].data.data_points)
     assert set(round_trips) == {("a", str(worker)) for worker in range(4)}
-    assert sum(count for count, _ in round_trips.values()) == len(history.of(pl.GradientArrived))
+    assert sum(count for count, _ in round_trips.values()) == len(history.of(pl.callbacks.GradientArrived))
     assert found["paceline.round_trip"].unit == "s"
     assert set(found) == {metric.otel_name for metric in METRICS} - {"paceline.evaluation"}  # there were none
 
@@ -71,7 +71,7 @@ def collector(monkeypatch):
 
 def test_a_collector_gets_the_last_values_over_http(collector):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    history = run(pl.OpenTelemetry())
+    history = run(pl.callbacks.OpenTelemetry())
     found = {each.name: each for each in collector[-1].resource_metrics[0].scope_metrics[0].metrics}
     assert [point.as_int for point in found["paceline.updates"].sum.data_points] == [history.totals.updates]
 
@@ -80,5 +80,5 @@ def test_a_collector_that_is_gone_does_not_stop_the_run(monkeypatch, caplog):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    assert run(pl.OpenTelemetry()).totals.updates == 30
+    assert run(pl.callbacks.OpenTelemetry()).totals.updates == 30
     assert "Failed to export" in caplog.text

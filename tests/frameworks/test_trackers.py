@@ -21,7 +21,7 @@ def _long_interval(monkeypatch):
 
 
 def run(*callbacks, stop="updates=30"):
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
     job = tiny_job(eval_data=dataset())
     return pl.train(job, protocol="k_sync(k=2)", cluster=cluster, stop=stop, seed=3, callbacks=callbacks).history
 
@@ -48,7 +48,7 @@ def test_wandb_offline(tmp_path):
     wandb = pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
-    history = run(pl.Wandb("paceline", mode="offline", dir=str(tmp_path), name="a run"))
+    history = run(pl.callbacks.Wandb("paceline", mode="offline", dir=str(tmp_path), name="a run"))
     wandb.teardown()  # waits for the process that writes
     [path] = tmp_path.rglob("*.wandb")
     rows, config, exit_code, names, steps = [], {}, None, (), []
@@ -81,7 +81,7 @@ def test_mlflow_with_a_store_of_its_own(is_given, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
     if not is_given:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    history = run(pl.MLflow("paceline", tracking_uri=uri if is_given else None, run_name="a run"))
+    history = run(pl.callbacks.MLflow("paceline", tracking_uri=uri if is_given else None, run_name="a run"))
     client = mlflow.MlflowClient(uri)
     [stored] = client.search_runs([client.get_experiment_by_name("paceline").experiment_id])
     found = {each.step: each.value for each in client.get_metric_history(stored.info.run_id, "eval/loss")}
@@ -96,7 +96,7 @@ def test_mlflow_takes_metrics_whose_names_it_refuses(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = tmp_path.as_uri()
     values = {"recall@5": 0.5, "loss (mean)": 1.0, "../x": 2.0, "f1, macro": 3.0}
-    callback = pl.MLflow("paceline", tracking_uri=uri)
+    callback = pl.callbacks.MLflow("paceline", tracking_uri=uri)
     callback.begin({"protocol": "bsp"})
     callback.log(ScalarPoint(1, 0.0, {f"eval/{name}": value for name, value in values.items()}))
     client = mlflow.MlflowClient(uri)
@@ -108,7 +108,7 @@ def test_mlflow_takes_metrics_whose_names_it_refuses(tmp_path, monkeypatch):
 def test_a_server_of_mlflow_that_is_gone_does_not_stop_the_run(monkeypatch, caplog):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    history = run(pl.MLflow("paceline", tracking_uri="http://127.0.0.1:1"))
+    history = run(pl.callbacks.MLflow("paceline", tracking_uri="http://127.0.0.1:1"))
     assert history.totals.updates == 30
     assert "MLflow failed (" in caplog.text
     assert "the run continues without it" in caplog.text
@@ -117,7 +117,7 @@ def test_a_server_of_mlflow_that_is_gone_does_not_stop_the_run(monkeypatch, capl
 def test_trackio_in_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     pytest.importorskip("trackio")
-    history = run(pl.Trackio("paceline", name="a run"))
+    history = run(pl.callbacks.Trackio("paceline", name="a run"))
     [path] = tmp_path.rglob("*.db")
     assert path.stem == "paceline"
     with sqlite3.connect(path) as database:

@@ -15,7 +15,7 @@ from selections import each_value_once, parametrize_few
 from tiny_controllers import RandomWalk
 from tiny_jobs import dataset, tiny_job
 
-SLOWNESS = pl.Cluster(4, timing=[*[pl.Exponential(0.001)] * 3, pl.Exponential(0.01)])
+SLOWNESS = pl.Cluster(4, timing=[*[pl.timing.Exponential(0.001)] * 3, pl.timing.Exponential(0.01)])
 WALK = pl.k_async(k=2).controlled_by(RandomWalk(3, 4))
 DYING = [
     pl.Fault(worker=1, draw=3, back_after_s=2.0),
@@ -26,7 +26,7 @@ DYING = [
 
 
 def simulated(protocol="k_batch_async(k=3)", stop="updates=30", faults=(), **options):
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=faults)
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0), faults=faults)
     job = tiny_job(eval_data=dataset(), sampling="epoch", lr_rule="proportional")
     return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, evaluate_every="updates=9", **options)
 
@@ -53,7 +53,7 @@ def test_simulated(protocol, stop, tmp_path):
 
 @pytest.mark.slow
 def test_schedule_whose_warm_up_ends_at_a_plateau(tmp_path):
-    job = tiny_job(schedule=pl.LinearSchedule(check_every="gradients=8"))
+    job = tiny_job(schedule=pl.plans.LinearSchedule(check_every="gradients=8"))
     run = pl.train(job, protocol="asp", cluster="4*exp(mean=1)", stop="gradients=90", out=tmp_path / "run")
     assert "plateau" in str([each.reason for each in run.history.of(DecisionMade) if each.kind == "warm_up"])
     assert pl.replay(tmp_path / "run").difference == ""
@@ -112,7 +112,7 @@ def test_a_real_run_of_500_updates(tmp_path):
 )
 def test_automatic_protocol_and_rate(optimizer, tmp_path):
     job = tiny_job(optimizer=optimizer, clip_norm=1.0)
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(worker=1, draw=8, back_after_s=2.0)])
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0), faults=[pl.Fault(worker=1, draw=8, back_after_s=2.0)])
     pl.train(job, protocol="auto@gradients=80 >> asp", cluster=cluster, stop="gradients=110", out=tmp_path / "run")
     kinds = {each.kind for each in SavedRun(tmp_path / "run").history.of(DecisionMade)}
     assert {"protocol", "learning_rate"} <= kinds
@@ -129,7 +129,7 @@ def test_resumed_run(tmp_path):
 
 @parametrize_few("seed", range(2), keep=1)
 def test_server_with_a_service_time(seed, tmp_path):
-    busy = pl.Cluster(4, timing=pl.Exponential(1.0), server=pl.ServerTime(update_s=0.3, gradient_s=0.05))
+    busy = pl.Cluster(4, timing=pl.timing.Exponential(1.0), server=pl.timing.ServerTime(update_s=0.3, gradient_s=0.05))
     plan = "k_async(k=2)@seconds=6 >> asp"
     pl.train(tiny_job(), protocol=plan, cluster=busy, stop="updates=40", seed=seed, out=tmp_path / "run")
     assert pl.replay(tmp_path / "run").difference == ""
@@ -137,7 +137,7 @@ def test_server_with_a_service_time(seed, tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_run(tmp_path):
-    class Interrupt(pl.Callback):
+    class Interrupt(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 7:
                 signal.raise_signal(signal.SIGINT)
@@ -192,7 +192,7 @@ def test_run_of_epochs_resumed_with_other_stops(tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_run_resumed_with_a_lower_stop(tmp_path):
-    class Interrupt(pl.Callback):
+    class Interrupt(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 7:
                 signal.raise_signal(signal.SIGINT)

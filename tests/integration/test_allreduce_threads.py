@@ -161,7 +161,7 @@ def test_a_rank_that_hangs_counts_as_lost(elastic):
 
 
 def test_ranks_without_rank_0_end():
-    slow = pl.Cluster(3, timing=pl.Deterministic(0.01))
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.01))
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="dc_s3gd", stop="updates=3000") as job:
         job.start_all()
         job.await_training()

@@ -31,7 +31,7 @@ def spirals():
 
 
 def largest_smoothed_loss(protocol, seed):
-    cluster = pl.Cluster(8, pl.Gamma(16, 1.0), speed=[0.2] * 2 + [1.0] * 6)
+    cluster = pl.Cluster(8, pl.timing.Gamma(16, 1.0), speed=[0.2] * 2 + [1.0] * 6)
     run = pl.train(spirals(), protocol=protocol, cluster=cluster, stop="gradients=400", seed=seed, progress=False)
     losses = [each.loss for each in run.history.of(GradientArrived) if each.used]
     return max(sum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW))

@@ -286,7 +286,7 @@ def test_accuracy_without_evaluation_data_is_refused():
 @pytest.mark.parametrize("knobs", [{"max_staleness": float("inf"), "on_update": "interrupt"}, {"max_lead": 2}])
 def test_contradicting_knobs_are_refused(knobs):
     with pytest.raises(pl.UsageError, match=r"never interrupts|has no effect"):
-        pl.Protocol(**{"quorum": "all", "max_staleness": 0, "refill": "update", **knobs})
+        pl.plans.Protocol(**{"quorum": "all", "max_staleness": 0, "refill": "update", **knobs})
 
 
 def test_repeated_non_finite_gradients_end_the_run_and_keep_its_events(tmp_path):

@@ -29,7 +29,7 @@ class Endless(IterableDataset):
 EXACT = 1e-12
 N, UPDATES = 4, 30
 BALANCED = "balanced(m=4, leases=1)"
-CLUSTER = pl.Cluster(N, pl.LogNormal(0.1, 0.05), speed=[1, 1, 1, 0.5])
+CLUSTER = pl.Cluster(N, pl.timing.LogNormal(0.1, 0.05), speed=[1, 1, 1, 0.5])
 
 
 def trained(protocol, cluster=CLUSTER, updates=UPDATES, **job):
@@ -75,7 +75,7 @@ def test_parameters_are_those_of_bsp_under_shares_that_follow_speeds(job):
     assert balanced.time_s < bsp.time_s / 1.3
 
 
-@parametrize_few("law", [pl.LogNormal(0.1, 0.3), pl.Deterministic(0.1)], keep=1)
+@parametrize_few("law", [pl.timing.LogNormal(0.1, 0.3), pl.timing.Deterministic(0.1)], keep=1)
 def test_even_workers_have_the_bits_of_bsp(law):
     balanced, bsp = (trained(protocol, pl.Cluster(N, law)) for protocol in (BALANCED, "bsp"))
     assert shares_of(balanced) == []
@@ -90,16 +90,17 @@ def test_every_update_has_the_samples_of_a_minibatch_of_each_worker():
 
 
 def test_simulated_times_are_those_of_training():
-    cluster = replace(CLUSTER, network=pl.Network(latency_s=0.01))
+    cluster = replace(CLUSTER, network=pl.timing.Network(latency_s=0.01))
     pieces = pl.simulate("balanced(m=8, leases=1)", cluster, updates=UPDATES, seed=3)
     assert trained("balanced(m=8, leases=1)", cluster).time_s == pytest.approx(pieces.time_s)
 
 
 def test_a_recorded_run_replays_with_its_shares(tmp_path):
     moving = [
-        pl.Periodic(on_s=2.0, every_s=8.0, slowdown=3.0, workers=(worker,), at_s=2.0 * worker) for worker in (0, 1)
+        pl.timing.Periodic(on_s=2.0, every_s=8.0, slowdown=3.0, workers=(worker,), at_s=2.0 * worker)
+        for worker in (0, 1)
     ]
-    cluster = pl.Cluster(N, pl.LogNormal(0.1, 0.1), slowdowns=moving)
+    cluster = pl.Cluster(N, pl.timing.LogNormal(0.1, 0.1), slowdowns=moving)
     result = pl.train(tiny_job(), protocol=BALANCED, cluster=cluster, stop="updates=60", seed=1, out=tmp_path / "run")
     assert len(shares_of(result)) >= 3
     replayed = replay(tmp_path / "run")
@@ -131,8 +132,11 @@ def test_a_plan_with_shares_in_one_part():
         ("balanced(leases=1, max_share=0.5)", "max_share"),
         (f"{BALANCED} + local_steps(H=4)", r"a local step takes a whole one; type bsp \+ local_steps\(H=4\)"),
         (f"{BALANCED} + staleness_lr(C=0.01)", "no gradient of .* is ever stale"),
-        (pl.k_sync(k=3) + pl.Balance(), r"updates of one fresh gradient of every worker; type balanced"),
-        (pl.bsp() + pl.Balance() + pl.FixedQuorum(k=2), "made of 2 gradients; leave one of the two out"),
+        (pl.k_sync(k=3) + pl.controllers.Balance(), r"updates of one fresh gradient of every worker; type balanced"),
+        (
+            pl.bsp() + pl.controllers.Balance() + pl.controllers.FixedQuorum(k=2),
+            "made of 2 gradients; leave one of the two out",
+        ),
     ],
     ids=str,
 )
@@ -151,7 +155,7 @@ def test_data_that_a_worker_has_alone_are_refused(job):
 
 @pytest.mark.slow
 def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
-    slowness = pl.Cluster(N, pl.Deterministic(0.04), speed=[1, 1, 1, 0.25])
+    slowness = pl.Cluster(N, pl.timing.Deterministic(0.04), speed=[1, 1, 1, 0.25])
     balanced = trained(BALANCED, pl.LocalCluster(N, slowness=slowness), sampling="epoch")
     bsp = trained("bsp", slowness, sampling="epoch")
     assert difference(balanced, bsp) < EXACT

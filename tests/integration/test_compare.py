@@ -18,7 +18,7 @@ from recording_display import RecordingDisplay, log_states
 from selections import parametrize_few
 from tiny_jobs import dataset, sgd, tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
 PROTOCOLS = ["bsp", "k_sync(k=2)"]
 
 

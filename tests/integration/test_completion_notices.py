@@ -28,7 +28,7 @@ def wide_net():
     return nn.Sequential(nn.Linear(5, 4000), nn.Linear(4000, 3)).double()
 
 
-class Late(pl.Callback):
+class Late(pl.callbacks.Callback):
     """Holds the second worker back, so that three updates are made while it computes a gradient."""
 
     def __init__(self):

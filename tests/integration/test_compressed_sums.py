@@ -49,7 +49,7 @@ def test_gradients_are_rounded_and_what_a_message_leaves_out_is_in_the_next_one(
     theirs = plain_loop_with_error_feedback(job)
     simulated, exact = (
         parameters_of(pl.train(job, cluster=pl.Cluster(N, network=network), seed=1, **settings).model)
-        for network in (pl.Network(wire="int8"), pl.Network())
+        for network in (pl.timing.Network(wire="int8"), pl.timing.Network())
     )
     assert largest_relative_difference(flat(ends[0].parameters), theirs) < 1e-6
     assert largest_relative_difference(simulated, theirs) < 1e-6
@@ -74,7 +74,7 @@ def test_every_protocol_trains_as_in_the_simulation(protocol, wire):
     ends = run(N, job, {"wire": wire, "faults": faults}, **settings)
     simulated, exact = (
         parameters_of(pl.train(job, cluster=pl.Cluster(N, network=network, faults=faults), seed=1, **settings).model)
-        for network in (pl.Network(wire=wire), pl.Network())
+        for network in (pl.timing.Network(wire=wire), pl.timing.Network())
     )
     assert largest_relative_difference(flat(ends[0].parameters), simulated) < 1e-6
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)

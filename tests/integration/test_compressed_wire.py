@@ -29,7 +29,7 @@ def test_both_ends_have_the_same_version_as_in_the_simulation(protocol, wire, tm
     ends = run(3, job, {"wire": wire, "debug": True}, **settings, out=tmp_path / "run")  # compares checksums
     simulated, exact = (
         parameters_of(pl.train(job, cluster=pl.Cluster(2, network=network), seed=1, **settings).model)
-        for network in (pl.Network(wire=wire), pl.Network())
+        for network in (pl.timing.Network(wire=wire), pl.timing.Network())
     )
     to_rounded, to_exact = (largest_relative_difference(flat(ends[0].parameters), each) for each in (simulated, exact))
     assert 1e-6 < to_exact < {"int8": 0.02, "int4": 0.2, "top_k(share=0.1)": 0.5}[wire]

@@ -36,7 +36,7 @@ def made(tmp_path_factory):
     result = pl.train(tiny_job(), out=here / "run", measure_steps=True, **OPTIONS)
     typed = {"job": "digits", "protocol": "bsp", "cluster": "2*exp(mean=1)", "stop": "updates=3"}
     (here / "run/command.json").write_text(json.dumps(typed))
-    pl.Trace.of(result).to_csv(here / "trace.csv")
+    pl.timing.Trace.of(result).to_csv(here / "trace.csv")
     (here / "cluster.toml").write_text('workers = 3\ntiming = "exp(mean=1)"\n[network]\nlatency_s = 0.1\n')
     (here / "timing.toml").write_text(
         'job = "digits"\nmodel = "x"\nbatch_size = 32\nworkers = 2\nfirst = "bsp"\nthen = "asp"\nfraction = 0.5\n'

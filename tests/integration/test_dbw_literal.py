@@ -112,7 +112,7 @@ def by_the_paper(result, job, seed, n, D, beta, rate):
     paper.choose()
     storage, gradient = replica.layout.allocate(), replica.layout.allocate()
     for record in result.history:
-        if isinstance(record, pl.GradientArrived):
+        if isinstance(record, pl.callbacks.GradientArrived):
             arrivals[record.version] += 1
             sample = (h[record.version], arrivals[record.version], record.event_s - opened_s[record.version])
             paper.samples.append(sample)
@@ -122,7 +122,7 @@ def by_the_paper(result, job, seed, n, D, beta, rate):
                 used.append(
                     (torch.cat([view.reshape(-1) for view in gradient.parameters]).numpy().copy(), measured.loss)
                 )
-        elif isinstance(record, pl.UpdateMade):
+        elif isinstance(record, pl.callbacks.UpdateMade):
             gradients, losses = zip(*used, strict=True)
             paper.iteration(gradients, float(np.mean(losses)))
             w = w - rate * torch.tensor(np.mean(gradients, axis=0))
@@ -142,7 +142,7 @@ def count_of_updates(result):
 )
 def test_every_k_equals_that_of_the_literal_algorithm(protocol, D, beta, seed):
     job, rate = tiny_job(optimizer=sgd(0.3), batch_size=4), 0.3
-    cluster = pl.Cluster(N, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+    cluster = pl.Cluster(N, pl.timing.ShiftedExponential(shift_s=0.3, mean_s=0.7))
     result = pl.train(job, protocol=protocol, cluster=cluster, stop="updates=40", seed=seed)
     ours, theirs = chosen(result), by_the_paper(result, job, seed, N, D, beta, rate)
     assert ours == theirs[: len(ours)]

@@ -9,7 +9,7 @@ from paceline.run.plan_json import plan_as_json
 from selections import parametrize_few
 from tiny_jobs import tiny_job
 
-CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(3, timing=pl.timing.Exponential(1.0))
 
 
 def train(path, protocol="bsp", resume=False, stop="updates=6", job=None):
@@ -39,9 +39,9 @@ def train_earlier(path, monkeypatch, knobs, fields=(), **settings):
     [
         ("b_dbw", ("late", "pooled", "release"), "b_dbw(pooled=false)"),
         (
-            pl.Protocol(quorum=2, max_staleness=0, refill="update"),
+            pl.plans.Protocol(quorum=2, max_staleness=0, refill="update"),
             ("max_lead", "on_update"),
-            pl.Protocol(quorum=2, max_staleness=0, refill="update", on_update="interrupt"),
+            pl.plans.Protocol(quorum=2, max_staleness=0, refill="update", on_update="interrupt"),
         ),
         ("asp + staleness_weight", ("weighting",), "asp + staleness_weight(weighting='1/sqrt(1+tau)')"),
         ("bsp + local_steps(H=2, outer=nesterov)", ("seconds",), None),
@@ -59,7 +59,7 @@ def test_a_knob_that_an_earlier_version_lacks_compares_as_its_default(protocol, 
     assert pl.replay(tmp_path / "run").is_same
 
 
-class Own(pl.Controller):
+class Own(pl.controllers.Controller):
     def __init__(self, knob):
         self.knob = knob
 
@@ -77,7 +77,9 @@ def test_a_plan_with_a_part_of_the_user_is_compared_as_it_is(tmp_path):
         train(tmp_path / "run", pl.bsp() + Own(2), resume=True)
 
 
-@parametrize_few(("name", "other"), [("clip_norm", 1.0), ("no_decay_on", pl.BATCH_NORMS), ("microbatches", 2)], keep=1)
+@parametrize_few(
+    ("name", "other"), [("clip_norm", 1.0), ("no_decay_on", pl.jobs.BATCH_NORMS), ("microbatches", 2)], keep=1
+)
 def test_a_field_of_the_job_that_an_earlier_version_lacks_compares_as_its_default(name, other, tmp_path, monkeypatch):
     train_earlier(tmp_path / "run", monkeypatch, (), {name})
     with pytest.raises(pl.UsageError, match=f"has the run of another job: {name}"):

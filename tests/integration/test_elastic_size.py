@@ -18,7 +18,7 @@ from waiting_jobs import waiting_for
 OPEN = {"max_workers": 4}
 
 
-class Starting(pl.Callback):
+class Starting(pl.callbacks.Callback):
     """Callback that starts ranks with the second update, and tells when they have joined."""
 
     def __init__(self, *ranks):
@@ -109,7 +109,7 @@ def test_ranks_beyond_the_first_ones_join_a_group(protocol):
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
 
 
-class Killing(pl.Callback):
+class Killing(pl.callbacks.Callback):
     """Callback that kills a rank after some gradients of a worker have been used."""
 
     def __init__(self, rank, worker, gradients):

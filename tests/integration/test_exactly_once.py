@@ -25,7 +25,7 @@ def losses(result):
 @pytest.mark.parametrize("sharding", ["shared", "partitioned"])
 @parametrize_few("protocol", [*PROTOCOLS, *MORE], keep=2)
 def test_simulated(protocol, sharding):
-    cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(3, back_after_s=1.5))
+    cluster = pl.Cluster(N, timing=pl.timing.Exponential(1.0), faults=deaths(3, back_after_s=1.5))
     result = pl.train(
         counting_job(SAMPLES, sharding=sharding), protocol=protocol, cluster=cluster, stop=f"epochs={EPOCHS}"
     )
@@ -45,14 +45,14 @@ def test_a_minibatch_with_a_non_finite_gradient_is_skipped_and_the_run_ends():
 
 
 def test_a_worker_without_remaining_data_is_not_awaited():
-    cluster = pl.Cluster(N, timing=pl.Exponential(1.0), faults=deaths(40, back_after_s=6.5))
+    cluster = pl.Cluster(N, timing=pl.timing.Exponential(1.0), faults=deaths(40, back_after_s=6.5))
     result = pl.train(counting_job(SAMPLES), protocol="bsp", cluster=cluster, stop="epochs=2", seed=40)
     assert times_applied(result.model) == [2] * SAMPLES
 
 
 def test_a_run_continues_when_all_failed_workers_rejoin():
     faults = [pl.Fault(worker=worker, draw=3, back_after_s=5.0) for worker in range(N)]
-    cluster = pl.Cluster(N, timing=pl.Deterministic(1.0), faults=faults)
+    cluster = pl.Cluster(N, timing=pl.timing.Deterministic(1.0), faults=faults)
     result = pl.train(counting_job(SAMPLES), protocol="k_async(k=2)", cluster=cluster, stop="epochs=2")
     assert losses(result) == N
     assert times_applied(result.model) == [2] * SAMPLES
@@ -95,7 +95,7 @@ import os, signal
 import paceline as pl
 from counting_runs import on_processes
 
-class Kill(pl.Callback):
+class Kill(pl.callbacks.Callback):
     def on_update(self, update):
         if update.version == 7:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_kill_9_of_the_parent_loses_only_the_updates_since_the_checkpoint(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", [*PROTOCOLS, *MORE])
 def test_a_run_of_whole_epochs_can_be_extended(protocol, tmp_path):
-    options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.Exponential(1.0))}
+    options = {"protocol": protocol, "cluster": pl.Cluster(N, timing=pl.timing.Exponential(1.0))}
     first = pl.train(counting_job(SAMPLES), stop="epochs=1", out=tmp_path / "run", **options)
     assert times_applied(first.model) == [1] * SAMPLES
     more = pl.train(counting_job(SAMPLES), stop="epochs=3", resume=tmp_path / "run", **options)

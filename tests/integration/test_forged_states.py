@@ -46,7 +46,7 @@ def stopped(tmp_path_factory):
     def make(protocol):
         if protocol not in made:
             job, folder = tiny_job(**RUNS[protocol]), tmp_path_factory.mktemp("stopped") / "run"
-            options = {"protocol": protocol, "cluster": pl.Cluster(3, timing=pl.Exponential(1.0)), "seed": 1}
+            options = {"protocol": protocol, "cluster": pl.Cluster(3, timing=pl.timing.Exponential(1.0)), "seed": 1}
             pl.train(job, stop="updates=20", out=folder, keep_checkpoints=1, **options)
             made[protocol] = job, options, folder
         return made[protocol]

@@ -13,7 +13,7 @@ from selections import parametrize_few
 from tiny_gpt import GPT, WORKERS, double_gpt, gpt_job, plain_gpt
 from tiny_jobs import parameters_of
 
-CLUSTER = pl.Cluster(WORKERS, timing=pl.LogNormal(1.0, 1.0))
+CLUSTER = pl.Cluster(WORKERS, timing=pl.timing.LogNormal(1.0, 1.0))
 UPDATES = 50
 FEWER_UPDATES = 16
 BF16 = 2.0**-8  # its relative rounding

@@ -42,7 +42,7 @@ class EnoughSeenError(Exception):
     """Ends a run whose stop may come before what the test waits for."""
 
 
-class SurvivorsGoOn(pl.Callback):
+class SurvivorsGoOn(pl.callbacks.Callback):
     """Ends the run when the worker 0 has contributed more than a lost one and 20 updates were made without it."""
 
     def __init__(self):
@@ -80,7 +80,7 @@ def fork_server():
     )
 
 
-class KillsForkServer(pl.Callback):
+class KillsForkServer(pl.callbacks.Callback):
     """Kills the process that forks workers when the first update has been made."""
 
     def on_update(self, update):
@@ -227,7 +227,9 @@ def test_evaluation_runs_only_with_evaluation_data():
 
 
 def test_an_interrupt_ends_a_simulated_delay_at_once():
-    slow = pl.Cluster(3, timing=[pl.Deterministic(1e-6), pl.Deterministic(1e-6), pl.Deterministic(30.0)])
+    slow = pl.Cluster(
+        3, timing=[pl.timing.Deterministic(1e-6), pl.timing.Deterministic(1e-6), pl.timing.Deterministic(30.0)]
+    )
     result = run(pl.k_sync(k=2), slowness=slow, updates=20)
     assert result.time_s < 10
     assert {record.worker for record in result.history.of(WorkInterrupted)} >= {2}

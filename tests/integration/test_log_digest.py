@@ -17,7 +17,7 @@ from paceline.recording.run_folder import CHECKPOINTS, EVENTS, MODEL, FolderGone
 from selections import parametrize_few
 from tiny_jobs import parameters_of, tiny_job
 
-CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(3, timing=pl.timing.Exponential(1.0))
 
 
 def train(path, resume=False, updates=8, **options):
@@ -103,7 +103,7 @@ def test_a_checkpoint_without_a_digest_is_accepted_with_one_warning(whole, copy)
     assert torch.equal(parameters_of(again.model), parameters_of(whole.model))
 
 
-class At(pl.Callback):
+class At(pl.callbacks.Callback):
     """Does something to the folder when an update is made."""
 
     def __init__(self, update, do):
@@ -160,7 +160,7 @@ def test_without_a_working_directory_the_state_is_saved_in_the_temporary_folder(
 
 def test_a_timeline_that_cannot_be_written_does_not_lose_the_model(tmp_path):
     run = tmp_path / "run"
-    callbacks = [pl.PerfettoTrace(run / "timeline.json"), At(5, lambda: shutil.rmtree(run))]
+    callbacks = [pl.callbacks.PerfettoTrace(run / "timeline.json"), At(5, lambda: shutil.rmtree(run))]
     with (
         pytest.warns(PacelineWarning, match="the model is in .*run-rescued-1"),
         pytest.raises(pl.RunError, match=r"cannot write .*timeline\.json"),

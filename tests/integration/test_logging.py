@@ -188,7 +188,7 @@ def test_commands_print_only_their_results():
     assert set(found) == {"cli", "probe", "shares"}
 
 
-class Evaluated(pl.Callback):
+class Evaluated(pl.callbacks.Callback):
     """Sets an event when the evaluator has done its first work."""
 
     def __init__(self):

@@ -22,7 +22,7 @@ LEAST_IN_BSP = 95  # the notice may come while the first work of a joiner is int
 WORKERS = 3
 MINIBATCHES = 2 * NOTICES  # in an epoch
 EPOCHS = 4
-SLOWNESS = pl.Cluster(WORKERS, timing=pl.Uniform(0.01, 0.03))
+SLOWNESS = pl.Cluster(WORKERS, timing=pl.timing.Uniform(0.01, 0.03))
 
 
 def poll_often():

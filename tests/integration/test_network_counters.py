@@ -13,7 +13,7 @@ def wide_net():
     return nn.Sequential(nn.Linear(5, 4000), nn.Linear(4000, 3)).double()
 
 
-class Network(pl.Callback):
+class Network(pl.callbacks.Callback):
     """Callback that keeps the counters."""
 
     def on_start(self, run):
@@ -25,7 +25,7 @@ def run(protocol):
     rank_0, *_ = rank_threads.run(
         3, tiny_job(model=wide_net), protocol=protocol, stop="updates=20", callbacks=[network]
     )
-    return network.counters, pl.History(lambda: rank_0.records).totals
+    return network.counters, pl.results.History(lambda: rank_0.records).totals
 
 
 def test_rank_0_counts_the_bytes_of_versions_and_gradients():

@@ -36,7 +36,7 @@ def test_local_steps_of_hosts_are_those_of_single_processes(world_size, nodes, s
 @pytest.mark.slow
 def test_the_steps_that_fit_into_a_time_are_those_of_a_plain_loop():
     job = tiny_job(sampling="epoch")
-    torchrun = {**NODE, "slowness": pl.Cluster(1, timing=pl.Deterministic(0.03))}
+    torchrun = {**NODE, "slowness": pl.Cluster(1, timing=pl.timing.Deterministic(0.03))}
     rules = {"protocol": "bsp + local_steps(seconds=0.2)", "stop": "updates=4"}
     [end, *_] = run(3, job, torchrun, **rules)
     steps = [each.minibatches for each in end.of(GradientArrived)]
@@ -46,7 +46,7 @@ def test_the_steps_that_fit_into_a_time_are_those_of_a_plain_loop():
     assert largest_relative_difference(flat(end.parameters), flat(alone.model.state_dict())) < EXACT
 
 
-class InterruptedSteps(pl.Callback):
+class InterruptedSteps(pl.callbacks.Callback):
     """Step and callback: worker 1 is interrupted in its second local step, and makes update 2.
 
     Worker 0 waits until the leader of worker 1 is in that step, which then waits for update 1.
@@ -102,7 +102,7 @@ def test_an_interrupt_ends_a_local_step_of_all_processes_and_changes_nothing(mon
 def test_local_steps_that_were_not_accepted_change_nothing():
     torchrun = {
         **NODE,
-        "slowness": pl.Cluster(3, timing=pl.Deterministic(0.002), speed=[1.0, 1.0, 0.2]),
+        "slowness": pl.Cluster(3, timing=pl.timing.Deterministic(0.002), speed=[1.0, 1.0, 0.2]),
         "faults": [pl.Fault(worker=0, draw=3, kind="not_finite")],
     }
     rules = {"protocol": "ringmaster(r=1) + local_steps(H=2, outer='sgd(lr=0.4)')", "stop": "updates=30"}

@@ -47,7 +47,7 @@ def test_a_process_that_dies_takes_its_group_with_it_and_the_group_comes_back(ki
         for rank in (1, 2, 3):
             assert job.end(rank).reason == end.reason
     assert [record.worker for record in end.of(WorkerLost)] == [1]
-    assert end.of(pl.UpdateMade)[-1].k == 2  # the new group takes part
+    assert end.of(pl.callbacks.UpdateMade)[-1].k == 2  # the new group takes part
 
 
 def test_a_follower_names_the_leader_that_does_not_come():

@@ -106,7 +106,7 @@ def smooth(output, target, by=0.1):
     return nn.functional.cross_entropy(output, target, label_smoothing=by)
 
 
-class Slow(pl.Deterministic):
+class Slow(pl.timing.Deterministic):
     pass
 
 

@@ -30,11 +30,11 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 WALK = pl.k_async(k=1).controlled_by(RandomWalk(3, 4))
 STRAGGLING = pl.Cluster(
     4,
-    timing=pl.Exponential(1.0),
-    transient=pl.Transient(mean_on_s=3, mean_off_s=5, slowdown=4),
-    slowdowns=[pl.Slowdown(at_s=5, factor=3, workers=(1,))],
-    network=pl.Network(latency_s=0.1),
-    server=pl.ServerTime(update_s=0.05),
+    timing=pl.timing.Exponential(1.0),
+    transient=pl.timing.Transient(mean_on_s=3, mean_off_s=5, slowdown=4),
+    slowdowns=[pl.timing.Slowdown(at_s=5, factor=3, workers=(1,))],
+    network=pl.timing.Network(latency_s=0.1),
+    server=pl.timing.ServerTime(update_s=0.05),
 )
 DYING = pl.Cluster(
     4,
@@ -48,16 +48,16 @@ EPOCHS = {"sampling": "epoch", "batch_size": 4}
 SCHEDULED = {"optimizer": ADAM, "scheduler": partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 50])}
 RAMPED = EPOCHS | {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}
 BY_WORKLOAD = {
-    "schedule": pl.LinearSchedule(check_every="gradients=7", total="gradients=80"),
+    "schedule": pl.plans.LinearSchedule(check_every="gradients=7", total="gradients=80"),
     "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "no_decay_on": pl.BATCH_NORMS,
+    "no_decay_on": pl.jobs.BATCH_NORMS,
     "model": batch_norm_net,
 }
 SLOWED = {  # worker 3 is a straggler twice
     "cluster": pl.Cluster(
         4,
-        timing=pl.Uniform(0.9, 1.1),
-        slowdowns=[pl.Slowdown(at_s=at_s, until_s=at_s + 9, factor=4, workers=(3,)) for at_s in (4, 20)],
+        timing=pl.timing.Uniform(0.9, 1.1),
+        slowdowns=[pl.timing.Slowdown(at_s=at_s, until_s=at_s + 9, factor=4, workers=(3,)) for at_s in (4, 20)],
     ),
     "stop": "gradients=90",
 }
@@ -108,7 +108,7 @@ SETTINGS = {
 }
 
 
-class Crash(pl.Callback):
+class Crash(pl.callbacks.Callback):
     """Callback that ends a run at a given record, without any clean-up by the engine."""
 
     class Crashed(BaseException):
@@ -194,7 +194,7 @@ def read(result):
 
 @pytest.mark.slow
 def test_an_extended_run_decays_the_rate_to_the_new_end_without_a_second_warm_up(tmp_path):
-    job = tiny_job(schedule=pl.LinearSchedule())
+    job = tiny_job(schedule=pl.plans.LinearSchedule())
     options = {"protocol": "bsp", "cluster": STRAGGLING}
     pl.train(job, stop="gradients=40", out=tmp_path / "run", **options)
     with pytest.raises(UsageError, match=r"schedule total 40, now 80.*allow_change=True"):

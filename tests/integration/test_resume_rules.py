@@ -17,7 +17,7 @@ from paceline.utils.files import replace_file
 from selections import parametrize_few
 from tiny_jobs import dataset, parameters_of, tiny_job
 
-CLUSTER = pl.Cluster(3, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(3, timing=pl.timing.Exponential(1.0))
 
 
 def train(path, protocol="bsp", cluster=CLUSTER, seed=0, resume=False, stop="updates=6", job=None, **options):
@@ -136,14 +136,14 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path):
 
 @parametrize_few("options", [{"resume": True}, {"overwrite": True}], keep=1)
 def test_a_running_run_is_not_overwritten_or_resumed(options, tmp_path):
-    class Meddle(pl.Callback):
+    class Meddle(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 3:
                 with pytest.raises(pl.UsageError, match=r"another run is writing to .*run; wait for its end"):
                     train(tmp_path / "run", **options)
 
     result = train(tmp_path / "run", callbacks=[Meddle()])
-    assert len(result.history.of(pl.UpdateMade)) == 6
+    assert len(result.history.of(pl.callbacks.UpdateMade)) == 6
 
 
 def test_the_last_checkpoint_is_not_saved_twice(tmp_path):
@@ -158,7 +158,7 @@ def test_out_and_resume_are_mutually_exclusive(tmp_path):
 
 
 def test_state_that_cannot_be_saved_is_refused_at_the_start(tmp_path):
-    class Odd(pl.Controller):
+    class Odd(pl.controllers.Controller):
         def begin(self, n):
             return object()
 
@@ -188,7 +188,7 @@ class Crashed(BaseException):
     pass
 
 
-class Crash(pl.Callback):
+class Crash(pl.callbacks.Callback):
     def __init__(self, at_update):
         self.at_update = at_update
 
@@ -207,7 +207,7 @@ def test_a_change_killed_before_its_first_checkpoint_is_applied_again(change, tm
     result = train(tmp_path / "run", **options)
     [resumed] = result.history.of(RunResumed)
     assert (resumed.version, resumed.changes != "") == (4, True)
-    assert {update.k for update in result.history.of(pl.UpdateMade)[4:]} == {1 if "protocol" in change else 2}
+    assert {update.k for update in result.history.of(pl.callbacks.UpdateMade)[4:]} == {1 if "protocol" in change else 2}
 
 
 @parametrize_few("target", [0.35, 0.9], keep=1)
@@ -229,9 +229,9 @@ def test_a_failed_run_fails_again_after_a_resume(tmp_path):
 
 
 def test_protocols_with_equal_names_are_distinguished(tmp_path):
-    train(tmp_path / "run", pl.Protocol(quorum=2, max_staleness=0, refill="update"))
+    train(tmp_path / "run", pl.plans.Protocol(quorum=2, max_staleness=0, refill="update"))
     with pytest.raises(pl.UsageError, match=r"has a run with other settings: plan .*'quorum': 2.*'quorum': 3"):
-        train(tmp_path / "run", pl.Protocol(quorum=3, max_staleness=0, refill="update"), resume=True)
+        train(tmp_path / "run", pl.plans.Protocol(quorum=3, max_staleness=0, refill="update"), resume=True)
 
 
 def growing(observation):
@@ -239,7 +239,7 @@ def growing(observation):
 
 
 def test_the_repr_of_a_controller_has_no_memory_address(tmp_path):
-    class Own(pl.Controller):
+    class Own(pl.controllers.Controller):
         def __init__(self):
             self.choose = growing
 
@@ -250,22 +250,22 @@ def test_the_repr_of_a_controller_has_no_memory_address(tmp_path):
             return None, []
 
     assert repr(Own()).endswith("Own(choose=growing)")
-    assert repr(pl.QuorumFunction(growing)) == "QuorumFunction(choose=growing)"
+    assert repr(pl.controllers.QuorumFunction(growing)) == "QuorumFunction(choose=growing)"
 
 
 def test_excluded_workers_are_readmitted_and_new_controllers_called_under_another_plan(tmp_path):
-    class Aside(pl.Controller):
+    class Aside(pl.controllers.Controller):
         def begin(self, n):
             return False
 
         def decide(self, state, observation):
-            return True, [] if state else [pl.Exclude(0, "slow")]
+            return True, [] if state else [pl.controllers.Exclude(0, "slow")]
 
     train(tmp_path / "run", pl.asp().controlled_by(Aside()), stop="updates=4")
-    changed = pl.k_sync(k=3).controlled_by(pl.FixedQuorum(2))
+    changed = pl.k_sync(k=3).controlled_by(pl.controllers.FixedQuorum(2))
     result = train(tmp_path / "run", changed, resume=True, allow_change=True, stop="updates=9")
-    assert [update.k for update in result.history.of(pl.UpdateMade)[4:]] == [2] * 5
-    assert 0 in {record.worker for record in result.history.of(pl.GradientArrived)[5:]}
+    assert [update.k for update in result.history.of(pl.callbacks.UpdateMade)[4:]] == [2] * 5
+    assert 0 in {record.worker for record in result.history.of(pl.callbacks.GradientArrived)[5:]}
 
 
 @parametrize_few(
@@ -295,7 +295,9 @@ def test_a_folder_without_log_and_checkpoint_restarts(tmp_path):
     train(tmp_path / "run", stop="updates=3")
     (tmp_path / "run" / EVENTS).unlink()
     shutil.rmtree(tmp_path / "run" / CHECKPOINTS)
-    result = train(tmp_path / "run", resume=True, callbacks=[pl.TensorBoard(tmp_path / "run" / "tensorboard")])
+    result = train(
+        tmp_path / "run", resume=True, callbacks=[pl.callbacks.TensorBoard(tmp_path / "run" / "tensorboard")]
+    )
     assert result.history.totals.updates == 6
 
 
@@ -318,12 +320,14 @@ def test_metrics_whose_names_are_not_text_are_refused(tmp_path):
 
 
 def test_a_record_that_cannot_be_written_ends_the_run_with_an_error(tmp_path):
-    class Odd(pl.Controller):
+    class Odd(pl.controllers.Controller):
         def begin(self, n):
             return None
 
         def decide(self, state, observation):
-            return None, [pl.SetQuorum._make((torch.tensor(2), "odd"))] if observation.trigger == "open" else []
+            return None, [
+                pl.controllers.SetQuorum._make((torch.tensor(2), "odd"))
+            ] if observation.trigger == "open" else []
 
     with pytest.raises(pl.RunError, match="cannot be written as JSON"):
         train(tmp_path / "run", pl.k_async(k=1).controlled_by(Odd()))

@@ -21,7 +21,7 @@ from paceline.recording.run_stats import count
 from recording_display import RecordingDisplay, log_states
 from tiny_jobs import dataset, sgd, tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
 ALL_KEPT = {"target": 0.01, "margin": 0.0}
 
 
@@ -171,7 +171,7 @@ def test_another_search_in_the_same_folder_is_refused(whole):
 
 
 UNSTABLE = {"optimizer": sgd(lr=1.0, momentum=0.9)}
-MANY = pl.Cluster(12, timing=pl.Exponential(1.0))
+MANY = pl.Cluster(12, timing=pl.timing.Exponential(1.0))
 
 
 @pytest.mark.slow
@@ -183,8 +183,8 @@ def test_a_trial_that_diverges_ends_early_and_fails_its_setting(tmp_path):
     assert (found.fraction, found.is_accepted(trials)) == (1.0, False)
     assert "2 of 2 diverged" in found.text()
     for seed in (0, 1):
-        figures = count(pl.History(lambda seed=seed: records(tmp_path / f"bsp-50-asp/seed-{seed}")))
-        assert figures.stopped_by == pl.Outcome.DIVERGED
+        figures = count(pl.results.History(lambda seed=seed: records(tmp_path / f"bsp-50-asp/seed-{seed}")))
+        assert figures.stopped_by == pl.results.Outcome.DIVERGED
         assert figures.used < 120
     assert all(map(isnan, tomllib.loads((tmp_path / "timing.toml").read_text())["trials"][0]["accuracies"]))
 

@@ -48,8 +48,8 @@ def test_ranks_reach_the_parameters_of_the_simulation(protocol, n):
 
 @pytest.mark.slow
 def test_a_schedule_and_parameters_without_decay_are_those_of_the_simulation():
-    schedule = pl.LinearSchedule(check_every="gradients=12", total="gradients=60")
-    job = tiny_job(model=batch_norm_net, schedule=schedule, no_decay_on=pl.BATCH_NORMS)
+    schedule = pl.plans.LinearSchedule(check_every="gradients=12", total="gradients=60")
+    job = tiny_job(model=batch_norm_net, schedule=schedule, no_decay_on=pl.jobs.BATCH_NORMS)
     ends = run(4, job, protocol="bsp", stop="updates=20")
     assert_is_simulation(ends, job, 3, protocol="bsp", stop="updates=20")
     assert [len(end.records) > 20 for end in ends] == [True, False, False, False]
@@ -113,7 +113,7 @@ def test_a_killed_worker_is_lost_at_once_and_one_that_comes_back_does_its_share(
 def test_every_sample_is_applied_exactly_once_an_epoch_though_workers_are_killed_and_come_back(shards):
     samples, n, epochs = 4 * BATCH * 5, 4, 3
     train = counting_job(samples) if shards == 1 else halves_job(samples)
-    slow = pl.Cluster(n, timing=pl.Exponential(0.02))
+    slow = pl.Cluster(n, timing=pl.timing.Exponential(0.02))
     faults = [pl.Fault(worker=worker, draw=draw) for worker, draw in enumerate([2, 3, 4, 2])]
     torchrun = {"slowness": slow, "faults": faults, "shards": shards}
     with ranks(n + 1, train, torchrun, protocol="k_async(k=2)", stop=f"epochs={epochs}") as job:
@@ -170,7 +170,7 @@ def test_a_worker_that_fails_at_any_draw_is_lost_and_the_others_go_on(worker, dr
 
 
 def test_an_interrupted_worker_abandons_its_sleep_at_once_and_begins_anew():
-    slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(30.0)])
+    slow = pl.Cluster(2, timing=[pl.timing.Deterministic(0.01), pl.timing.Deterministic(30.0)])
     faults = [pl.Fault(worker=1, draw=draw) for draw in range(2, 500)]  # the next task that it begins is the end of it
     settings = {"protocol": "k_sync(k=1)", "stop": "seconds=25", "callbacks": [EndWhen(lambda seen: seen.lost)]}
     [end, *_] = run(3, tiny_job(), {"slowness": slow, "faults": faults}, **settings)
@@ -187,7 +187,7 @@ def test_a_gradient_that_is_not_finite_is_rejected():
 
 
 def test_a_worker_that_is_to_end_sends_what_it_has():
-    slow = pl.Cluster(2, timing=pl.Deterministic(0.2))
+    slow = pl.Cluster(2, timing=pl.timing.Deterministic(0.2))
     with ranks(3, tiny_job(), {"slowness": slow}, protocol="asp", stop="updates=12") as job:
         job.start_all()
         job.await_training()
@@ -243,7 +243,7 @@ def test_a_run_without_workers_ends_when_none_comes():
 
 @parametrize_few("protocol", ["asp", "bsp"], keep=1)
 def test_workers_end_when_rank_0_is_killed(protocol):
-    slow = pl.Cluster(2, timing=[pl.Deterministic(0.01), pl.Deterministic(0.02)])
+    slow = pl.Cluster(2, timing=[pl.timing.Deterministic(0.01), pl.timing.Deterministic(0.02)])
     # Its thread ends when no worker has come back.
     with ranks(3, tiny_job(), {"slowness": slow, "start_timeout_s": 1.5}, protocol=protocol, stop=FOREVER) as job:
         job.start_all()
@@ -263,7 +263,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
 
 
 def test_rank_0_that_fails_at_an_update_sends_its_error_and_its_run_is_resumed(tmp_path):
-    class Failing(pl.Callback):
+    class Failing(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 12:
                 raise RuntimeError("the disk is full")

@@ -31,7 +31,7 @@ from paceline.utils.representation import Representation, summarize_value
 from paceline.utils.text_table import TextTable
 from tiny_jobs import tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
 NASTY = "<script>alert('k_sync & co')</script>"
 
 
@@ -59,7 +59,7 @@ def a_result():
 
 def a_comparison(name="bsp"):
     figures = RunStats(stopped_by=Outcome.LOSS, time_s=2.0, updates=7)
-    return pl.Comparison(
+    return pl.results.Comparison(
         rows=[ComparisonRow(protocol=name, runs={0: figures, 1: figures})], stop=pl.Stop(loss=0.2), folder=Path("runs")
     )
 
@@ -105,7 +105,7 @@ def a_search():
 
 def advice():
     ranking = [
-        pl.Prediction(
+        pl.results.Prediction(
             protocol=name,
             seconds_per_update=1.0,
             gradients_per_s=8.0,
@@ -138,7 +138,7 @@ RESULTS = {
     "advice": advice,
     "lr_range_test": lr_range_test,
     "knee": lambda: lr_range_test().knees[0],
-    "replay": lambda: pl.Replay(3, 20, "at line 7"),
+    "replay": lambda: pl.results.Replay(3, 20, "at line 7"),
     "tradeoff": a_tradeoff,
 }
 
@@ -189,7 +189,7 @@ def test_results_show_their_main_figures():
     assert "loss=CrossEntropyLoss" in repr(a_job())
     assert "microbatches=2" in repr(a_job(microbatches=2))
     assert "microbatches" not in repr(a_job())
-    assert repr(pl.Replay(3, 20, "")) == "Replay(is_same=True, updates=3, decisions=20)"
+    assert repr(pl.results.Replay(3, 20, "")) == "Replay(is_same=True, updates=3, decisions=20)"
     assert repr(lr_range_test()) == "LRRangeTest(job=digits, protocol=k_sync, learning_rates={1: 1})"
 
 

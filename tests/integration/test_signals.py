@@ -25,7 +25,7 @@ from selections import parametrize_few
 from tiny_jobs import small_net, tiny_job
 
 
-class Announce(pl.Callback):
+class Announce(pl.callbacks.Callback):
     """Callback that sends a message after some updates."""
 
     def __init__(self, connection):
@@ -40,7 +40,7 @@ def train_in(folder, connection):
     """Train as a script does that was started by a shell: in a session of its own."""
     os.setsid()
     os.chdir(folder)
-    slow = pl.Cluster(2, timing=pl.Deterministic(0.01))
+    slow = pl.Cluster(2, timing=pl.timing.Deterministic(0.01))
     cluster = pl.LocalCluster(2, slowness=slow)
     pl.train(
         tiny_job(), protocol="asp", cluster=cluster, stop="updates=1000000", out="run", callbacks=[Announce(connection)]
@@ -198,7 +198,7 @@ import torch, paceline as pl
 from torch import nn
 from torch.utils.data import TensorDataset
 
-class Announce(pl.Callback):
+class Announce(pl.callbacks.Callback):
     def on_update(self, update):
         if update.version == 5:
             print("training", flush=True)

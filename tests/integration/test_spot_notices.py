@@ -129,7 +129,7 @@ def has_continued(seen):
     return seen.lost and sum(seen.used_since.values()) > 3
 
 
-class Publish(pl.Callback):
+class Publish(pl.callbacks.Callback):
     """Callback that makes a file at the third update."""
 
     def __init__(self, place):

@@ -27,7 +27,7 @@ from waiting_jobs import waiting_for
 STANDBY = {"standby": 1}
 
 
-class KillRankZero(pl.Callback):
+class KillRankZero(pl.callbacks.Callback):
     """Callback that kills rank 0 with an update."""
 
     def __init__(self, version):
@@ -65,7 +65,7 @@ def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
 
 @pytest.mark.slow
 def test_the_standby_takes_over_before_the_first_update():
-    class KillEarly(pl.Callback):
+    class KillEarly(pl.callbacks.Callback):
         def on_record(self, record):
             super().on_record(record)
             process = job.processes[0]
@@ -94,7 +94,7 @@ def test_without_the_standby_a_run_that_has_not_begun_ends():
 def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
     has_joined = threading.Event()
 
-    class Restarting(pl.Callback):
+    class Restarting(pl.callbacks.Callback):
         def on_update(self, update):
             process = job.processes[0]
             if update.version == 10 and process.thread is threading.current_thread():
@@ -126,7 +126,7 @@ def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(tmp_path, monkeyp
         on_notice(signals, notice)
         is_noticed.set()
 
-    class Watching(pl.Callback):
+    class Watching(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5:
                 place.touch()
@@ -229,7 +229,7 @@ def test_a_resumed_run_has_a_standby_too(tmp_path):
 def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
     has_joined = threading.Event()
 
-    class Disconnect(pl.Callback):
+    class Disconnect(pl.callbacks.Callback):
         def on_record(self, record):
             super().on_record(record)
             if isinstance(record, WorkerJoined):
@@ -248,7 +248,7 @@ def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
 
 
 def test_the_run_goes_on_without_a_standby(caplog):
-    class KillStandby(pl.Callback):
+    class KillStandby(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5:
                 job.processes["standby"].kill()
@@ -264,7 +264,7 @@ def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, worker
     # The workers are killed before they have answered that they will not join the standby.
     monkeypatch.setattr(StandbyStream, "forget", lambda stream, process: None)
 
-    class KillMost(pl.Callback):
+    class KillMost(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == workers_at:
                 job.processes[1].kill()
@@ -283,7 +283,7 @@ def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, worker
 
 @pytest.mark.slow
 def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_are_lost(tmp_path, caplog):
-    class LoseMost(pl.Callback):
+    class LoseMost(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5:
                 job.processes[3].leave("SIGTERM")  # the rank that has started the standby
@@ -329,7 +329,7 @@ def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkey
 
 
 def test_too_few_workers_do_not_make_the_standby_a_server():
-    class KillMost(pl.Callback):
+    class KillMost(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5:
                 for each in (1, 2, 0):
@@ -346,7 +346,7 @@ def test_too_few_workers_do_not_make_the_standby_a_server():
 def test_two_sides_that_do_not_reach_each_other_are_not_two_runs(tmp_path):
     """Two of three workers go to the standby, and processes with their numbers come to rank 0."""
 
-    class Split(pl.Callback):
+    class Split(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5 and job.processes[0].thread is threading.current_thread():
                 for moved in ("standby", 1, 2):

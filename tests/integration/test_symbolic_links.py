@@ -55,7 +55,7 @@ FILES = [RUN, MODEL, COMMAND, TIMELINE, REPORT, f"{CHECKPOINTS}/latest", f"{CHEC
 
 
 def write_everything(run, **where):
-    callbacks = [SavedOptions(job="digits").saver(run), pl.PerfettoTrace(run / TIMELINE)]
+    callbacks = [SavedOptions(job="digits").saver(run), pl.callbacks.PerfettoTrace(run / TIMELINE)]
     try:
         pl.train(tiny_job(), stop="updates=4", callbacks=callbacks, **where, **OPTIONS)
         write_report([run])
@@ -114,7 +114,7 @@ def test_figures_replace_links(run, tmp_path, victim, monkeypatch):
 
 def test_a_trace_replaces_a_link(run, tmp_path, victim):
     plant(tmp_path / "trace.csv", victim / "file")
-    pl.Trace.of(pl.train(tiny_job(), stop="updates=2", **OPTIONS)).to_csv(tmp_path / "trace.csv")
+    pl.timing.Trace.of(pl.train(tiny_job(), stop="updates=2", **OPTIONS)).to_csv(tmp_path / "trace.csv")
     assert not (tmp_path / "trace.csv").is_symlink()
 
 

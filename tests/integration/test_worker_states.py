@@ -41,7 +41,7 @@ def logged(caplog, text):
     return [record for record in caplog.records if text in record.getMessage()]
 
 
-class Failing(pl.Callback):
+class Failing(pl.callbacks.Callback):
     """Ends the run of rank 0 by an error at an update."""
 
     def __init__(self, version):

@@ -61,8 +61,8 @@ def test_every_public_name_is_on_exactly_one_page():
     ("reference", "place"),
     [
         ("pl.train", "paceline.train"),
-        ("paceline.run.result.Result", "paceline.Result"),
-        ("Exponential", "paceline.Exponential"),
+        ("paceline.run.result.Result", "paceline.results.Result"),
+        ("Exponential", "paceline.timing.Exponential"),
         ("Job.step", "paceline.Job"),
         ("Stop.parse", "paceline.Stop.parse"),
         ("Totals", "paceline.recording.history.Totals"),
@@ -70,7 +70,13 @@ def test_every_public_name_is_on_exactly_one_page():
     ],
 )
 def test_a_reference_leads_to_the_entry_of_its_object(reference, place):
-    documented = ["paceline.train", "paceline.Result", "paceline.Exponential", "paceline.Job", "paceline.Stop"]
+    documented = [
+        "paceline.train",
+        "paceline.results.Result",
+        "paceline.timing.Exponential",
+        "paceline.Job",
+        "paceline.Stop",
+    ]
     documented += ["paceline.Stop.parse", "paceline.recording.history.Totals", "paceline.theory"]
     assert documented_name(reference, public_names(), documented) == place
 

@@ -12,6 +12,7 @@ from importlib import import_module
 import pytest
 
 import paceline
+from paceline.utils.argument_types import NAMESPACES
 from paths import ROOT
 from source_tree import FILES, SOURCE, definitions, name_of, tree_of
 
@@ -47,6 +48,7 @@ FLOORS = [
     "watch",
     "diagnostics",
     "cli __main__",
+    "callbacks controllers plans results timing",
 ]
 BELOW_ENGINES = range(FLOORS.index("recording"))
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}
@@ -62,6 +64,7 @@ NAMES_THE_TYPE_OF_VECTORS = ["policies/compensation/base"]  # of which a user's 
 
 RUN_THE_USER_S_COMMAND = {"cli/run", "engines/distributed/rendezvous/sidecar"}
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, ARGUMENTS = 400, 300, 60, 8
+MOST_NAMES = 60  # in `paceline` itself, namespaces too
 LONG = re.compile(r"^\s*# Long: \w")  # with the reason
 WORDS = re.compile(r"\b(?:whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
 
@@ -203,9 +206,17 @@ def arguments_of(node):
     return [name for name in names if name not in ("self", "cls")]
 
 
+@cache
+def public_names():
+    """Return each namespace of users, with each of its names."""
+    spaces = [paceline, *(getattr(paceline, name) for name in NAMESPACES)]
+    return [(space, name) for space in spaces for name in space.__all__]
+
+
 def is_public(path, node):
     """Say whether users call it: a function of `pl`, or a command, whose arguments are its options."""
-    return node.name in paceline.__all__ or (name_of(path).startswith("cli/") and not node.name.startswith("_"))
+    is_command = name_of(path).startswith("cli/") and not node.name.startswith("_")
+    return is_command or any(node.name == name for _, name in public_names())
 
 
 def test_functions_are_short_and_have_few_arguments():
@@ -222,7 +233,10 @@ def test_sentences_name_who_acts():
 
 
 def test_every_public_name_can_be_imported_and_has_a_docstring():
-    assert [name for name in paceline.__all__ if not getattr(paceline, name).__doc__] == []
+    assert [name for space, name in public_names() if not getattr(space, name).__doc__] == []
+    assert len(paceline.__all__) <= MOST_NAMES
+    with pytest.raises(AttributeError, match=r"no 'Exponential'; did you mean 'timing\.Exponential'"):
+        paceline.Exponential  # noqa: B018
 
 
 def test_a_public_module_is_the_module():

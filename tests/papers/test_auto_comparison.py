@@ -50,7 +50,9 @@ def digits():
 
 @pytest.mark.slow
 def test_a_case_runs_and_is_shown(digits, monkeypatch, tmp_path):
-    tiny = Case("digits", 32, pl.Cluster(2, pl.Uniform(0.9, 1.1)), 2.1, 1.0, ("asp",), 4, 400, seeds=2, searches=False)
+    tiny = Case(
+        "digits", 32, pl.Cluster(2, pl.timing.Uniform(0.9, 1.1)), 2.1, 1.0, ("asp",), 4, 400, seeds=2, searches=False
+    )
     monkeypatch.setitem(CASES, "tiny", tiny)
     monkeypatch.setitem(settings.FINAL_GRADIENTS, "tiny", 8)
     monkeypatch.setattr(run, "RESULTS", tmp_path)

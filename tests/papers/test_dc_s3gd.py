@@ -61,14 +61,16 @@ def test_table_1_has_the_settings_of_the_paper(row):
     assert job.batch_size in {256, 512, 1024}
     curve = job.schedule.in_gradients(None, per_epoch=100)
     assert (curve.warm_up, curve.until, curve.total) == (4500, 2000 if row.nodes >= 64 else 1500, 9000)
-    assert job.no_decay_on == pl.BATCH_NORMS
+    assert job.no_decay_on == pl.jobs.BATCH_NORMS
 
 
 @pytest.mark.slow
 def test_a_model_of_table_1_trains_a_step():
     data = TensorDataset(torch.randn(8, 3, 64, 64), torch.arange(8))
     job = replace(imagenet_job(TABLE_I[0], data), batch_size=4)
-    ended = pl.train(job, protocol="dc_s3gd", cluster=pl.Cluster(2, pl.Deterministic(1.0)), stop=pl.Stop(updates=1))
+    ended = pl.train(
+        job, protocol="dc_s3gd", cluster=pl.Cluster(2, pl.timing.Deterministic(1.0)), stop=pl.Stop(updates=1)
+    )
     assert ended.history.totals.used == 2
 
 

@@ -67,7 +67,7 @@ def test_snapshots_of_the_server_have_the_losses_of_a_run_with_evaluations(folde
     job, cluster = task.job(folder), pl.Cluster(2, PATTERNS["half"].timing)
     server = Server(job, 2)
     task.train(replace(job, optimizer=server.make_optimizer, eval_data=None), cluster, 4, callbacks=[server])
-    expected = evaluations(task.train(job, cluster, 4, evaluate_every=pl.Duration("gradients", 2)))
+    expected = evaluations(task.train(job, cluster, 4, evaluate_every=pl.plans.Duration("gradients", 2)))
     assert server.snapshots.evaluated(job, task.seed) == expected
     assert [each["updates"] for each in expected] == [2, 4]
 

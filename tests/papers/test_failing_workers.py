@@ -19,7 +19,7 @@ N = 4
 
 def run(protocol, failed, recovery, updates=20):
     """Return the time and quorum of each update, and all losses and returns, where a gradient takes a second."""
-    cluster = pl.Cluster(N, pl.Deterministic(1.0))
+    cluster = pl.Cluster(N, pl.timing.Deterministic(1.0))
     engine = FailingEngine(cluster, 0, chain(failed, repeat(Failure(inf, 0))), recovery)
     applied, changes = [], []
 
@@ -70,12 +70,12 @@ def test_a_failure_of_a_worker_that_is_away_is_that_of_the_next_one():
 
 def test_failures_are_seeded():
     def first(seed):
-        return list(islice(failures(pl.Exponential(3600.0), 64, seed), 10))
+        return list(islice(failures(pl.timing.Exponential(3600.0), 64, seed), 10))
 
     assert first(3) == first(3) != first(4)
 
 
-@pytest.mark.parametrize("between", [pl.Exponential(3600.0), pl.Uniform(2700.0, 4500.0)])
+@pytest.mark.parametrize("between", [pl.timing.Exponential(3600.0), pl.timing.Uniform(2700.0, 4500.0)])
 def test_failures_hit_all_workers_at_the_mean_rate(between):
     many = list(islice(failures(between, 64, 0), 4000))
     assert many[-1].at_s / len(many) == pytest.approx(3600.0, rel=0.05)

@@ -39,7 +39,7 @@ def test_distributions_match_the_figures():
 
 def test_mnist_has_the_settings_of_fig_8():
     assert (MNIST.cluster.n, MNIST.batch_size, MNIST.lr, MNIST.regulariser) == (8, 1, 0.01, 0.01)
-    assert MNIST.cluster.distribution_of(0) == pl.Exponential(mean_s=1.0)
+    assert MNIST.cluster.distribution_of(0) == pl.timing.Exponential(mean_s=1.0)
     quorums = [parse_plan(series.protocol).phases[0].protocol.quorum for series in MNIST.series]
     assert quorums == ["all", 4, 4, 4, 4, 1]
 

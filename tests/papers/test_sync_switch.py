@@ -115,7 +115,7 @@ def test_larger_minibatches_take_longer_but_not_in_proportion_and_there_are_fewe
 @given(t_s=st.floats(0, 1000), work_s=st.floats(0, 1000), at_s=st.floats(0, 200), slowdown=st.floats(1, 10))
 @settings(deadline=None)  # a busy machine is not a failure
 def test_the_work_of_a_straggler_follows_its_slowness_profile(t_s, work_s, at_s, slowdown):
-    straggler = pl.Periodic(on_s=30, every_s=70, slowdown=slowdown, workers=(0,), at_s=at_s)
+    straggler = pl.timing.Periodic(on_s=30, every_s=70, slowdown=slowdown, workers=(0,), at_s=at_s)
     took_s = SlownessProfile([straggler]).duration_s(work_s, t_s)
     assert float(when(done(t_s, straggler) + work_s, straggler)) - t_s == pytest.approx(took_s, abs=1e-6)
 

@@ -20,7 +20,7 @@ ALGORITHMS = (
 
 
 def trained(protocol, job, n=N, updates=ITERATIONS, seed=3, **cluster):
-    simulated = pl.Cluster(n, timing=pl.Exponential(1.0), **cluster)
+    simulated = pl.Cluster(n, timing=pl.timing.Exponential(1.0), **cluster)
     return pl.train(job, protocol=protocol, cluster=simulated, stop=pl.Stop(updates=updates), seed=seed)
 
 

@@ -17,6 +17,6 @@ def deaths(seed, back_after_s=None):
 
 
 def on_processes(protocol, seed, **options):
-    slowness = pl.Cluster(N, timing=pl.Exponential(0.004))
+    slowness = pl.Cluster(N, timing=pl.timing.Exponential(0.004))
     cluster = pl.LocalCluster(N, slowness=slowness, respawn=True, faults=deaths(seed))
     return pl.train(counting_job(SAMPLES), protocol=protocol, cluster=cluster, seed=seed, **options)

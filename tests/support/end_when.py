@@ -9,7 +9,7 @@ from paceline.core.records import GradientArrived, UpdateMade, WorkerJoined, Wor
 FOREVER = "updates=1000000"
 
 
-class EndWhen(pl.Callback):
+class EndWhen(pl.callbacks.Callback):
     """Callback that interrupts the run when a condition holds, as a signal does.
 
     Args:

@@ -15,7 +15,7 @@ def need_hosts():
         pytest.skip(reason)
 
 
-class Cut(pl.Callback):
+class Cut(pl.callbacks.Callback):
     """Callback that cuts the link of a host when a worker delivers a draw, and restores it later.
 
     Args:
@@ -40,7 +40,7 @@ class Cut(pl.Callback):
                 mending.start()
 
 
-class Parting(pl.Callback):
+class Parting(pl.callbacks.Callback):
     """Callback that blocks the traffic between two hosts alone when a worker delivers a draw.
 
     Args:

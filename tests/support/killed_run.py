@@ -25,12 +25,12 @@ def train(**options):
         data=dataset(),
         eval_data=dataset(),
     )
-    straggling = pl.Transient(mean_on_s=3, mean_off_s=5, slowdown=4)
+    straggling = pl.timing.Transient(mean_on_s=3, mean_off_s=5, slowdown=4)
     walk = pl.k_batch_async(k=1).controlled_by(RandomWalk(3, N)).until(epochs=2)
     return pl.train(
         job,
         protocol=pl.k_sync(k=2).until(epochs=1) >> walk >> pl.k_batch_async(k=3),
-        cluster=pl.Cluster(N, timing=pl.Exponential(1.0), transient=straggling),
+        cluster=pl.Cluster(N, timing=pl.timing.Exponential(1.0), transient=straggling),
         stop="epochs=3",
         seed=11,
         evaluate_every="epochs=1",
@@ -39,7 +39,7 @@ def train(**options):
     )
 
 
-class Calls(pl.Callback):
+class Calls(pl.callbacks.Callback):
     """Callback that counts the function calls of a run from its first record, and ends the process at one of them."""
 
     def __init__(self, last=None):

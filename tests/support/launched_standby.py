@@ -13,7 +13,7 @@ RANK_0_AT, WORKER_0_AT = 20, 60  # updates
 IS_RESTARTED = Path("is_restarted")
 
 
-class KillRank0(pl.Callback):
+class KillRank0(pl.callbacks.Callback):
     def on_update(self, update):
         if update.version == RANK_0_AT and os.environ["RANK"] == "0" and SIDECAR not in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)

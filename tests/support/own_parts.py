@@ -22,16 +22,18 @@ class Constant:
         return np.full_like(u, 2.0)
 
 
-class Half(pl.Controller[None]):
+class Half(pl.controllers.Controller[None]):
     def begin(self, n: int) -> None:
         return None
 
-    def decide(self, state: None, observation: pl.Observation) -> tuple[None, Sequence[pl.Action]]:
-        return None, [pl.SetQuorum(2, "half of four")] if observation.trigger == "open" else []
+    def decide(
+        self, state: None, observation: pl.controllers.Observation
+    ) -> tuple[None, Sequence[pl.controllers.Action]]:
+        return None, [pl.controllers.SetQuorum(2, "half of four")] if observation.trigger == "open" else []
 
 
 @dataclass(frozen=True, repr=False)
-class Damped(pl.Compensator):
+class Damped(pl.plans.Compensator):
     by: float
     name: ClassVar[str] = "damped"
     kind: ClassVar[Literal["scale", "correction"]] = "scale"
@@ -40,11 +42,11 @@ class Damped(pl.Compensator):
     def formula(self) -> str:
         return "1/(1+by*tau)"
 
-    def compensate(self, stale: pl.StaleGradient, memory: dict[str, list[Tensor]]) -> float:
+    def compensate(self, stale: pl.plans.StaleGradient, memory: dict[str, list[Tensor]]) -> float:
         return 1 / (1 + self.by * stale.staleness)
 
 
-law: pl.Distribution = Constant()
+law: pl.timing.Distribution = Constant()
 simulated = pl.simulate(pl.bsp() + Half(), pl.Cluster(4, timing=law), updates=5)
 print(simulated.totals.mean_k)
 job = pl.jobs.digits()

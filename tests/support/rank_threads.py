@@ -322,7 +322,7 @@ class Job:
         return portable((result, result.history.records))
 
 
-class Training(pl.Callback):
+class Training(pl.callbacks.Callback):
     """Sets an event when some updates have been made."""
 
     def __init__(self, is_training):

@@ -170,7 +170,7 @@ class Job:
         self._folder.cleanup()
 
 
-class Announce(pl.Callback):
+class Announce(pl.callbacks.Callback):
     """Makes a file when some updates have been made, and one when a worker was silent for too long."""
 
     def __init__(self, training, loss):

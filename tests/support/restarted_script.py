@@ -18,7 +18,7 @@ JOBS = {
 }
 
 
-class Kill(pl.Callback):
+class Kill(pl.callbacks.Callback):
     """Callback that kills this process at its n-th record."""
 
     def __init__(self, last):
@@ -39,5 +39,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     name, last = sys.argv[1:]
     is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    slowness = pl.Cluster(2, timing=pl.Deterministic(0.002))
+    slowness = pl.Cluster(2, timing=pl.timing.Deterministic(0.002))
     train(name, pl.Torchrun(slowness=slowness), 0, out="run", callbacks=[Kill(int(last) if is_first else -1)])

@@ -10,9 +10,9 @@ from paceline.protocols.protocol import as_plan
 from paceline.theory import expected
 
 P, K = 8, 4
-EXPONENTIAL, CONSTANT = pl.Exponential(1.0), pl.Deterministic(1.0)
-SHIFTED, PARETO = pl.ShiftedExponential(1.0, 1.0), pl.Pareto(1.0, 3.0)
-HYPER = pl.HyperExponential((1.0, 11.0), (0.9, 0.1))
+EXPONENTIAL, CONSTANT = pl.timing.Exponential(1.0), pl.timing.Deterministic(1.0)
+SHIFTED, PARETO = pl.timing.ShiftedExponential(1.0, 1.0), pl.timing.Pareto(1.0, 3.0)
+HYPER = pl.timing.HyperExponential((1.0, 11.0), (0.9, 0.1))
 
 
 def seconds(protocol, law, n=P):

@@ -27,5 +27,5 @@ def timed_run(protocol, cluster, stop, worker_timeout_s=None, seed=0):
     recorder = Recorder(cluster.n, config.job.batch_size, "", lambda: 0.1, [memory])
     with TimingEngine(cluster, seed) as engine:
         end = engine.run(make_coordinator(config.checked_plan, config.stop, config.rules), recorder.observe)
-    history = pl.History(lambda: memory.records, recorder.totals)
+    history = pl.results.History(lambda: memory.records, recorder.totals)
     return SimpleNamespace(history=history, time_s=recorder.reached_s, stopped_by=end.outcome, reason=end.reason)

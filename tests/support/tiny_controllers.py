@@ -8,7 +8,7 @@ import paceline as pl
 from paceline.utils.rng import derived_seed
 
 
-class RandomWalk(pl.Controller):
+class RandomWalk(pl.controllers.Controller):
     """Controller that changes the quorum at random, from a seed, and closes a long update."""
 
     def __init__(self, seed, n):
@@ -24,17 +24,17 @@ class RandomWalk(pl.Controller):
     def decide(self, state, observation):
         k, visited = state
         if observation.trigger == "timer":
-            return state, [pl.CloseUpdate("waited long enough")]
+            return state, [pl.controllers.CloseUpdate("waited long enough")]
         if observation.trigger != "open":
             return state, []
         k = min(self.n, max(1, k + derived_seed(self.seed, "walk", observation.version) % 3 - 1))
         return (k, {observation.version: "seen", **visited}), [
-            pl.SetQuorum(k, f"walked to {k}"),
-            pl.CallAgainAt(observation.now + 0.7),
+            pl.controllers.SetQuorum(k, f"walked to {k}"),
+            pl.controllers.CallAgainAt(observation.now + 0.7),
         ]
 
 
-class Replacing(pl.Controller):
+class Replacing(pl.controllers.Controller):
     """Controller that replaces a worker when the update after a version opens."""
 
     def __init__(self, worker, version):
@@ -46,10 +46,10 @@ class Replacing(pl.Controller):
 
     def decide(self, state, observation):
         due = observation.trigger == "open" and observation.version == self.version
-        return state, [pl.ReplaceWorker(self.worker)] if due else []
+        return state, [pl.controllers.ReplaceWorker(self.worker)] if due else []
 
 
-class ChangingShares(pl.Controller):
+class ChangingShares(pl.controllers.Controller):
     """Controller that sets other shares every five updates, whatever the times."""
 
     sets_shares: ClassVar[bool] = True
@@ -64,4 +64,4 @@ class ChangingShares(pl.Controller):
         total = len(workers) * size
         ends = np.sort(random.choice(np.arange(1, total), len(workers) - 1, replace=False))
         shares = np.diff([0, *ends, total]).tolist()
-        return state + 1, [pl.SetShares(dict(zip(workers, shares, strict=True)), size, f"{shares}")]
+        return state + 1, [pl.controllers.SetShares(dict(zip(workers, shares, strict=True)), size, f"{shares}")]

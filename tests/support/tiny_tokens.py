@@ -42,9 +42,9 @@ def step(model, batch):
     by_sample = each.sum(1) / (target != PADDING).sum(1)
     return by_sample.mean(), {
         "by_sample": by_sample.mean(),
-        "by_batch": pl.Average(by_sample.mean()),
-        "nll": pl.Average(each.sum(), tokens),
-        "perplexity": pl.Average(each.sum(), tokens, exp),
+        "by_batch": pl.jobs.Average(by_sample.mean()),
+        "nll": pl.jobs.Average(each.sum(), tokens),
+        "perplexity": pl.jobs.Average(each.sum(), tokens, exp),
     }
 
 

@@ -6,9 +6,9 @@ from tiny_jobs import tiny_job
 
 CLUSTER = pl.Cluster(
     4,
-    pl.ShiftedExponential(0.3, 0.7),
-    network=pl.Network(latency_s=0.01, up_bytes_per_s=1e4, down_bytes_per_s=2e4),
-    transient=pl.Transient(mean_on_s=3, mean_off_s=5, slowdown=3),
+    pl.timing.ShiftedExponential(0.3, 0.7),
+    network=pl.timing.Network(latency_s=0.01, up_bytes_per_s=1e4, down_bytes_per_s=2e4),
+    transient=pl.timing.Transient(mean_on_s=3, mean_off_s=5, slowdown=3),
 )
 
 
@@ -44,4 +44,4 @@ def replayed(trace, *asked, seed=0, **cluster):
 
 
 # -- censored work
-CENSORED = pl.Trace(rows_of([1.0, 2.0, 1.0], censored=[1]), source="yesterday")
+CENSORED = pl.timing.Trace(rows_of([1.0, 2.0, 1.0], censored=[1]), source="yesterday")

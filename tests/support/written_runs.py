@@ -26,7 +26,7 @@ def small_job():
 
 
 def exponential(workers=4):
-    return pl.Cluster(workers, pl.Exponential(mean_s=1.0))
+    return pl.Cluster(workers, pl.timing.Exponential(mean_s=1.0))
 
 
 def train_run(path: Path, protocol="k_sync(k=3)", seed=0, updates=30, **options) -> SavedRun:

@@ -83,7 +83,7 @@ def theory(
 
 def _constants(text: str) -> Constants:
     """Parse constants, or estimate them from the run in that folder."""
-    from paceline import estimate_constants
+    from paceline.results import estimate_constants
     from paceline.theory import Constants
     from paceline.utils.spec_parser import bind, parse_call
 

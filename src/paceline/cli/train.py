@@ -217,7 +217,7 @@ def _print_result(result: Result, output: Format) -> None:
 
 
 def _writers(folder: Path, options: SavedOptions) -> list[Callback]:
-    from paceline import PerfettoTrace, Prometheus, TensorBoard
+    from paceline.callbacks import PerfettoTrace, Prometheus, TensorBoard
     from paceline.recording.run_folder import TENSORBOARD, TIMELINE
 
     writers: list[Callback] = []

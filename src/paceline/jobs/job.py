@@ -51,7 +51,7 @@ class Samples(Protocol):
 @checked_types(
     batch_size=", such as batch_size=32",
     optimizer=" from the parameters to an optimizer, such as optimizer=partial(torch.optim.SGD, lr=0.1)",
-    no_decay_on=", such as pl.BATCH_NORMS",
+    no_decay_on=", such as pl.jobs.BATCH_NORMS",
     schedule="; one of torch.optim.lr_scheduler is given as scheduler=",
 )
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,8 +70,8 @@ class Job(Representation):
         batch_size: samples in a worker's minibatch, >= 1; optional only if ``data`` is a DataLoader.
         loss: function ``loss(output, target)``, for data of (input, target) pairs.
         step: function ``step(model, batch) -> loss`` or ``(loss, metrics)``, for all other data; give loss or step.
-            Metrics are used in evaluations: a number is averaged over samples, a `pl.Average` as it defines. A metric
-            named "loss" replaces the evaluation loss.
+            Metrics are used in evaluations: a number is averaged over samples, a `pl.jobs.Average` as it defines. A
+            metric named "loss" replaces the evaluation loss.
         eval_data: evaluation data for the loss, ``accuracy`` and all other metrics; also a DataLoader. None for no
             evaluation.
         eval_batch_size: samples in a batch of the evaluation, >= 1; 0 for that of a DataLoader, or ``batch_size``.
@@ -81,12 +81,11 @@ class Job(Representation):
             1 / batch_size of a gradient. So "update" is one step per update under BSP and all-reduce, and the same
             workload under every other protocol, for every quorum, also after workers are lost.
         schedule: schedule of learning rate and weight decay, instead of a scheduler; see `LinearSchedule`.
-        no_decay_on: types of modules, such as `pl.BATCH_NORMS`, whose own parameters have no weight decay: they are
-            passed to the optimizer in a parameter group with weight_decay=0.
+        no_decay_on: types of modules, such as `pl.jobs.BATCH_NORMS`, whose own parameters have no weight decay: they
+            are passed to the optimizer in a parameter group with weight_decay=0.
         clip_norm: largest norm of the mean gradient, > 0; None for no clipping.
         lr_rule: "constant" or "proportional" to the gradients in an update as a share of the live workers, see
-            `LRScaling`; or "noise", which follows
-            the noise of the gradients and their staleness, see `NoiseRule`.
+            `LRScaling`; or "noise", which follows the noise of the gradients and their staleness, see `NoiseRule`.
         lr_is: meaning of the optimizer's learning rate, "total" or "per_worker".
         lr_of: for lr_rule="noise", what the learning rate was tuned for: "bsp", or updates of this number of gradients.
         sampling: minibatches with "replacement", or every sample once per "epoch".

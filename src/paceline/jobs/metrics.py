@@ -90,5 +90,5 @@ class Averages:
             shape = getattr(value, "shape", None)
             given = type(value).__name__ if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
             raise UsageError(
-                f"job {self._job}: metric {name!r} is {given}; expected a number, a scalar tensor or a pl.Average"
+                f"job {self._job}: metric {name!r} is {given}; expected a number, a scalar tensor or a pl.jobs.Average"
             ) from None

@@ -138,7 +138,7 @@ def simulate(
 
     Example:
         >>> import paceline as pl
-        >>> simulated = pl.simulate(pl.asp(), pl.Cluster(4, pl.Deterministic(1.0)), updates=100)
+        >>> simulated = pl.simulate(pl.asp(), pl.Cluster(4, pl.timing.Deterministic(1.0)), updates=100)
         >>> simulated.time_s, simulated.totals.used
         (25.0, 100)
     """

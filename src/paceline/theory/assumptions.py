@@ -60,7 +60,7 @@ def round_trip(cluster: Cluster, payload_bytes: float = 0, *, has_server: bool =
     Raises:
         NoTheoryError: the cluster has other properties.
 
-    >>> from paceline import Network
+    >>> from paceline.timing import Network
     >>> round_trip(Cluster(4, timing.Exponential(mean_s=2.0), speed=2.0, network=Network(latency_s=0.25)))
     ShiftedExponential(shift_s=0.5, mean_s=1.0)
     """

@@ -30,6 +30,8 @@ from paceline.utils.wording import counted, join_words
 
 T = TypeVar("T")
 
+NAMESPACES = ("callbacks", "controllers", "plans", "results", "timing")  # of the public names, beside `paceline` itself
+
 _CONTAINERS = (tuple, list, Sequence, Mapping, Iterable, Collection)
 _WORDS: Mapping[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
@@ -42,17 +44,17 @@ _WORDS: Mapping[object, tuple[str, str]] = {
     Callable: ("a function", "functions"),
 }
 _EXAMPLES: Mapping[str, str] = {
-    "Callback": "pl.PerfettoTrace('run.json')",
+    "Callback": "pl.callbacks.PerfettoTrace('run.json')",
     "Cluster": "pl.Cluster(4)",
     "Compensator": "pl.dc_asgd(lambda0=0.04)",
-    "Distribution": "pl.Exponential(mean_s=1.0)",
-    "Duration": "pl.Duration('updates', 100)",
+    "Distribution": "pl.timing.Exponential(mean_s=1.0)",
+    "Duration": "pl.plans.Duration('updates', 100)",
     "Fault": "pl.Fault(worker=0, draw=3)",
     "Job": "pl.jobs.digits()",
     "Phase": "pl.bsp().until(0.25)",
     "Protocol": "pl.bsp()",
     "Stop": "pl.Stop(updates=100)",
-    "TraceRow": "the rows of pl.Trace.from_csv('times.csv')",
+    "TraceRow": "the rows of pl.timing.Trace.from_csv('times.csv')",
 }
 
 
@@ -339,9 +341,12 @@ def describe_type(hint: Any, *, several: bool = False) -> str:
 
 
 def _title(kind: type) -> str:
-    name = vars(kind).get("public_name", kind.__name__)
-    is_public = kind.__module__.startswith("paceline.") and name in import_module("paceline").__all__
-    return f"pl.{name}" if is_public else str(name)
+    name: str = vars(kind).get("public_name", kind.__name__)
+    if kind.__module__.startswith("paceline."):
+        for space in ("paceline", *(f"paceline.{each}" for each in NAMESPACES)):
+            if name in import_module(space).__all__:
+                return f"{space}.{name}".replace("paceline", "pl", 1)
+    return name
 
 
 def _listed(words: Sequence[str]) -> str:

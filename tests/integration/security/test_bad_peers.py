@@ -132,7 +132,7 @@ def attacked(attack, **settings):
             is_over.set()
 
     settings = {"protocol": "asp", "stop": FOREVER, "callbacks": [EndWhen(is_enough)], **settings}
-    slow = pl.Cluster(2, timing=pl.Deterministic(0.01))
+    slow = pl.Cluster(2, timing=pl.timing.Deterministic(0.01))
     with ranks(3, tiny_job(), {"encrypt": False, "slowness": slow}, **settings) as job:
         job.start_workers()
         attacking = threading.Thread(target=run, args=(job,), daemon=True)

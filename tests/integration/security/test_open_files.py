@@ -42,7 +42,7 @@ def strangers():
 @pytest.mark.parametrize("content", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
 def test_4000_idle_connections_and_1024_files(content, strangers):
     settings = {"protocol": "asp", "stop": "seconds=8"}
-    slow = {"slowness": pl.Cluster(2, timing=pl.Deterministic(0.02))}
+    slow = {"slowness": pl.Cluster(2, timing=pl.timing.Deterministic(0.02))}
     with ranks(3, tiny_job(), slow, **settings) as job:
         job.start(0, prepare=partial(limit_files, FILES))
         for rank in (1, 2):

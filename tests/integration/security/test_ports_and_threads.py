@@ -21,7 +21,7 @@ def ports():
     return {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN or each.type.name == "SOCK_DGRAM"}
 
 
-class Look(pl.Callback):
+class Look(pl.callbacks.Callback):
     """Callback that looks at what is open in the middle of a run."""
 
     def __init__(self):

@@ -40,7 +40,7 @@ def train(protocol, job=None, cluster=CLUSTER, stop="gradients=32", **options):
 
 
 def updates(result):
-    return [record.k for record in result.history.of(pl.UpdateMade)]
+    return [record.k for record in result.history.of(pl.callbacks.UpdateMade)]
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_an_invalid_cluster_file_is_a_one_line_error_with_its_name(write, text, 
     [
         (
             lambda: Cluster(2, timing=1.0),
-            "timing=1.0, expected a pl.Distribution, a list of pl.Distribution or a pl.Trace",
+            "timing=1.0, expected a pl.timing.Distribution, a list of pl.timing.Distribution or a pl.timing.Trace",
         ),
         (lambda: Cluster(2).round_trips(0, payload_bytes=-1), "payload_bytes=-1"),
         (

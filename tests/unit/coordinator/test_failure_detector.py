@@ -30,12 +30,12 @@ from tiny_jobs import tiny_job
 # -- simulated workers
 
 DISTRIBUTIONS = {
-    "exponential": lambda mean_s: pl.Exponential(mean_s),
-    "shifted": lambda mean_s: pl.ShiftedExponential(0.3 * mean_s, 0.7 * mean_s),
-    "log-normal": lambda mean_s: pl.LogNormal(mean_s, 2.0),
-    "Pareto": lambda mean_s: pl.Pareto(mean_s / 11, 1.1),
-    "hyper-exponential": lambda mean_s: pl.HyperExponential((0.01 * mean_s, 100 * mean_s), (0.99, 0.01)),
-    "deterministic": lambda mean_s: pl.Deterministic(mean_s),
+    "exponential": lambda mean_s: pl.timing.Exponential(mean_s),
+    "shifted": lambda mean_s: pl.timing.ShiftedExponential(0.3 * mean_s, 0.7 * mean_s),
+    "log-normal": lambda mean_s: pl.timing.LogNormal(mean_s, 2.0),
+    "Pareto": lambda mean_s: pl.timing.Pareto(mean_s / 11, 1.1),
+    "hyper-exponential": lambda mean_s: pl.timing.HyperExponential((0.01 * mean_s, 100 * mean_s), (0.99, 0.01)),
+    "deterministic": lambda mean_s: pl.timing.Deterministic(mean_s),
 }
 
 

@@ -88,7 +88,7 @@ def test_a_stop_and_an_evaluation_come_after_the_step():
     [stop] = driven.handle(UpdateApplied(2.5, 1, STEP))
     assert isinstance(stop, EndRun)
     assert stop.outcome is Outcome.UPDATES
-    driven, _ = measured(Reader(), evaluate_every=pl.Duration("updates", 1))
+    driven, _ = measured(Reader(), evaluate_every=pl.plans.Duration("updates", 1))
     assert kinds(driven.handle(UpdateApplied(2.5, 1, STEP))) == [Evaluate, Decision, Compute, Compute]
 
 
@@ -120,11 +120,11 @@ def test_a_step_survives_the_end_of_a_run_and_its_checkpoint():
 def test_the_last_update_of_the_last_epoch_also_waits_for_its_step(tmp_path):
     def train(stop, **folder):
         job = tiny_job(sampling="epoch", batch_size=8)
-        return pl.train(job, protocol="dbw", cluster=pl.Cluster(5, pl.Exponential(1.0)), stop=stop, **folder)
+        return pl.train(job, protocol="dbw", cluster=pl.Cluster(5, pl.timing.Exponential(1.0)), stop=stop, **folder)
 
     short = train("epochs=2", out=tmp_path / "run", checkpoint_every="updates=99")
     assert short.reason == "2 epochs, 24 gradients, applied"
-    assert len(short.history.of(pl.StepMeasured)) == short.history.totals.updates
+    assert len(short.history.of(pl.callbacks.StepMeasured)) == short.history.totals.updates
     assert torch.equal(parameters_of(train("epochs=2", resume=tmp_path / "run").model), parameters_of(short.model))
 
 
@@ -139,13 +139,15 @@ def test_a_note_is_recorded_and_changes_nothing():
     assert sum(isinstance(command, Compute) for command in commands) == 2
 
 
-@parametrize_few("cluster", [pl.Cluster(3, pl.Exponential(1.0)), pl.LocalCluster(2)], ids=["virtual", "local"], keep=1)
+@parametrize_few(
+    "cluster", [pl.Cluster(3, pl.timing.Exponential(1.0)), pl.LocalCluster(2)], ids=["virtual", "local"], keep=1
+)
 def test_engines_report_the_step_of_the_server(cluster, tmp_path):
     job = tiny_job(optimizer=sgd(0.1), eval_data=dataset())
-    phase = pl.k_async(k=1).controlled_by(pl.DBW())
+    phase = pl.k_async(k=1).controlled_by(pl.controllers.DBW())
     result = pl.train(job, protocol=phase, cluster=cluster, stop="updates=8", out=tmp_path / "run")
-    updates = result.history.of(pl.UpdateMade)
-    steps = result.history.of(pl.StepMeasured)
+    updates = result.history.of(pl.callbacks.UpdateMade)
+    steps = result.history.of(pl.callbacks.StepMeasured)
     assert [step.version for step in steps] == [update.version for update in updates]
     for step, update in zip(steps, updates, strict=True):
         assert step.learning_rate == update.learning_rate

@@ -109,7 +109,7 @@ def dealt_and_applied(faults, seed, per_run=30):
     """Return how many times each numbered sample was applied in a run of the data, by a controller of shares."""
     sampler = MinibatchSampler(WORKERS, per_epoch=10, partitioned=False, per_run=per_run)
     plan = checked_plan(parse_plan("balanced(m=6, leases=1)"), WORKERS, total=per_run, per_epoch=10)
-    cluster = pl.Cluster(WORKERS, pl.LogNormal(1.0, 0.1), speed=[1, 0.5, 1], faults=faults)
+    cluster = pl.Cluster(WORKERS, pl.timing.LogNormal(1.0, 0.1), speed=[1, 0.5, 1], faults=faults)
     settings = CoordinatorSettings(per_epoch=10, batch_size=BATCH)
     driven = Coordinator(plan, workers=WORKERS, stop=Stop(epochs=3), settings=settings, minibatches=sampler)
     given, applied, unequal_work = {}, Counter(), 0

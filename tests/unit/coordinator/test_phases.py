@@ -298,8 +298,8 @@ def test_invalid_additions_to_a_phase_are_refused(protocol, message):
 
 
 def test_greedy_changes_to_a_protocol():
-    with pytest.raises(pl.UsageError, match=r"to='asp', expected a pl.Protocol"):
-        pl.Greedy(to="asp")
+    with pytest.raises(pl.UsageError, match=r"to='asp', expected a pl.plans.Protocol"):
+        pl.controllers.Greedy(to="asp")
 
 
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adam, lr=0.1)])

@@ -9,14 +9,14 @@ from tiny_jobs import sgd, tiny_job
 
 def train(lr, stop, **options):
     job = tiny_job(optimizer=sgd(lr=lr))
-    return pl.train(job, protocol="asp", cluster=pl.Cluster(12, pl.Exponential(1.0)), stop=stop, **options)
+    return pl.train(job, protocol="asp", cluster=pl.Cluster(12, pl.timing.Exponential(1.0)), stop=stop, **options)
 
 
 def test_a_run_ends_when_its_mean_loss_reaches_max_loss(tmp_path):
     result = train(60.0, "updates=500,max_loss=20", out=tmp_path / "run")
-    assert result.stopped_by == pl.Outcome.DIVERGED
+    assert result.stopped_by == pl.results.Outcome.DIVERGED
     assert result.stopped_by.is_failure
-    losses = [record.loss for record in result.history.of(pl.GradientArrived) if record.used]
+    losses = [record.loss for record in result.history.of(pl.callbacks.GradientArrived) if record.used]
     means = [sum(losses[end - 12 : end]) / 12 for end in range(12, len(losses) + 1)]
     assert [mean >= 20 for mean in means] == [False] * (len(means) - 1) + [True]
     assert result.reason == f"training diverged: mean loss {means[-1]:.6g} reached max_loss 20"
@@ -52,7 +52,7 @@ def test_max_loss_is_checked_only_over_a_full_window():
         watch.accept(5.0)
         assert watch.after_update(update, update) is None
     watch.accept(5.0)
-    assert watch.after_update(10, 10).outcome == pl.Outcome.DIVERGED
+    assert watch.after_update(10, 10).outcome == pl.results.Outcome.DIVERGED
 
 
 def test_losses_count_by_their_samples():

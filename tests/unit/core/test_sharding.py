@@ -220,7 +220,7 @@ def numbers(told):
         ]
     ),
     scheduled=st.booleans(),
-    no_decay_on=st.sampled_from([(), pl.BATCH_NORMS, (nn.Linear,)]),
+    no_decay_on=st.sampled_from([(), pl.jobs.BATCH_NORMS, (nn.Linear,)]),
     plan=st.lists(updates, min_size=1, max_size=4),
     shards=st.integers(2, 4),
 )
@@ -295,7 +295,7 @@ def test_shards_have_the_optimizer_of_the_whole_model(factory):
     plan = [{**update, "momentum_limit": inf, "weight_decay_scale": 1.0}] * 3
     tensors = []
     for shards, makes in [(1, of_parameters), (1, factory), (3, factory)]:
-        job = tiny_job(model=batch_norm_net, optimizer=makes, no_decay_on=pl.BATCH_NORMS)
+        job = tiny_job(model=batch_norm_net, optimizer=makes, no_decay_on=pl.jobs.BATCH_NORMS)
         together = Together(job, shards)
         train(together, plan, ())
         tensors.append(together.tensors())

@@ -42,6 +42,6 @@ def test_the_options_of_a_trace_apply_to_a_recording(folder):
 
 def test_a_trace_file_of_a_recording_is_that_of_a_run_without_a_server(folder, tmp_path):
     read_trace_of(folder).to_csv(tmp_path / "trace.csv")
-    assert pl.Trace.from_csv(tmp_path / "trace.csv").rows == read_trace_of(folder).rows
+    assert pl.timing.Trace.from_csv(tmp_path / "trace.csv").rows == read_trace_of(folder).rows
     with pytest.raises(UsageError, match="has the times of the sums of a run without a server"):
         pl.simulate("bsp", f"trace:{tmp_path / 'trace.csv'}", updates=3)

@@ -12,7 +12,7 @@ from paceline.experiments.runner.ending import Crash
 from paceline.recording.run_stats import RunStats
 
 
-def figures(time_s, outcome=pl.Outcome.LOSS, **others):
+def figures(time_s, outcome=pl.results.Outcome.LOSS, **others):
     return RunStats(stopped_by=outcome, time_s=time_s, worker_s=time_s * 4, **others)
 
 
@@ -21,12 +21,12 @@ def row_of(protocol, runs, crashes=(), unfinished=()):
 
 
 def comparison_of(rows, **options):
-    return pl.Comparison(
+    return pl.results.Comparison(
         rows=[row_of(*row) for row in rows], stop=pl.Stop(loss=0.2, seconds=60), folder=Path("runs"), **options
     )
 
 
-MISSED = figures(60.0, pl.Outcome.SECONDS)
+MISSED = figures(60.0, pl.results.Outcome.SECONDS)
 ROWS = [
     ("bsp", {0: figures(20.0), 1: figures(30.0), 2: figures(40.0)}),
     ("asp", {0: figures(12.0), 1: MISSED, 2: figures(13.0)}),
@@ -107,7 +107,7 @@ def test_one_seed_gives_no_interval():
 
 
 def test_times_are_compared_only_if_every_run_of_both_reaches_the_target():
-    runs = {0: figures(12.0, loss=0.2), 1: figures(60.0, pl.Outcome.SECONDS, loss=0.3)}
+    runs = {0: figures(12.0, loss=0.2), 1: figures(60.0, pl.results.Outcome.SECONDS, loss=0.3)}
     comparison = comparison_of([("bsp", {0: figures(20.0, loss=0.2), 1: figures(30.0, loss=0.2)}), ("asp", runs)])
     assert [each.name for each in comparison.against_first(comparison.rows[1])] == ["training loss"]
 

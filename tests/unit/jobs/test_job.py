@@ -218,7 +218,7 @@ def in_two_groups(parameters):
 def one_of(factory):
     model = batch_norm_net()
     model[0].bias.requires_grad_(requires_grad=False)
-    job = tiny_job(model=batch_norm_net, optimizer=factory, no_decay_on=pl.BATCH_NORMS)
+    job = tiny_job(model=batch_norm_net, optimizer=factory, no_decay_on=pl.jobs.BATCH_NORMS)
     return model, make_optimizer(job, trainable(model), model)
 
 
@@ -251,7 +251,7 @@ def test_a_factory_over_the_model_trains_like_one_over_its_parameters(protocol):
     "factory", [of_model, pytest.param(of_named_parameters, marks=[NEEDS_NAMES, pytest.mark.slow])]
 )
 def test_a_run_of_such_a_factory_is_resumed(factory, tmp_path):
-    job = tiny_job(model=batch_norm_net, optimizer=factory, no_decay_on=pl.BATCH_NORMS)
+    job = tiny_job(model=batch_norm_net, optimizer=factory, no_decay_on=pl.jobs.BATCH_NORMS)
     settings = {"protocol": "bsp", "cluster": pl.Cluster(2)}
     pl.train(job, stop="updates=4", out=tmp_path / "run", **settings)
     resumed = pl.train(job, stop="updates=8", resume=tmp_path / "run", **settings)
@@ -288,7 +288,7 @@ def test_equivalent_units_give_the_same_schedule(protocol, unit):
 def test_an_update_of_the_schedule_is_one_of_bsp():
     rates = []
 
-    class Rates(pl.Callback):
+    class Rates(pl.callbacks.Callback):
         def on_update(self, update):
             rates.append(update.learning_rate)
 
@@ -298,7 +298,7 @@ def test_an_update_of_the_schedule_is_one_of_bsp():
 
 
 def test_models_without_normalization_layers_are_unchanged():
-    job = tiny_job(no_decay_on=pl.BATCH_NORMS, optimizer=in_two_groups)
+    job = tiny_job(no_decay_on=pl.jobs.BATCH_NORMS, optimizer=in_two_groups)
     model = small_net()
     assert len(make_optimizer(job, trainable(model), model).param_groups) == 2
     assert isinstance(model, nn.Sequential)

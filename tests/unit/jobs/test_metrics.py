@@ -57,7 +57,7 @@ def test_loss_and_accuracy_of_pairs_are_those_of_the_whole_data_set_in_one_batch
 
 def test_a_loss_metric_replaces_the_evaluation_loss():
     def step(model, batch):
-        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1]), {"loss": pl.Average(len(batch[0]), 2)}
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1]), {"loss": pl.jobs.Average(len(batch[0]), 2)}
 
     assert measured(tiny_job(loss=None, step=step, eval_data=dataset(20))) == {"loss": 20 / (2 * 3)}
 
@@ -66,8 +66,8 @@ def test_a_loss_metric_replaces_the_evaluation_loss():
 def test_averages_weight_by_sample_by_batch_and_by_count(batches):
     averages = Averages("job")
     for value, samples, tokens in batches:
-        metrics = {"plain": value, "batch": pl.Average(value), "token": pl.Average(value * tokens, tokens)}
-        averages.add({**metrics, "exp": pl.Average(value, transform=lambda mean: mean + 1)}, samples)
+        metrics = {"plain": value, "batch": pl.jobs.Average(value), "token": pl.jobs.Average(value * tokens, tokens)}
+        averages.add({**metrics, "exp": pl.jobs.Average(value, transform=lambda mean: mean + 1)}, samples)
     means = averages.means()
 
     def weighted(weight):
@@ -80,7 +80,7 @@ def test_averages_weight_by_sample_by_batch_and_by_count(batches):
 
 def test_a_metric_that_counts_nothing_is_nan_and_an_overflow_infinite():
     averages = Averages("job")
-    averages.add({"empty": pl.Average(0, 0), "perplexity": pl.Average(1e6, 1, exp)}, 1)
+    averages.add({"empty": pl.jobs.Average(0, 0), "perplexity": pl.jobs.Average(1e6, 1, exp)}, 1)
     assert str(averages.means()) == str({"empty": nan, "perplexity": inf})
 
 

@@ -22,7 +22,7 @@ from paceline.policies.learning_rate import Scales, ScheduleCurve, ScheduleTrack
 from paceline.protocols.protocol import as_plan
 from tiny_jobs import tiny_job
 
-PAPER = pl.LinearSchedule(warm_up="50%", warm_up_until="epochs=15", total="epochs=90")
+PAPER = pl.plans.LinearSchedule(warm_up="50%", warm_up_until="epochs=15", total="epochs=90")
 
 
 def watch(until, *, warm_up=1000, total=10_000, check_every=0, window=1, least_reduction=0.0):
@@ -45,14 +45,14 @@ def test_the_schedule_of_the_paper_reaches_a_third_of_the_rate_at_15_epochs_and_
     assert at_epoch == pytest.approx({0: 0, 7.5: 1 / 6, 15: 1 / 3, 52.5: 1 / 6, 90: 0, 91: 0})
 
 
-@pytest.mark.parametrize("warm_up", ["50%", "epochs=45", pl.Duration("gradients", 1800)])
+@pytest.mark.parametrize("warm_up", ["50%", "epochs=45", pl.plans.Duration("gradients", 1800)])
 def test_a_full_warm_up_gives_a_triangular_schedule(warm_up):
-    curve = pl.LinearSchedule(warm_up=warm_up, warm_up_until=None).in_gradients(3600, per_epoch=40)
+    curve = pl.plans.LinearSchedule(warm_up=warm_up, warm_up_until=None).in_gradients(3600, per_epoch=40)
     assert [curve.scale(w, curve.until) for w in (0, 900, 1800, 2700, 3600)] == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
 def test_a_warm_up_of_the_whole_run_never_decays():
-    curve = pl.LinearSchedule(warm_up="gradients=100", warm_up_until=None).in_gradients(100, per_epoch=None)
+    curve = pl.plans.LinearSchedule(warm_up="gradients=100", warm_up_until=None).in_gradients(100, per_epoch=None)
     assert [curve.scale(w, curve.until) for w in (0, 99, 100)] == [0, 0.99, 0]
 
 
@@ -156,7 +156,7 @@ def test_a_negative_loss_must_fall_by_a_fraction_of_its_magnitude(now, expected)
     [("epochs=5", 100, (500, 100)), ("epochs=0.5", 100, (50, 50)), ("gradients=70", None, (70, 70))],
 )
 def test_a_check_uses_the_mean_loss_of_the_last_epoch(check_every, per_epoch, looks):
-    curve = pl.LinearSchedule(check_every=check_every).in_gradients(9000, per_epoch)
+    curve = pl.plans.LinearSchedule(check_every=check_every).in_gradients(9000, per_epoch)
     assert (curve.check_every, curve.window) == looks
 
 
@@ -192,7 +192,7 @@ def test_a_schedule_tracker_continues_from_its_state(losses, cut):
 
 
 def test_update_scales_equal_the_requested_scales():
-    schedule = pl.LinearSchedule(warm_up_until="plateau", check_every="gradients=8").in_gradients(40, None)
+    schedule = pl.plans.LinearSchedule(warm_up_until="plateau", check_every="gradients=8").in_gradients(40, None)
     rate = pl.Job.learning_rate.fget(tiny_job(lr_rule="proportional", lr_is="per_worker"))
     ours = Coordinator(
         as_plan(pl.bsp()),
@@ -224,20 +224,20 @@ def test_without_a_schedule_the_weight_decay_is_unchanged():
     assert (expected.lr_scale, expected.weight_decay_scale) == (1.0, 1.0)
 
 
-class Telling(pl.Controller):
+class Telling(pl.controllers.Controller):
     """Puts the scale of the schedule that it sees on record."""
 
     def begin(self, n):
         return None
 
     def decide(self, state, observation):
-        return state, [pl.Note("seen", repr((observation.workload, observation.schedule_scale)))] * (
+        return state, [pl.controllers.Note("seen", repr((observation.workload, observation.schedule_scale)))] * (
             observation.trigger == "open"
         )
 
 
 def test_a_controller_receives_the_scale_of_the_next_gradient():
-    job = tiny_job(schedule=pl.LinearSchedule(warm_up_until=None))
+    job = tiny_job(schedule=pl.plans.LinearSchedule(warm_up_until=None))
     run = pl.train(job, protocol=pl.bsp().controlled_by(Telling()), cluster=pl.Cluster(2), stop="gradients=20")
     seen = [json.loads(f"[{each.reason[1:-1]}]") for each in run.history.of(DecisionMade) if each.kind == "seen"]
     assert seen == [[w, pytest.approx(1 - abs(w + 0.5 - 10) / 10)] for w in range(0, 20, 2)]
@@ -246,13 +246,15 @@ def test_a_controller_receives_the_scale_of_the_next_gradient():
 def test_a_named_job_accepts_the_schedule_of_the_paper():
     pytest.importorskip("sklearn")
     job = load_job("digits(schedule=linear, lr_rule=proportional, lr_is=per_worker, decay_norms=false)")
-    assert (job.schedule, job.no_decay_on) == (pl.LinearSchedule(), pl.BATCH_NORMS)
+    assert (job.schedule, job.no_decay_on) == (pl.plans.LinearSchedule(), pl.jobs.BATCH_NORMS)
     job = load_job("""digits(schedule="linear(warm_up_until='epochs=15', weight_decay=none)")""")
-    assert job.schedule == pl.LinearSchedule(warm_up_until="epochs=15", weight_decay=None)
+    assert job.schedule == pl.plans.LinearSchedule(warm_up_until="epochs=15", weight_decay=None)
 
 
 def test_jobs_with_different_schedules_are_different_jobs():
-    schedules = [pl.LinearSchedule(weight_decay=k, warm_up=warm_up) for k in (1, 2.3) for warm_up in ("50%", "25%")]
+    schedules = [
+        pl.plans.LinearSchedule(weight_decay=k, warm_up=warm_up) for k in (1, 2.3) for warm_up in ("50%", "25%")
+    ]
     assert len({described(tiny_job(schedule=schedule))["schedule"] for schedule in [None, *schedules]}) == 5
 
 
@@ -263,17 +265,17 @@ def test_jobs_with_different_schedules_are_different_jobs():
             {"warm_up": "updates=9"},
             "warm_up='updates=9', expected a workload, for example '50%', 'epochs=5' or 'gradients=500'",
         ),
-        ({"check_every": pl.Duration("seconds", 9)}, "check_every=.*expected a workload"),
+        ({"check_every": pl.plans.Duration("seconds", 9)}, "check_every=.*expected a workload"),
         ({"total": 90}, "total=90, expected text"),
         ({"warm_up_until": "valley"}, "'valley' is no point of a run"),
-        ({"warm_up": None}, "warm_up=None, expected text or a pl.Duration"),
+        ({"warm_up": None}, "warm_up=None, expected text or a pl.plans.Duration"),
         ({"least_reduction": 1}, "least_reduction=1 is not a number in"),
         ({"weight_decay": -1}, "weight_decay=-1 is not a number in"),
     ],
 )
 def test_invalid_knobs_are_refused(knobs, said):
     with pytest.raises(UsageError, match=said):
-        pl.LinearSchedule(**knobs)
+        pl.plans.LinearSchedule(**knobs)
 
 
 @pytest.mark.parametrize(
@@ -287,19 +289,21 @@ def test_invalid_knobs_are_refused(knobs, said):
 )
 def test_a_schedule_incompatible_with_the_run_is_refused_at_the_start(knobs, stop, said):
     with pytest.raises(UsageError, match=said):
-        pl.train(tiny_job(schedule=pl.LinearSchedule(**knobs)), protocol="bsp", cluster="2*exp(mean=1)", stop=stop)
+        pl.train(
+            tiny_job(schedule=pl.plans.LinearSchedule(**knobs)), protocol="bsp", cluster="2*exp(mean=1)", stop=stop
+        )
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"schedule": "linear"}, "schedule='linear', expected a pl.LinearSchedule"),
+        ({"schedule": "linear"}, "schedule='linear', expected a pl.plans.LinearSchedule"),
         (
             {"schedule": PAPER, "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
             "give a schedule or a scheduler, not both",
         ),
-        ({"no_decay_on": nn.BatchNorm1d}, "expected .*class(es)? of Module, such as pl.BATCH_NORMS"),
-        ({"no_decay_on": ["norm"]}, "expected .*class(es)? of Module, such as pl.BATCH_NORMS"),
+        ({"no_decay_on": nn.BatchNorm1d}, "expected .*class(es)? of Module, such as pl.jobs.BATCH_NORMS"),
+        ({"no_decay_on": ["norm"]}, "expected .*class(es)? of Module, such as pl.jobs.BATCH_NORMS"),
     ],
 )
 def test_a_job_that_contradicts_itself_is_refused(changes, said):

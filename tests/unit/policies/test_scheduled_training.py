@@ -17,7 +17,7 @@ from selections import parametrize_few
 from tiny_jobs import batch_norm_net, largest_relative_difference, parameters_of, tiny_job
 
 EXACT = 1e-12
-SCHEDULE = pl.LinearSchedule(warm_up="50%", warm_up_until="30%", weight_decay=2.3)
+SCHEDULE = pl.plans.LinearSchedule(warm_up="50%", warm_up_until="30%", weight_decay=2.3)
 DECAYED = {
     "optimizer": partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.05),
     "lr_rule": "proportional",
@@ -65,7 +65,7 @@ def test_all_reduce_workers_make_the_plain_update(protocol, n):
 
 
 def test_training_with_undecayed_norms_equals_the_plain_update():
-    job = tiny_job(**DECAYED, model=batch_norm_net, no_decay_on=pl.BATCH_NORMS)
+    job = tiny_job(**DECAYED, model=batch_norm_net, no_decay_on=pl.jobs.BATCH_NORMS)
     stop = pl.Stop(gradients=50)
     run = pl.train(job, protocol="bsp", cluster=pl.Cluster(1), stop=stop)
     ours, spared, decayed = (
@@ -89,9 +89,9 @@ def test_the_rate_follows_the_workload_under_every_protocol(protocol, k):
 
 @pytest.mark.slow
 def test_the_warm_up_of_a_run_ends_at_the_first_check_with_a_plateau():
-    job = tiny_job(schedule=pl.LinearSchedule(check_every="epochs=1"), sampling="epoch", lr_is="per_worker")
+    job = tiny_job(schedule=pl.plans.LinearSchedule(check_every="epochs=1"), sampling="epoch", lr_is="per_worker")
     run = pl.train(job, protocol="k_async(k=3)", cluster="4*exp(mean=1)", stop="epochs=20")
-    losses = [each.loss for each in run.history.of(pl.GradientArrived) if each.used]
+    losses = [each.loss for each in run.history.of(pl.callbacks.GradientArrived) if each.used]
     epochs = [sum(losses[i : i + 12]) / 12 for i in range(0, len(losses), 12)]
     first = next(epoch for epoch, (one, other) in enumerate(pairwise(epochs), 2) if other >= one)
     assert first < 10
@@ -139,11 +139,14 @@ def test_only_normalization_layers_are_in_the_group_without_weight_decay():
     everything = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
     job = tiny_job(model=batch_norm_net, optimizer=DECAYED["optimizer"])
     assert groups_of(job) == [(0.05, everything)]
-    spared = tiny_job(model=batch_norm_net, optimizer=DECAYED["optimizer"], no_decay_on=pl.BATCH_NORMS)
+    spared = tiny_job(model=batch_norm_net, optimizer=DECAYED["optimizer"], no_decay_on=pl.jobs.BATCH_NORMS)
     assert groups_of(spared) == [(0.05, everything[:2] + everything[4:]), (0.0, everything[2:4])]
-    without = tiny_job(optimizer=DECAYED["optimizer"], no_decay_on=pl.BATCH_NORMS)
+    without = tiny_job(optimizer=DECAYED["optimizer"], no_decay_on=pl.jobs.BATCH_NORMS)
     assert groups_of(without) == [(0.05, ["0.weight", "0.bias", "2.weight", "2.bias"])]
     both = tiny_job(
-        model=norms_alone, optimizer=DECAYED["optimizer"], no_decay_on=[*pl.BATCH_NORMS, nn.LayerNorm], name="norms"
+        model=norms_alone,
+        optimizer=DECAYED["optimizer"],
+        no_decay_on=[*pl.jobs.BATCH_NORMS, nn.LayerNorm],
+        name="norms",
     )
     assert groups_of(both) == [(0.0, ["0.weight", "0.bias", "1.weight", "1.bias"])]

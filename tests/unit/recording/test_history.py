@@ -25,7 +25,7 @@ from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import EVENTS, MODEL, RUN, SavedRun
 from tiny_jobs import dataset, tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
 
 
 def run(protocol="k_sync(k=2)", stop="updates=40", cluster=CLUSTER, **options):
@@ -72,7 +72,7 @@ def test_totals_agree_with_the_records():
 
 
 def test_a_gradient_held_at_the_end_is_not_in_the_mean_quorum():
-    cluster = pl.Cluster(3, [pl.Deterministic(1.0), *[pl.Deterministic(2.0)] * 2])
+    cluster = pl.Cluster(3, [pl.timing.Deterministic(1.0), *[pl.timing.Deterministic(2.0)] * 2])
     totals = [run("bsp", stop, cluster).history.totals for stop in ("seconds=2.2", "seconds=3.2")]
     assert [(each.updates, each.used, each.applied, each.mean_k) for each in totals] == [(1, 3, 3, 3), (1, 4, 3, 3)]
 
@@ -80,7 +80,7 @@ def test_a_gradient_held_at_the_end_is_not_in_the_mean_quorum():
 @pytest.mark.slow
 def test_the_idle_share_matches_hand_calculation():
     # Two workers of 1 s and 3 s under BSP: the first is idle 2 s of every 3.
-    cluster = pl.Cluster(2, timing=[pl.Deterministic(1.0), pl.Deterministic(3.0)])
+    cluster = pl.Cluster(2, timing=[pl.timing.Deterministic(1.0), pl.timing.Deterministic(3.0)])
     assert run("bsp", cluster=cluster).history.totals.idle_share == pytest.approx(2 / 6)
     assert run("bsp", cluster=cluster).history.columns()["idle_share"][-1] == pytest.approx(2 / 6)
     assert run("asp", cluster=cluster).history.totals.idle_share == pytest.approx(0.0)
@@ -160,7 +160,7 @@ def test_the_folder_has_the_configuration_and_the_model(tmp_path):
 def test_callbacks_receive_every_record():
     heard = []
 
-    class Listener(pl.Callback):
+    class Listener(pl.callbacks.Callback):
         def on_update(self, update):
             heard.append(f"update {update.version}")
 
@@ -183,7 +183,7 @@ def test_callbacks_receive_every_record():
 
 
 def test_an_error_in_a_callback_reaches_the_caller():
-    class Broken(pl.Callback):
+    class Broken(pl.callbacks.Callback):
         def on_update(self, update):
             raise KeyError("mine")
 
@@ -194,7 +194,7 @@ def test_an_error_in_a_callback_reaches_the_caller():
 @pytest.mark.slow
 def test_a_target_accuracy_has_the_time_of_the_version_that_reached_it():
     result = run(
-        stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.Duration("updates", 10)
+        stop="accuracy=0.5,updates=500", job={"eval_data": dataset()}, evaluate_every=pl.plans.Duration("updates", 10)
     )
     evaluations = result.history.of(VersionEvaluated)
     reaching = next(record for record in evaluations if record.metrics["accuracy"] >= 0.5)
@@ -213,7 +213,7 @@ def loss_only(model, batch):
 
 
 def test_decisions_carry_their_reason():
-    grow = pl.bsp().controlled_by(pl.ScheduledQuorum({0: 1, 2: 3}))
+    grow = pl.bsp().controlled_by(pl.controllers.ScheduledQuorum({0: 1, 2: 3}))
     decisions = run(grow, stop="updates=3").history.of(DecisionMade)
     assert [decision.reason for decision in decisions if decision.kind == "quorum"] == [
         "k=1: scheduled k=1 from version 0",
@@ -241,7 +241,7 @@ def test_a_run_that_fails_before_its_start_leaves_no_folder(tmp_path):
 
 
 def test_a_run_that_fails_keeps_its_model_and_its_events(tmp_path):
-    class Broken(pl.Callback):
+    class Broken(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5:
                 raise KeyError("mine")

@@ -11,7 +11,7 @@ from paceline.recording.run_stats import count
 from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
 PROTOCOLS = ["bsp", "k_sync(k=2)", "backup(k=3)", "k_batch_async(k=3)", "asp", "bsp@updates=5 >> ssp(lead=1)"]
 
 
@@ -24,7 +24,7 @@ def run(protocol="k_sync(k=2)", stop="updates=40", cluster=CLUSTER, **options):
 def test_run_stats_are_sums_over_the_records(protocol):
     result = run(protocol)
     figures = count(result.history)
-    arrivals = result.history.of(pl.GradientArrived)
+    arrivals = result.history.of(pl.callbacks.GradientArrived)
     used = [arrival for arrival in arrivals if arrival.used]
     assert figures.updates == len(result.history.of(UpdateMade)) == 40
     assert (figures.used, figures.dropped) == (len(used), len(arrivals) - len(used))
@@ -54,9 +54,9 @@ def test_the_loss_is_the_one_that_ended_the_run():
 
 @pytest.mark.slow
 def test_an_accuracy_counts_for_the_version_that_reached_it():
-    everywhere = pl.Duration("updates", 10)
+    everywhere = pl.plans.Duration("updates", 10)
     stop = "accuracy=0.5,updates=500"
-    lossy = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(worker=2, draw=3)])
+    lossy = pl.Cluster(4, timing=pl.timing.Exponential(1.0), faults=[pl.Fault(worker=2, draw=3)])
     result = run("k_async(k=2)", stop, lossy, job={"eval_data": dataset()}, evaluate_every=everywhere)
     figures = count(result.history)
     reaching = next(each for each in result.history.of(VersionEvaluated) if each.metrics["accuracy"] >= 0.5)
@@ -91,14 +91,14 @@ def test_a_late_evaluation_counts_for_its_version():
         *[update(version) for version in (3, 4)],
         VersionEvaluated(now_s=4.5, version=2, published_s=2.0, metrics={"accuracy": 0.6}),
         VersionEvaluated(now_s=4.5, version=4, published_s=4.0, metrics={"accuracy": 0.7}),
-        RunEnded(now_s=4.5, outcome=pl.Outcome.ACCURACY, reason="", busy_s=9.0, live_s=9.0),
+        RunEnded(now_s=4.5, outcome=pl.results.Outcome.ACCURACY, reason="", busy_s=9.0, live_s=9.0),
     ]
     figures = count(records)
     assert (figures.time_s, figures.worker_s, figures.metrics) == (2.0, 4.0, {"accuracy": 0.7})
 
 
 def test_worker_seconds_count_the_live_workers_only():
-    cluster = pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[pl.Fault(worker=1, draw=3)])
+    cluster = pl.Cluster(2, timing=pl.timing.Deterministic(1.0), faults=[pl.Fault(worker=1, draw=3)])
     figures = count(run("asp", "seconds=10", cluster).history)
     assert figures.worker_s == 10 + 3
 
@@ -117,6 +117,10 @@ def test_a_running_or_interrupted_run_has_not_reached_its_target():
     assert (going_on.stopped_by, going_on.reached(pl.Stop(updates=40))) == (None, False)
     assert going_on.worker_s == records[-1].live_s
     interrupted = RunEnded(
-        now_s=records[-1].now_s, outcome=pl.Outcome.INTERRUPTED, reason="interrupted by Ctrl-C", busy_s=1.0, live_s=2.0
+        now_s=records[-1].now_s,
+        outcome=pl.results.Outcome.INTERRUPTED,
+        reason="interrupted by Ctrl-C",
+        busy_s=1.0,
+        live_s=2.0,
     )
     assert not count([*records[:-1], interrupted]).reached(pl.Stop(updates=40))

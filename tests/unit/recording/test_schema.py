@@ -31,7 +31,10 @@ def test_dbw_of_schema_3_has_not_pooled_times_under_interrupts():
         for controller in phase["controllers"]:
             controller.pop("pooled", None)
     first, second, *others = plan_of(upgrade({"schema": 3, "plan": written})["plan"]).phases
-    assert [phase.controllers[0] for phase in (first, second)] == [pl.DBW(pooled=False), pl.BDBW(pooled=False)]
+    assert [phase.controllers[0] for phase in (first, second)] == [
+        pl.controllers.DBW(pooled=False),
+        pl.controllers.BDBW(pooled=False),
+    ]
     assert [phase.controllers for phase in others] == [phase.controllers for phase in before[2:]]
 
 

@@ -81,7 +81,7 @@ def test_worker_activities_sum_to_the_live_time(saved):
 @pytest.mark.slow
 @parametrize_few(("protocol", "shares"), [("all_reduce", (0.4, 0.6, 0.0)), ("dc_s3gd", (2 / 3, 1 / 3, 0.0))], keep=1)
 def test_only_exposed_communication_is_counted(tmp_path, protocol, shares):
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), network=pl.Network(latency_s=1.5 / 6))
+    cluster = pl.Cluster(4, pl.timing.Deterministic(1.0), network=pl.timing.Network(latency_s=1.5 / 6))
     train_run(tmp_path / "run", protocol, cluster=cluster, stop=pl.Stop(updates=100))
     did = activities(read_run(SavedRun(tmp_path / "run"), ""))
     assert [part / sum(did.values()) for part in did.values()] == pytest.approx(shares, abs=0.02)

@@ -74,7 +74,7 @@ def test_the_charts_have_the_samples_of_each_rank(shared):
 
 
 def test_a_simulated_run_shows_what_its_shares_have_gained(tmp_path):
-    cluster = pl.Cluster(3, timing=pl.Deterministic(1.0), speed=[1, 1, 0.5])
+    cluster = pl.Cluster(3, timing=pl.timing.Deterministic(1.0), speed=[1, 1, 0.5])
     pl.train(
         pl.jobs.digits(), protocol="balanced(m=8, leases=1)", cluster=cluster, stop="updates=30", out=tmp_path / "a"
     )

@@ -12,7 +12,7 @@ from paceline.report.stragglers import stragglers
 from selections import parametrize_few
 from written_runs import begun, exponential, train_run, two_updates, write_run
 
-ONE_SLOW = pl.Cluster(4, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25, 1.0])
+ONE_SLOW = pl.Cluster(4, pl.timing.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 0.25, 1.0])
 
 
 def sentences(tmp_path, protocol, cluster=ONE_SLOW, updates=40):
@@ -43,7 +43,7 @@ def test_a_slow_worker_that_contributed_is_named_with_its_share(tmp_path):
 
 
 def test_a_slow_worker_is_named_with_the_time_for_which_updates_waited(tmp_path):
-    slow = pl.Cluster(5, [pl.Deterministic(seconds) for seconds in (1.0, 4.0, 1.0, 3.0, 1.0)])
+    slow = pl.Cluster(5, [pl.timing.Deterministic(seconds) for seconds in (1.0, 4.0, 1.0, 3.0, 1.0)])
     first, second = sentences(tmp_path, "bsp", cluster=slow)
     assert first.startswith("worker 1 was 4.0 x slower than the median")
     assert first.endswith("(20.0% is an equal share); updates waited 40 s for it alone, 25% of the time")
@@ -52,7 +52,13 @@ def test_a_slow_worker_is_named_with_the_time_for_which_updates_waited(tmp_path)
 
 def test_a_worker_interrupted_at_the_median_is_reported_as_interrupted(tmp_path):
     alike_but_one = pl.Cluster(
-        4, [pl.Deterministic(1.0), pl.Deterministic(1.0), pl.Deterministic(4.6), pl.Deterministic(1.0)]
+        4,
+        [
+            pl.timing.Deterministic(1.0),
+            pl.timing.Deterministic(1.0),
+            pl.timing.Deterministic(4.6),
+            pl.timing.Deterministic(1.0),
+        ],
     )
     (sentence,) = sentences(tmp_path, "k_sync(k=3)", cluster=alike_but_one)
     assert sentence == (
@@ -62,7 +68,7 @@ def test_a_worker_interrupted_at_the_median_is_reported_as_interrupted(tmp_path)
 
 
 def test_a_worker_that_is_less_than_twice_as_slow_is_named_if_that_is_no_chance(tmp_path):
-    cluster = pl.Cluster(4, pl.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 1.0, 1 / 1.7])
+    cluster = pl.Cluster(4, pl.timing.ShiftedExponential(shift_s=0.9, mean_s=0.1), speed=[1.0, 1.0, 1.0, 1 / 1.7])
     (sentence,) = sentences(tmp_path, "asp", cluster=cluster, updates=60)
     assert sentence.startswith("worker 3 was 1.8 x slower than the median and contributed ")
 
@@ -93,7 +99,7 @@ def test_empty_sections_are_omitted(tmp_path):
 
 @pytest.mark.slow
 def test_of_many_stragglers_the_slowest_are_named_and_the_others_counted(tmp_path):
-    cluster = pl.Cluster(12, pl.Deterministic(1.0), speed=[1.0] * 7 + [1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
+    cluster = pl.Cluster(12, pl.timing.Deterministic(1.0), speed=[1.0] * 7 + [1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
     found = sentences(tmp_path, "asp", cluster=cluster, updates=250)
     assert [sentence.split(" x ")[0] for sentence in found] == [
         *(f"worker {worker} was {worker - 5}.0" for worker in (11, 10, 9, 8)),

@@ -15,7 +15,7 @@ OTHERS = ["bsp", "k_async(k=2)", "backup(k=3)", "local_sgd(H=3)"]
 
 @pytest.fixture(params=[*USUAL, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)], scope="module")
 def saved(request, tmp_path_factory):
-    cluster = pl.Cluster(4, pl.Exponential(1.0), speed=[1, 1, 1, 0.3], network=pl.Network(latency_s=0.02))
+    cluster = pl.Cluster(4, pl.timing.Exponential(1.0), speed=[1, 1, 1, 0.3], network=pl.timing.Network(latency_s=0.02))
     return train_run(tmp_path_factory.mktemp("runs") / "run", request.param, updates=12, cluster=cluster)
 
 

@@ -23,13 +23,13 @@ def faster(cluster, updates=300, protocol=BALANCED, seeds=2):
 
 
 def cluster_of(speeds=(1, 1, 1, 1), sigma=0.05, **more):
-    law = pl.LogNormal(S, sigma) if sigma else pl.Deterministic(S)
+    law = pl.timing.LogNormal(S, sigma) if sigma else pl.timing.Deterministic(S)
     return pl.Cluster(len(speeds), law, speed=list(speeds), **more)
 
 
 def turning(turn_s, n=4, slowdown=3.0):
     return [
-        pl.Periodic(on_s=turn_s, every_s=n * turn_s, slowdown=slowdown, workers=(worker,), at_s=worker * turn_s)
+        pl.timing.Periodic(on_s=turn_s, every_s=n * turn_s, slowdown=slowdown, workers=(worker,), at_s=worker * turn_s)
         for worker in range(n)
     ]
 
@@ -85,7 +85,7 @@ def test_shares_change_two_updates_after_the_times_that_they_follow():
 
 
 def test_the_network_is_no_part_of_a_share():
-    with_network = cluster_of((1, 1, 1, 0.5), 0, network=pl.Network(latency_s=0.02))
+    with_network = cluster_of((1, 1, 1, 0.5), 0, network=pl.timing.Network(latency_s=0.02))
     slow = pl.simulate(BALANCED, with_network, updates=300).seconds_per_update
     assert slow == pytest.approx(1.25 * S + 0.04, rel=0.02)
 
@@ -94,8 +94,8 @@ CLUSTERS = [
     cluster_of((1, 1, 1, 0.5), 0.1),
     cluster_of((1, 0.8, 0.5), 0.3),
     cluster_of((1, 1, 1, 1), 0.2),
-    pl.Cluster(4, pl.Exponential(S)),
-    pl.Cluster(3, pl.Gamma(4, S), speed=[1, 2, 1], network=pl.Network(latency_s=0.01)),
+    pl.Cluster(4, pl.timing.Exponential(S)),
+    pl.Cluster(3, pl.timing.Gamma(4, S), speed=[1, 2, 1], network=pl.timing.Network(latency_s=0.01)),
     cluster_of((1,), 0.2),
 ]
 
@@ -126,7 +126,10 @@ def test_a_gain_that_is_too_small_leaves_shares_equal():
     ("cluster", "text"),
     [
         (cluster_of(slowdowns=turning(1.0)), "slowdowns of workers"),
-        (pl.Cluster(2, [pl.Exponential(1.0), pl.LogNormal(1.0, 0.1)]), "shares of workers whose distributions differ"),
+        (
+            pl.Cluster(2, [pl.timing.Exponential(1.0), pl.timing.LogNormal(1.0, 0.1)]),
+            "shares of workers whose distributions differ",
+        ),
         (cluster_of(faults=[pl.Fault(worker=0, draw=3)]), "scripted faults"),
     ],
 )

@@ -34,9 +34,9 @@ def held_vectors(protocol, n, elements):
     """Return how many vectors of so many elements are alive at the end of a run."""
     live = []
 
-    class Count(pl.Callback):
+    class Count(pl.callbacks.Callback):
         def on_record(self, record):
-            if isinstance(record, pl.UpdateMade) and record.version == 8:
+            if isinstance(record, pl.callbacks.UpdateMade) and record.version == 8:
                 gc.collect()
                 storages = {
                     each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()

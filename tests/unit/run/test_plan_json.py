@@ -42,14 +42,14 @@ def test_a_plan_is_saved_as_data(text):
 
 
 def test_a_scheduled_quorum_is_saved_as_data():
-    plan = as_plan(pl.k_sync(k=2).controlled_by(pl.ScheduledQuorum({0: 2, 9: 4})))
+    plan = as_plan(pl.k_sync(k=2).controlled_by(pl.controllers.ScheduledQuorum({0: 2, 9: 4})))
     saved = json.loads(json.dumps(plan_as_json(plan)))
     assert plan_of(saved).in_full == plan.in_full
 
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [(RandomWalk(3, 4), "RandomWalk"), (pl.QuorumFunction(lambda observation: 2), "QuorumFunction")],
+    [(RandomWalk(3, 4), "RandomWalk"), (pl.controllers.QuorumFunction(lambda observation: 2), "QuorumFunction")],
 )
 def test_a_user_defined_controller_is_saved_by_name_only(part, name):
     saved = plan_as_json(as_plan(pl.k_async(k=2).controlled_by(part)))

@@ -6,11 +6,11 @@ from paceline.recording.history import Totals
 from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.run.standby import AfterTakeover
 
-RUN = pl.RunInfo({}, Totals(), NetworkCounters())
+RUN = pl.callbacks.RunInfo({}, Totals(), NetworkCounters())
 TAKEOVER = RunResumed(now_s=1.0, version=3, workers=2, stop_before="", changes="")
 
 
-class Kept(pl.Callback):
+class Kept(pl.callbacks.Callback):
     """Callback that keeps its calls."""
 
     def __init__(self):

@@ -148,6 +148,6 @@ def test_an_undivided_minibatch_has_no_variance():
 
 def test_a_worker_reports_its_variance():
     result = pl.train(
-        tiny_job(microbatches=2), protocol="asp", cluster=pl.Cluster(2, pl.Exponential(1.0)), stop="updates=3"
+        tiny_job(microbatches=2), protocol="asp", cluster=pl.Cluster(2, pl.timing.Exponential(1.0)), stop="updates=3"
     )
-    assert all(arrival.variance > 0 for arrival in result.history.of(pl.GradientArrived) if arrival.used)
+    assert all(arrival.variance > 0 for arrival in result.history.of(pl.callbacks.GradientArrived) if arrival.used)

@@ -24,8 +24,8 @@ from theory_cases import CONSTANT, EXPONENTIAL, HYPER, PARETO, SHIFTED, P, secon
         pl.dbw(),
         pl.adasync(),
         pl.bsp().until(updates=10) >> pl.asp(),
-        pl.Protocol(quorum=3, max_staleness=2, refill="update", name="bounded"),
-        pl.Protocol(quorum="all", max_staleness=inf, refill="arrival", name="all on arrival"),
+        pl.plans.Protocol(quorum=3, max_staleness=2, refill="update", name="bounded"),
+        pl.plans.Protocol(quorum="all", max_staleness=inf, refill="arrival", name="all on arrival"),
     ],
     ids=str,
 )
@@ -39,10 +39,13 @@ def test_a_protocol_without_theory_is_an_error_that_names_the_simulation(protoco
     [
         (pl.Cluster(2, [EXPONENTIAL, SHIFTED]), "whose workers differ"),
         (pl.Cluster(2, speed=[1.0, 2.0]), "whose workers differ"),
-        (pl.Cluster(2, slowdowns=[pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]), "with slowdowns of workers"),
-        (pl.Cluster(2, slowdowns=[pl.Periodic(on_s=1.0, every_s=5.0, slowdown=2.0)]), "with slowdowns of workers"),
+        (pl.Cluster(2, slowdowns=[pl.timing.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]), "with slowdowns of workers"),
+        (
+            pl.Cluster(2, slowdowns=[pl.timing.Periodic(on_s=1.0, every_s=5.0, slowdown=2.0)]),
+            "with slowdowns of workers",
+        ),
         (pl.Cluster(2, faults=[pl.Fault(worker=0, draw=3)]), "with scripted faults"),
-        (pl.Cluster(2, server=pl.ServerTime(update_s=0.1)), "with server time"),
+        (pl.Cluster(2, server=pl.timing.ServerTime(update_s=0.1)), "with server time"),
     ],
     ids=str,
 )
@@ -63,17 +66,17 @@ def test_too_many_gradients_of_too_few_workers_are_refused():
 @pytest.mark.parametrize("protocol", [pl.asp(), pl.k_batch_async(3)], ids=repr)
 def test_distributions_without_a_mean_are_refused_if_it_is_needed(protocol):
     with pytest.raises(pl.UsageError, match="has an infinite mean, and so has the time of an update"):
-        expected(protocol, pl.Cluster(P, pl.Pareto(1.0, 1.0)))
+        expected(protocol, pl.Cluster(P, pl.timing.Pareto(1.0, 1.0)))
 
 
 def test_distributions_without_a_mean_have_theory_if_it_is_not_needed():
-    assert seconds(pl.k_sync(4), pl.Pareto(1.0, 1.0)) == pytest.approx(8 / 4)  # 8!/4! * 3!/7!
+    assert seconds(pl.k_sync(4), pl.timing.Pareto(1.0, 1.0)) == pytest.approx(8 / 4)  # 8!/4! * 3!/7!
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_async(2), pl.k_batch_async(3)], ids=repr)
-@parametrize_few("law", [CONSTANT, SHIFTED, pl.Gamma(2.0, 1.0), pl.Uniform(0.5, 1.5)], ids=repr, keep=2)
+@parametrize_few("law", [CONSTANT, SHIFTED, pl.timing.Gamma(2.0, 1.0), pl.timing.Uniform(0.5, 1.5)], ids=repr, keep=2)
 def test_speed_and_network_scale_and_shift_the_distribution(protocol, law):
-    network = pl.Network(latency_s=0.25, up_bytes_per_s=100)
+    network = pl.timing.Network(latency_s=0.25, up_bytes_per_s=100)
     cluster = pl.Cluster(4, law, speed=2.0, network=network)
     theory = expected(protocol, cluster, payload_bytes=50)
     found_s = pl.simulate(protocol, cluster, updates=2_000, payload_bytes=50).seconds_per_update
@@ -85,20 +88,20 @@ def test_speed_and_network_scale_and_shift_the_distribution(protocol, law):
 # -- new longer than used
 AGEING = [
     (CONSTANT, True, False),
-    (pl.Uniform(0.5, 2.0), True, False),
+    (pl.timing.Uniform(0.5, 2.0), True, False),
     (EXPONENTIAL, True, True),
     (SHIFTED, True, False),
-    (pl.ShiftedExponential(0.0, 1.0), True, True),
-    (pl.Gamma(2.0, 1.0), True, False),
-    (pl.Gamma(0.5, 1.0), False, True),
+    (pl.timing.ShiftedExponential(0.0, 1.0), True, True),
+    (pl.timing.Gamma(2.0, 1.0), True, False),
+    (pl.timing.Gamma(0.5, 1.0), False, True),
     (PARETO, False, False),
-    (pl.LogNormal(1.0, 1.0), False, False),
+    (pl.timing.LogNormal(1.0, 1.0), False, False),
     (HYPER, False, True),
-    (pl.HyperExponential((2.0, 2.0), (0.5, 0.5)), True, True),
+    (pl.timing.HyperExponential((2.0, 2.0), (0.5, 0.5)), True, True),
     (RoundTripDistribution(HYPER, speed=1.0, network_s=0.5), False, False),
-    (RoundTripDistribution(pl.Gamma(2.0, 1.0), speed=2.0, network_s=0.5), True, False),
-    (pl.Empirical((1.0, 1.5, 2.0)), True, False),
-    (pl.Empirical((1.0, 1.0, 9.0)), False, False),
+    (RoundTripDistribution(pl.timing.Gamma(2.0, 1.0), speed=2.0, network_s=0.5), True, False),
+    (pl.timing.Empirical((1.0, 1.5, 2.0)), True, False),
+    (pl.timing.Empirical((1.0, 1.0, 9.0)), False, False),
 ]
 
 
@@ -121,4 +124,4 @@ def test_measured_times_match_the_definition(values):
 
     halves = [i / 2 for i in range(26)]
     by_definition = all(beyond(u + t) <= beyond(u) * beyond(t) + 1e-12 for u in halves for t in halves)
-    assert new_longer_than_used(pl.Empirical(tuple(map(float, values)))) == by_definition
+    assert new_longer_than_used(pl.timing.Empirical(tuple(map(float, values)))) == by_definition

@@ -261,7 +261,7 @@ CONSTANTS = Constants(L=1.0, c=0.5, sigma2=1.0)
         (lambda: tradeoff([pl.asp(), pl.asp()], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), "asp is given twice"),
         (
             lambda: tradeoff([pl.asp() + pl.dc_s3gd()], pl.Cluster(4), CONSTANTS, 0.1, [1.0]),
-            "expected a pl.Protocol alone such as",
+            "expected a pl.plans.Protocol alone such as",
         ),
         (lambda: tradeoff([pl.asp()], pl.Cluster(4), CONSTANTS, 0.1, [-1.0]), "expected a list of seconds >= 0"),
         (lambda: tradeoff([pl.ssp(2)], pl.Cluster(4), CONSTANTS, 0.1, [1.0]), r"no theory for ssp\(lead=2\)"),
@@ -295,7 +295,7 @@ def test_gamma_may_differ_between_protocols():
     assert curves.errors["k_async(k=6)"] == same.errors["k_async(k=6)"]
 
 
-PARETO = pl.Cluster(12, pl.Pareto(scale_s=1.0, shape=2.5))
+PARETO = pl.Cluster(12, pl.timing.Pareto(scale_s=1.0, shape=2.5))
 
 
 def test_k_async_with_a_heavy_tail_is_ranked_by_its_simulated_time():

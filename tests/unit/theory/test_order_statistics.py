@@ -16,19 +16,19 @@ from paceline.theory.order_statistics import _quadrature
 from selections import parametrize_few
 
 CLOSED = [
-    pl.Deterministic(2.0),
-    pl.Uniform(1.0, 3.0),
-    pl.Exponential(2.0),
-    pl.ShiftedExponential(0.3, 0.7),
-    pl.Pareto(1.0, 3.0),
+    pl.timing.Deterministic(2.0),
+    pl.timing.Uniform(1.0, 3.0),
+    pl.timing.Exponential(2.0),
+    pl.timing.ShiftedExponential(0.3, 0.7),
+    pl.timing.Pareto(1.0, 3.0),
 ]
 OTHERS = [
-    pl.LogNormal(1.0, 0.8),
-    pl.Gamma(0.5, 2.0),
-    pl.Gamma(3.0, 1.0),
-    pl.HyperExponential((1.0, 11.0), (0.9, 0.1)),
-    pl.Empirical((0.5, 1.0, 1.0, 4.0)),
-    RoundTripDistribution(pl.Gamma(3.0, 1.0), speed=2.0, network_s=0.5),
+    pl.timing.LogNormal(1.0, 0.8),
+    pl.timing.Gamma(0.5, 2.0),
+    pl.timing.Gamma(3.0, 1.0),
+    pl.timing.HyperExponential((1.0, 11.0), (0.9, 0.1)),
+    pl.timing.Empirical((0.5, 1.0, 1.0, 4.0)),
+    RoundTripDistribution(pl.timing.Gamma(3.0, 1.0), speed=2.0, network_s=0.5),
 ]
 
 
@@ -60,7 +60,7 @@ def test_leaving_one_of_n_times_out(law, k, more):
 @given(values=st.lists(st.integers(1, 9), min_size=1, max_size=4), n=st.integers(1, 4))
 def test_measured_times_by_all_outcomes(values, n):
     outcomes = [sorted(outcome) for outcome in product(values, repeat=n)]
-    law = pl.Empirical(tuple(values))
+    law = pl.timing.Empirical(tuple(values))
     for k in range(1, n + 1):
         expected = mean(outcome[k - 1] for outcome in outcomes)
         assert order_statistic(law, k, n) == pytest.approx(expected, rel=1e-12)
@@ -88,21 +88,21 @@ def test_the_harmonic_sum_and_its_approximation_in_the_paper():
 
 @pytest.mark.parametrize(("shape", "k"), [(1.0, 5), (0.5, 4), (0.2, 1)])
 def test_a_tail_that_is_too_heavy_is_refused(shape, k):
-    law = pl.Pareto(1.0, shape)
+    law = pl.timing.Pareto(1.0, shape)
     with pytest.raises(
         pl.UsageError, match=rf"order statistic {k} of 5 times .* has an infinite mean.* give a larger shape"
     ):
         order_statistic(law, k, 5)
     if k > 1:
-        assert order_statistic(law, k - 1, 5) > order_statistic(pl.Pareto(1.0, shape + 1), k - 1, 5)
+        assert order_statistic(law, k - 1, 5) > order_statistic(pl.timing.Pareto(1.0, shape + 1), k - 1, 5)
 
 
 def test_an_infinite_mean_of_a_distribution_without_closed_form_is_refused():
     with pytest.raises(pl.UsageError, match="has an infinite mean"):
-        order_statistic(RoundTripDistribution(pl.Pareto(1.0, 0.9), 1.0, 0.5), 3, 3)
+        order_statistic(RoundTripDistribution(pl.timing.Pareto(1.0, 0.9), 1.0, 0.5), 3, 3)
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 3), (4, 3), (1, 0), (1.5, 3), (True, 3)])
 def test_numbers_out_of_range_are_refused(k, n):
     with pytest.raises(pl.UsageError, match=r"is not a whole number in \[1, |expected a whole number"):
-        order_statistic(pl.Exponential(1.0), k, n)
+        order_statistic(pl.timing.Exponential(1.0), k, n)

@@ -18,7 +18,7 @@ from theory_cases import CONSTANT, EXPONENTIAL, HYPER, PARETO, SHIFTED, seconds,
 # -- K-batch-sync: the renewal integral
 def test_the_second_of_two_uniform_times():
     # No worker is done by t with probability (1-t)**2, one worker once with 2 (1-t) (t - t**2/2): 1/3 + 1/4.
-    lower_s, upper_s = time_of_gradients(pl.Uniform(0.0, 1.0), k=2, n=2)
+    lower_s, upper_s = time_of_gradients(pl.timing.Uniform(0.0, 1.0), k=2, n=2)
     assert lower_s < 7 / 12 < upper_s < 1.01 * lower_s
 
 
@@ -28,10 +28,10 @@ def test_the_second_of_two_uniform_times():
         (EXPONENTIAL, 4, 8, 0.5),
         (EXPONENTIAL, 64, 2, 32.0),
         (PARETO, 1, 8, 24 / 23),
-        (pl.Pareto(1.0, 0.5001), 1, 2, 1.0002 / 0.0002),
+        (pl.timing.Pareto(1.0, 0.5001), 1, 2, 1.0002 / 0.0002),
         (CONSTANT, 7, 3, 3.0),
-        (pl.Empirical((1.0, 3.0)), 2, 2, 9 / 4),  # (1, 1): 1 s. (1, 3): 2 s or 3 s. (3, 3): 3 s
-        (pl.Uniform(1.0, 1.9), 5, 7, 1 + 0.9 * 5 / 8),  # no worker is done twice before the fifth is done once
+        (pl.timing.Empirical((1.0, 3.0)), 2, 2, 9 / 4),  # (1, 1): 1 s. (1, 3): 2 s or 3 s. (3, 3): 3 s
+        (pl.timing.Uniform(1.0, 1.9), 5, 7, 1 + 0.9 * 5 / 8),  # no worker is done twice before the fifth is done once
     ],
     ids=str,
     keep=1,
@@ -41,18 +41,18 @@ def test_the_renewal_integral_matches_closed_forms(law, k, n, expected_s):
     assert lower_s * (1 - 1e-9) <= expected_s <= upper_s * (1 + 1e-9) < 1.01 * lower_s
 
 
-RARE_LONG = pl.HyperExponential((0.01, 100.0), (0.99, 0.01))
+RARE_LONG = pl.timing.HyperExponential((0.01, 100.0), (0.99, 0.01))
 MANY_DECADES = [
     (RARE_LONG, 4, 4),
     (RARE_LONG, 16, 8),
-    (pl.LogNormal(1.0, 3.0), 4, 8),
-    (pl.LogNormal(1.0, 3.0), 8, 4),
-    (pl.Pareto(1.0, 1.1), 4, 8),
-    (pl.Pareto(1.0, 1.1), 16, 4),
-    (pl.Pareto(1.0, 0.8), 4, 8),
-    (pl.Gamma(0.05, 1.0), 5, 5),
-    (pl.Empirical((0.01, 100.0)), 5, 3),
-    (RoundTripDistribution(pl.Pareto(1.0, 0.8), speed=2.0, network_s=0.5), 4, 8),
+    (pl.timing.LogNormal(1.0, 3.0), 4, 8),
+    (pl.timing.LogNormal(1.0, 3.0), 8, 4),
+    (pl.timing.Pareto(1.0, 1.1), 4, 8),
+    (pl.timing.Pareto(1.0, 1.1), 16, 4),
+    (pl.timing.Pareto(1.0, 0.8), 4, 8),
+    (pl.timing.Gamma(0.05, 1.0), 5, 5),
+    (pl.timing.Empirical((0.01, 100.0)), 5, 3),
+    (RoundTripDistribution(pl.timing.Pareto(1.0, 0.8), speed=2.0, network_s=0.5), 4, 8),
     (RoundTripDistribution(RARE_LONG, speed=2.0, network_s=0.5), 4, 8),
 ]
 
@@ -88,11 +88,11 @@ def test_k_batch_sync_with_rare_long_times_matches_simulation():
 @settings(max_examples=12, deadline=None)
 @given(
     law=st.one_of(
-        st.builds(pl.LogNormal, st.just(1.0), st.floats(0.05, 8)),
-        st.builds(pl.Pareto, st.just(1.0), st.floats(0.6, 5)),
-        st.builds(pl.Gamma, st.floats(0.02, 20), st.just(1.0)),
-        st.builds(pl.ShiftedExponential, st.floats(0, 5), st.just(1.0)),
-        st.builds(lambda a, b: pl.Empirical((a, b)), st.floats(1e-6, 1), st.floats(1, 1e6)),
+        st.builds(pl.timing.LogNormal, st.just(1.0), st.floats(0.05, 8)),
+        st.builds(pl.timing.Pareto, st.just(1.0), st.floats(0.6, 5)),
+        st.builds(pl.timing.Gamma, st.floats(0.02, 20), st.just(1.0)),
+        st.builds(pl.timing.ShiftedExponential, st.floats(0, 5), st.just(1.0)),
+        st.builds(lambda a, b: pl.timing.Empirical((a, b)), st.floats(1e-6, 1), st.floats(1, 1e6)),
     ),
     k=st.integers(1, 12),
     n=st.integers(2, 9),
@@ -110,16 +110,18 @@ def test_every_bracket_is_narrow_and_scales_with_the_unit_of_time(law, k, n):
 
 
 def test_an_infinite_mean_round_trip_can_have_a_finite_mean_update():
-    theory = expected(pl.k_batch_sync(4), pl.Cluster(8, pl.Pareto(1.0, 0.8)))
+    theory = expected(pl.k_batch_sync(4), pl.Cluster(8, pl.timing.Pareto(1.0, 0.8)))
     assert theory.kind == "computed"
     assert theory.lower_s < 2.2012 < theory.upper_s
     with pytest.raises(pl.UsageError, match=r"minimum of 8 times of Pareto.* has an infinite mean.*or more workers"):
-        expected(pl.k_batch_sync(4), pl.Cluster(8, pl.Pareto(1.0, 0.125)))
+        expected(pl.k_batch_sync(4), pl.Cluster(8, pl.timing.Pareto(1.0, 0.125)))
     with pytest.raises(pl.UsageError, match="has an infinite mean"):
-        expected(pl.k_batch_sync(4), pl.Cluster(1, pl.Pareto(1.0, 0.8)))
+        expected(pl.k_batch_sync(4), pl.Cluster(1, pl.timing.Pareto(1.0, 0.8)))
 
 
-@pytest.mark.parametrize("law", [SHIFTED, PARETO, HYPER, pl.Gamma(0.3, 1.0), pl.LogNormal(1.0, 2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [SHIFTED, PARETO, HYPER, pl.timing.Gamma(0.3, 1.0), pl.timing.LogNormal(1.0, 2.0)], ids=repr
+)
 def test_the_survival_function_is_the_inverse_of_the_quantile_function(law):
     class Own:
         expectation_s = law.expectation_s
@@ -143,7 +145,7 @@ def test_workers_that_finish_stale_work(make, k, n):
     assert (theory.kind, theory.source) == ("exact", "Markov")
     assert abs(mean - theory.seconds_per_update) < 4.5 * error
     assert error < 0.02 * theory.seconds_per_update
-    assert seconds(make(k), pl.Exponential(3.0), n) == pytest.approx(3 * theory.seconds_per_update)
+    assert seconds(make(k), pl.timing.Exponential(3.0), n) == pytest.approx(3 * theory.seconds_per_update)
 
 
 def test_backup_workers_match_hand_calculation():

@@ -26,7 +26,7 @@ def test_exponential_times(protocol, expected_s):
     assert theory.gradients_per_s == pytest.approx(theory.k / expected_s)
 
 
-@pytest.mark.parametrize("law", [EXPONENTIAL, SHIFTED, PARETO, pl.Gamma(2.0, 1.0)], ids=repr)
+@pytest.mark.parametrize("law", [EXPONENTIAL, SHIFTED, PARETO, pl.timing.Gamma(2.0, 1.0)], ids=repr)
 def test_theorem_1_is_the_ratio_of_lemmas_3_and_4(law):
     assert pl.theory.sync_to_async(law, P) == pytest.approx(seconds(pl.bsp(), law) / seconds(pl.asp(), law))
 
@@ -46,7 +46,7 @@ def test_logarithmic_approximations_of_the_paper_are_named_lower_bounds():
 
 @pytest.mark.slow
 def test_all_reduce_of_gradients_is_synchronous_with_its_sum_in_every_round_trip():
-    cluster = pl.Cluster(P, EXPONENTIAL, network=pl.Network(latency_s=0.25))
+    cluster = pl.Cluster(P, EXPONENTIAL, network=pl.timing.Network(latency_s=0.25))
     theory = expected(pl.all_reduce(), cluster)
     assert (theory.kind, theory.source) == ("exact", "Lemma 3")
     assert theory.seconds_per_update == pytest.approx(761 / 280 + 2 * (P - 1) * 0.25)
@@ -85,7 +85,7 @@ def test_equivalent_protocols_have_the_same_time(one, other, law):
     "make", [pl.k_sync, pl.k_async, pl.k_batch_sync, pl.k_batch_async], ids=lambda make: make.__name__, keep=2
 )
 def test_constant_times_are_exact(make):
-    law = pl.Deterministic(0.5)
+    law = pl.timing.Deterministic(0.5)
     for n in range(1, 8):
         for k in range(1, 2 * n + 2 if "batch" in make.__name__ else n + 1):
             updates = 2 * n * max(1, n // k)  # a whole number of rounds
@@ -98,8 +98,8 @@ EXACT_CASES = [
     (pl.k_batch_sync(5), SHIFTED, 2),
     (pl.k_batch_sync(16), PARETO, 32),
     (pl.k_async(16), EXPONENTIAL, 32),
-    (pl.k_sync(1), pl.Pareto(1.0, 2.0), 2),
-    (pl.k_batch_sync(6), pl.Uniform(0.0, 1.0), 4),
+    (pl.k_sync(1), pl.timing.Pareto(1.0, 2.0), 2),
+    (pl.k_batch_sync(6), pl.timing.Uniform(0.0, 1.0), 4),
 ]
 
 
@@ -118,7 +118,9 @@ def test_theory_and_simulation_agree_within_their_errors():
 
 
 # -- K-async: bounds
-@parametrize_few("law", [SHIFTED, PARETO, HYPER, pl.Uniform(0.0, 1.0), pl.Gamma(0.3, 1.0)], keep=1, ids=repr)
+@parametrize_few(
+    "law", [SHIFTED, PARETO, HYPER, pl.timing.Uniform(0.0, 1.0), pl.timing.Gamma(0.3, 1.0)], keep=1, ids=repr
+)
 @parametrize_few(("k", "n"), [(2, 8), (6, 8), (7, 8), (2, 3)], keep=2)
 def test_the_bounds_of_k_async_hold(law, k, n):
     theory, mean, error = z_of(pl.k_async(k), law, n, gradients=8_000)
@@ -130,5 +132,5 @@ def test_the_bounds_of_k_async_hold(law, k, n):
 
 def test_lemma_5_is_not_true_of_pareto_times():
     # The bound would be broken by far, so that refusing it is not mere caution.
-    theory, mean, _ = z_of(pl.k_async(32), pl.Pareto(1.0, 1.2), 64)
-    assert pl.theory.order_statistic(pl.Pareto(1.0, 1.2), 32, 64) < 0.7 * mean < mean < theory.upper_s
+    theory, mean, _ = z_of(pl.k_async(32), pl.timing.Pareto(1.0, 1.2), 64)
+    assert pl.theory.order_statistic(pl.timing.Pareto(1.0, 1.2), 32, 64) < 0.7 * mean < mean < theory.upper_s

@@ -7,14 +7,14 @@ from paceline.theory import NoTheoryError, staleness
 from selections import parametrize_few
 
 P = 8
-EXPONENTIAL, CONSTANT = pl.Exponential(1.0), pl.Deterministic(1.0)
+EXPONENTIAL, CONSTANT = pl.timing.Exponential(1.0), pl.timing.Deterministic(1.0)
 STALE = [pl.asp(), pl.k_async(3), pl.k_async(4), pl.k_async(6), *map(pl.k_batch_async, (3, 6, 12))]
 UNEQUAL = [
-    pl.Uniform(0.5, 1.0),
-    pl.Pareto(1.0, 3.0),
-    pl.Gamma(0.5, 1.0),
-    pl.HyperExponential((1.0, 11.0), (0.9, 0.1)),
-    pl.Gamma(4.0, 1.0),
+    pl.timing.Uniform(0.5, 1.0),
+    pl.timing.Pareto(1.0, 3.0),
+    pl.timing.Gamma(0.5, 1.0),
+    pl.timing.HyperExponential((1.0, 11.0), (0.9, 0.1)),
+    pl.timing.Gamma(4.0, 1.0),
 ]
 
 
@@ -54,20 +54,20 @@ def test_the_mean_of_every_distribution_and_the_bounds_of_the_fresh_share(protoc
 
 
 def test_used_work_is_done_sooner_or_later_than_new_work():
-    aged = staleness(pl.k_async(3), pl.Cluster(P, pl.Uniform(0.5, 1.0)))
-    young = staleness(pl.k_async(3), pl.Cluster(P, pl.Gamma(0.5, 1.0)))
+    aged = staleness(pl.k_async(3), pl.Cluster(P, pl.timing.Uniform(0.5, 1.0)))
+    young = staleness(pl.k_async(3), pl.Cluster(P, pl.timing.Gamma(0.5, 1.0)))
     assert (aged.fresh_lower, aged.fresh_upper) == (0, 3 / P)
     assert (young.fresh_lower, young.fresh_upper) == (3 / P, 1)
 
 
 @pytest.mark.parametrize("protocol", [pl.bsp(), pl.k_sync(3), pl.k_batch_sync(12), pl.k_async(P)], ids=repr)
 def test_synchronous_protocols_have_no_staleness(protocol):
-    theory = staleness(protocol, pl.Cluster(P, pl.Pareto(1.0, 2.0)))
+    theory = staleness(protocol, pl.Cluster(P, pl.timing.Pareto(1.0, 2.0)))
     assert (theory.mean, theory.fresh_share, theory.share(0), theory.share(1)) == (0, 1, 1, 0)
 
 
 def test_an_unknown_distribution_is_an_error_that_names_the_simulation():
-    theory = staleness(pl.asp(), pl.Cluster(P, pl.Uniform(0.5, 1.0)))
+    theory = staleness(pl.asp(), pl.Cluster(P, pl.timing.Uniform(0.5, 1.0)))
     with pytest.raises(NoTheoryError, match=r"unless times are exponential or constant; measure it with pl.simulate"):
         theory.share(0)
 

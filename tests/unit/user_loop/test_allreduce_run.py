@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_backward(network, data, tmp_path):
     [steps, _] = ranks.run(train(epochs=1))
     [[(x, y)], *_] = steps
     expected = loss_of(copy.deepcopy(network), x, y).item()
-    arrived = [each for each in SavedRun(tmp_path / "run").history.of(pl.GradientArrived) if each.worker == 0]
+    arrived = [each for each in SavedRun(tmp_path / "run").history.of(pl.callbacks.GradientArrived) if each.worker == 0]
     assert arrived[0].loss == pytest.approx(expected, rel=1e-9)
 
 

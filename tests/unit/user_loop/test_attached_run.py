@@ -57,7 +57,7 @@ def test_the_loss_is_that_of_backward(network, data):
     [steps, _] = ranks.run(train(epochs=1, accumulate=2))
     model = copy.deepcopy(network)
     first = sum(loss_of(model, x, y).item() / 2 for x, y in steps[0])
-    arrived = [each for each in ranks.server.result.history.of(pl.GradientArrived) if each.worker == 0]
+    arrived = [each for each in ranks.server.result.history.of(pl.callbacks.GradientArrived) if each.worker == 0]
     assert arrived[0].loss == pytest.approx(first, rel=1e-9)
 
 

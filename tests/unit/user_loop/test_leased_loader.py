@@ -92,7 +92,7 @@ def test_an_epoch_has_the_last_incomplete_minibatch_unless_it_is_dropped(count, 
     ranks, answers = trained(2, make_parts(count, drop_last=drop_last, shuffle=False), protocol, accumulate)
     expected = count // BATCH * BATCH if drop_last else count
     assert applied(answers) == dict.fromkeys(range(expected), 2)
-    sizes = [each.samples for each in ranks.server.result.history.of(pl.GradientArrived)]
+    sizes = [each.samples for each in ranks.server.result.history.of(pl.callbacks.GradientArrived)]
     assert Counter(sizes)[count % (BATCH * accumulate)] == (0 if drop_last else 2)
 
 

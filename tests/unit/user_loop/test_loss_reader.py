@@ -44,14 +44,14 @@ def test_a_run_that_needs_the_loss_is_refused_without_one(protocol, stop):
 def test_a_run_that_needs_no_loss_trains_without_one():
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp")
     assert ranks.run(train(hidden)) == ["epochs", "epochs"]
-    arrived = ranks.server.result.history.of(pl.GradientArrived)
+    arrived = ranks.server.result.history.of(pl.callbacks.GradientArrived)
     assert all(each.used and each.loss != each.loss for each in arrived)
 
 
 def test_a_loss_that_is_given_is_read_once():
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "dbw")
     assert ranks.run(train(given)) == ["epochs", "epochs"]
-    losses = [each.loss for each in ranks.server.result.history.of(pl.GradientArrived)]
+    losses = [each.loss for each in ranks.server.result.history.of(pl.callbacks.GradientArrived)]
     assert all(0 < loss < 1 for loss in losses)
 
 

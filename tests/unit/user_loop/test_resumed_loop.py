@@ -44,7 +44,7 @@ def test_samples_and_learning_rates_go_on(per_epoch, network, data, tmp_path):
     resumed = AttachedThreads(RANKS, parts, "bsp", stop=f"epochs={EPOCHS}", resume=run)
     after = resumed.run(train(per_epoch=per_epoch))
     assert sorted(chain.from_iterable(before + after)) == sorted([*range(SAMPLES)] * EPOCHS)
-    rates = [update.learning_rate for update in resumed.server.result.history.of(pl.UpdateMade)]
+    rates = [update.learning_rate for update in resumed.server.result.history.of(pl.callbacks.UpdateMade)]
     steps = [*range(8), 7, *range(9, UPDATES)]  # the first step after the resume has the rate of the last one before
     if per_epoch:
         steps = [number // (UPDATES // EPOCHS) for number in range(UPDATES)]

@@ -22,7 +22,7 @@ def test_an_interval_is_text_or_a_duration():
 def test_metrics_are_an_address_of_prometheus(given, address):
     pytest.importorskip("prometheus_client")
     [callback] = RunOptions.of({"metrics": given}).callbacks()
-    assert isinstance(callback, pl.Prometheus)
+    assert isinstance(callback, pl.callbacks.Prometheus)
     assert callback._address == address
 
 

@@ -45,7 +45,7 @@ def test_a_skipped_step_is_dropped_and_the_run_goes_on(zero_grad_last, tmp_path)
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "asp", out=tmp_path / "run")
     scalers = ranks.run(train_scaled({0, 2}, zero_grad_last))
     assert sorted(scaler.get_scale() for scaler in scalers) == [SCALE / 4, SCALE]
-    dropped = [each for each in ranks.server.result.history.of(pl.GradientArrived) if not each.used]
+    dropped = [each for each in ranks.server.result.history.of(pl.callbacks.GradientArrived) if not each.used]
     assert [each.reason for each in dropped] == ["its loop skipped the step"] * 2
     assert ranks.server.result.stopped_by == "epochs"
     assert pl.replay(tmp_path / "run").is_same
@@ -66,7 +66,7 @@ def test_the_loss_is_that_before_scaling():
     network = make_network()
     ranks = AttachedThreads(2, make_parts(network, numbered_data(), shuffle=False), "bsp")
     ranks.run(train_scaled(()))
-    first = min(ranks.server.result.history.of(pl.GradientArrived), key=lambda each: (each.draw, each.worker))
+    first = min(ranks.server.result.history.of(pl.callbacks.GradientArrived), key=lambda each: (each.draw, each.worker))
     data = numbered_data()
     expected = {
         loss_of(copy.deepcopy(network), data.tensors[0][i : i + 4], data.tensors[1][i : i + 4]).item() for i in (0, 4)
@@ -98,7 +98,7 @@ def test_a_loop_that_skips_by_itself_is_settled_at_the_next_batch():
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "asp")
     steps = ranks.run(loop)
     assert sum(steps) == 12
-    skipped = [each for each in ranks.server.result.history.of(pl.GradientArrived) if not each.used]
+    skipped = [each for each in ranks.server.result.history.of(pl.callbacks.GradientArrived) if not each.used]
     assert len(skipped) == sum(count > 1 for count in steps)  # a busy machine may leave all but one to one rank
 
 

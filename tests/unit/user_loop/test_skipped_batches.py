@@ -61,7 +61,7 @@ def test_a_skipped_batch_is_not_used(way, tmp_path):
     ranks = AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp", out=tmp_path / "run")
     assert sum(ranks.run(skipping(way))) == MINIBATCHES
     history = ranks.server.result.history
-    dropped = [each.reason for each in history.of(pl.GradientArrived) if not each.used]
+    dropped = [each.reason for each in history.of(pl.callbacks.GradientArrived) if not each.used]
     assert dropped == ["its loop skipped the step"]
     assert ranks.server.result.stopped_by == "epochs"
     check_equal_models(ranks)

@@ -47,7 +47,7 @@ def test_an_argument_that_does_not_exist_is_a_type_error_with_the_one_that_does(
             "expected exactly one of fraction, updates, gradients, epochs, seconds, for example",
         ),
         (lambda: pl.ssp(-1), "ssp(lead=-1): lead = -1, expected a whole number >= 0"),
-        (lambda: pl.Plan(()), "phases=() has no phase; type for example pl.bsp().until(0.25) >> pl.asp()"),
+        (lambda: pl.plans.Plan(()), "phases=() has no phase; type for example pl.bsp().until(0.25) >> pl.asp()"),
         (lambda: pl.simulate("bsp", CLUSTER, updates=0), "updates=0 is not a whole number in [1, inf)"),
         (lambda: pl.simulate("bsp", CLUSTER, updates=1, seed=-1), "seed=-1 is not a whole number in [0, inf)"),
         (

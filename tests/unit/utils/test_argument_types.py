@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import paceline as pl
 from paceline.clusters.parser import parse_cluster
 from paceline.clusters.timing.trace import TraceRow
+from paceline.utils.argument_types import NAMESPACES
 from tiny_jobs import dataset, small_net, tiny_job
 
 # Made by paceline for the user to read, or base classes: not called by users.
@@ -64,7 +65,7 @@ NEVER_RIGHT = ("bytes", "list", "dict", "object")
 RIGHT = {("data", "list"), ("eval_data", "list")}  # a list is map-style data
 
 
-LAW = pl.Exponential(mean_s=1.0)
+LAW = pl.timing.Exponential(mean_s=1.0)
 # Valid arguments by name, for whatever has no default.
 VALID = {
     "amount": 2.0,
@@ -112,7 +113,7 @@ VALID = {
     "on_s": 1.0,
     "optimizer": torch.optim.SGD,
     "p_0": 1.0,
-    "phases": (pl.Phase(pl.bsp()),),
+    "phases": (pl.plans.Phase(pl.bsp()),),
     "port": 0,
     "probabilities": [0.5, 0.5],
     "project": "paceline",
@@ -166,7 +167,8 @@ OF_CALL = {
 
 
 def public():
-    for prefix, module in (("", pl), ("theory.", pl.theory), ("jobs.", pl.jobs)):
+    spaces = [("", getattr(pl, name)) for name in NAMESPACES]
+    for prefix, module in [("", pl), ("theory.", pl.theory), ("jobs.", pl.jobs), *spaces]:
         for name in module.__all__:
             called = getattr(module, name)
             if callable(called) and f"{prefix}{name}" not in READ_ONLY:
@@ -258,8 +260,8 @@ def test_numpy_scalars_are_numbers_and_a_bool_is_not():
             lambda: pl.Fault(worker=0, draw=1, kind="dye"),
             "Fault: kind='dye', expected 'die', 'raise', 'hang' or 'not_finite'",
         ),
-        (lambda: pl.ScheduledQuorum({0: "x"}), "ScheduledQuorum: schedule[0]='x', expected a whole number"),
-        (lambda: pl.Exponential("x" * 999), f"mean_s='{'x' * 27}...{'x' * 28}', expected a number"),
+        (lambda: pl.controllers.ScheduledQuorum({0: "x"}), "ScheduledQuorum: schedule[0]='x', expected a whole number"),
+        (lambda: pl.timing.Exponential("x" * 999), f"mean_s='{'x' * 27}...{'x' * 28}', expected a number"),
         (lambda: parse_cluster("4*exp(mean=fast)"), "exp: mean='fast', expected a number"),
     ],
 )

@@ -37,13 +37,13 @@ class BrokenSGD(torch.optim.SGD):
     step = broken
 
 
-class BrokenCallback(pl.Callback):
+class BrokenCallback(pl.callbacks.Callback):
     def on_record(self, record):
-        if isinstance(record, pl.UpdateMade):
+        if isinstance(record, pl.callbacks.UpdateMade):
             broken()
 
 
-class BrokenController(pl.Controller[None]):
+class BrokenController(pl.controllers.Controller[None]):
     def begin(self, n):
         return None
 

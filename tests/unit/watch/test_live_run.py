@@ -27,7 +27,7 @@ RUNS = {
     "asp": {},
     "bsp + elastic": {
         "cluster": pl.Cluster(
-            4, pl.Exponential(mean_s=1.0), transient=pl.Transient(mean_on_s=5, mean_off_s=5, slowdown=9)
+            4, pl.timing.Exponential(mean_s=1.0), transient=pl.timing.Transient(mean_on_s=5, mean_off_s=5, slowdown=9)
         )
     },
 }
@@ -93,7 +93,7 @@ def test_the_switches_are_those_of_the_report(saved):
 
 
 def test_a_straggler_is_named_by_recent_round_trips_and_all_contributions(tmp_path, kept_tasks):
-    slow = pl.Cluster(4, (*[pl.Deterministic(1.0)] * 3, pl.Deterministic(4.0)))
+    slow = pl.Cluster(4, (*[pl.timing.Deterministic(1.0)] * 3, pl.timing.Deterministic(4.0)))
     saved = train_run(tmp_path / "run", "asp", updates=50, cluster=slow)
     assert LiveView(followed(saved)).stragglers == stragglers(read_run(saved, ""))
     assert LiveView(followed(saved)).stragglers[0].startswith("worker 3 was 4.0 x slower than the median")

@@ -27,7 +27,7 @@ def printed(folder, width=80):
 @pytest.fixture(scope="module")
 def slow_worker(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    cluster = pl.Cluster(4, (*[pl.Deterministic(1.0)] * 3, pl.Deterministic(4.0)))
+    cluster = pl.Cluster(4, (*[pl.timing.Deterministic(1.0)] * 3, pl.timing.Deterministic(4.0)))
     train_run(folder, "k_sync(k=3)", updates=30, cluster=cluster)
     return folder
 

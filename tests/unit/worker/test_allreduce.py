@@ -59,7 +59,7 @@ def test_one_worker_is_plain_sgd(protocol):
 def test_update_averaging_without_overlap_and_correction_is_plain_sgd():
     job = tiny_job(optimizer=decaying)
     plain = plain_loop(job, 3, N, ITERATIONS)
-    blocking = replace(pl.bsp().until(0.5), end=None, allreduce=pl.AllReduceConfig(sums="updates"))
+    blocking = replace(pl.bsp().until(0.5), end=None, allreduce=pl.plans.AllReduceConfig(sums="updates"))
     ours = trained(blocking, job)
     assert largest_relative_difference(parameters_of(ours.model), parameters_of(plain)) < 1e-12
 
@@ -222,7 +222,7 @@ def test_an_epoch_uses_every_sample_once_with_a_partial_last_iteration(protocol)
     job = tiny_job(sampling="epoch")
     run = pl.train(job, protocol=protocol, cluster="5*exp(mean=1)", stop="epochs=2")
     assert run.history.totals.applied == 24
-    assert [record.k for record in run.history.of(pl.UpdateMade)] == [5, 5, 5, 5, 4]
+    assert [record.k for record in run.history.of(pl.callbacks.UpdateMade)] == [5, 5, 5, 5, 4]
 
 
 def halving(optimizer):
@@ -282,26 +282,29 @@ def test_a_worker_that_skips_an_iteration_keeps_the_global_schedule(protocol):
         (lambda: pl.local_sgd(H=4, outer="sgd"), "type sgd(lr=...)"),
         (lambda: pl.local_sgd(H=4, outer="nesterov(lr=0)"), "lr=0 is not a number in (0, inf)"),
         (lambda: pl.local_sgd(H=4, outer="nesterov(momentum=1)"), "momentum=1 is not a number in [0, 1)"),
-        (lambda: pl.AllReduceConfig(sums="gradients", outer=OuterSGD(1.0)), "give sums='updates'"),
-        (lambda: pl.AllReduceConfig(sums=[]), "sums=[], expected"),
-        (lambda: pl.AllReduceConfig(sums="updates", lag="yes"), "lag='yes', expected"),
-        (lambda: pl.AllReduceConfig(sums="updates", lag=1, correction="dc_s3gd"), "correction='dc_s3gd'"),
+        (lambda: pl.plans.AllReduceConfig(sums="gradients", outer=OuterSGD(1.0)), "give sums='updates'"),
+        (lambda: pl.plans.AllReduceConfig(sums=[]), "sums=[], expected"),
+        (lambda: pl.plans.AllReduceConfig(sums="updates", lag="yes"), "lag='yes', expected"),
+        (lambda: pl.plans.AllReduceConfig(sums="updates", lag=1, correction="dc_s3gd"), "correction='dc_s3gd'"),
         (
-            lambda: pl.AllReduceConfig(sums="updates", lag=1, correction=pl.staleness_lr(C=1)),
+            lambda: pl.plans.AllReduceConfig(sums="updates", lag=1, correction=pl.staleness_lr(C=1)),
             "that corrects, or None",
         ),
         (lambda: pl.asp() + pl.s3gd(), "it is a protocol of its own"),
-        (lambda: pl.AllReduceConfig(sums="weights"), "expected 'gradients' or 'updates'"),
-        (lambda: pl.AllReduceConfig(sums="gradients", period=2), "give sums='updates'"),
-        (lambda: pl.AllReduceConfig(sums="updates", correction=DCS3GD()), "give lag=1 and period=1"),
-        (lambda: pl.AllReduceConfig(sums="updates", lag=1, period=2, correction=DCS3GD()), "give lag=1 and period=1"),
-        (lambda: pl.AllReduceConfig(sums="gradients", lag=1), "give sums='updates'"),
+        (lambda: pl.plans.AllReduceConfig(sums="weights"), "expected 'gradients' or 'updates'"),
+        (lambda: pl.plans.AllReduceConfig(sums="gradients", period=2), "give sums='updates'"),
+        (lambda: pl.plans.AllReduceConfig(sums="updates", correction=DCS3GD()), "give lag=1 and period=1"),
+        (
+            lambda: pl.plans.AllReduceConfig(sums="updates", lag=1, period=2, correction=DCS3GD()),
+            "give lag=1 and period=1",
+        ),
+        (lambda: pl.plans.AllReduceConfig(sums="gradients", lag=1), "give sums='updates'"),
         (lambda: pl.s3gd(lag=0), "lag=0 is not a whole number in [1, inf)"),
         (lambda: pl.dc_s3gd(lag=1.5), "lag=1.5, expected"),
         (lambda: pl.local_sgd(H=4, lag=-1), "lag=-1 is not a whole number in [0, inf)"),
         (lambda: pl.local_sgd(H=4, fragments=0), "fragments=0 is not a whole number in [1, inf)"),
         (lambda: pl.local_sgd(H=4, fragments=3), "expected a divisor of H=4; type for example H=6"),
-        (lambda: pl.AllReduceConfig(sums="updates", period=4, fragments=8), "expected a divisor of the period 4"),
+        (lambda: pl.plans.AllReduceConfig(sums="updates", period=4, fragments=8), "expected a divisor of the period 4"),
         (lambda: trained("local_sgd(H=8, fragments=8)", tiny_job()), "give at most fragments="),
         (lambda: pl.asp() + pl.dc_s3gd(lag=2), "it is a protocol of its own"),
         (lambda: parse_plan("asp + dc_s3gd(lag=2)"), "lag"),
@@ -322,4 +325,4 @@ def test_dc_s3gd_after_a_plus_adds_only_its_correction():
     phase = pl.asp() + pl.dc_s3gd(lambda0=0.3)
     assert phase.allreduce is None
     assert phase.compensators == (DCS3GD(0.3),)
-    assert parse_plan(str(phase)) == pl.Plan((phase,))
+    assert parse_plan(str(phase)) == pl.plans.Plan((phase,))

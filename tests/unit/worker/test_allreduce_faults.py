@@ -26,13 +26,15 @@ from tiny_jobs import (
 @pytest.mark.parametrize(("protocol", "sampling"), each_value_once(ALGORITHMS, ["replacement", "epoch"]))
 def test_a_resumed_run_is_bit_identical_and_replays(protocol, sampling, tmp_path):
     job = tiny_job(sampling=sampling, model=batch_norm_net)
-    cluster = pl.Cluster(4, pl.Exponential(1.0), network=pl.Network(latency_s=0.5))
+    cluster = pl.Cluster(4, pl.timing.Exponential(1.0), network=pl.timing.Network(latency_s=0.5))
     common = {"protocol": protocol, "cluster": cluster, "seed": 1, "checkpoint_every": "updates=4"}
     whole = pl.train(job, stop="updates=14", out=tmp_path / "whole", **common)
     pl.train(job, stop="updates=7", out=tmp_path / "parts", **common)
     parts = pl.train(job, stop="updates=14", resume=tmp_path / "parts", **common)
     assert torch.equal(parameters_of(parts.model), parameters_of(whole.model))
-    made = [[(record.now_s, record.loss) for record in run.history.of(pl.UpdateMade)] for run in (parts, whole)]
+    made = [
+        [(record.now_s, record.loss) for record in run.history.of(pl.callbacks.UpdateMade)] for run in (parts, whole)
+    ]
     assert made[0] == made[1]
     assert pl.replay(tmp_path / "parts").is_same
 
@@ -43,28 +45,28 @@ def test_the_other_workers_continue_after_a_worker_fails(protocol, kind):
     run = pl.train(
         tiny_job(),
         protocol=protocol,
-        cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=[fault]),
+        cluster=pl.Cluster(4, pl.timing.Deterministic(1.0), faults=[fault]),
         stop="updates=25",
         worker_timeout_s=10.0,
     )
-    made = [record.k for record in run.history.of(pl.UpdateMade)]
+    made = [record.k for record in run.history.of(pl.callbacks.UpdateMade)]
     assert made[:6] == ([4, 4, 4, 4, 3, 4] if kind == "not_finite" else [4, 4, 4, 4, 3, 3])
-    [dropped] = [record for record in run.history.of(pl.GradientArrived) if not record.used] or [None]
+    [dropped] = [record for record in run.history.of(pl.callbacks.GradientArrived) if not record.used] or [None]
     assert (dropped is not None) == (kind == "not_finite")
     assert dropped is None or dropped.worker == 2
-    losses = [record.loss for record in run.history.of(pl.UpdateMade)]
+    losses = [record.loss for record in run.history.of(pl.callbacks.UpdateMade)]
     assert np.mean(losses[-10:]) < np.mean(losses[:5])
 
 
 @parametrize_few(("protocol", "worker"), each_value_once(ALGORITHMS, [1, 3]), keep=1)
 def test_a_worker_that_rejoins_restarts_from_the_average(protocol, worker):
     cluster = pl.Cluster(
-        4, pl.Deterministic(1.0), faults=[pl.Fault(worker=worker, draw=3, kind="die", back_after_s=7.5)]
+        4, pl.timing.Deterministic(1.0), faults=[pl.Fault(worker=worker, draw=3, kind="die", back_after_s=7.5)]
     )
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=15")
-    assert [record.k for record in run.history.of(pl.UpdateMade)][:14] == [4, 4, *[3] * 8, 4, 4, 4, 4]
+    assert [record.k for record in run.history.of(pl.callbacks.UpdateMade)][:14] == [4, 4, *[3] * 8, 4, 4, 4, 4]
     assert run.history.totals.dropped == 0
-    assert run.stopped_by is pl.Outcome.UPDATES
+    assert run.stopped_by is pl.results.Outcome.UPDATES
 
 
 @pytest.mark.slow
@@ -74,23 +76,23 @@ def test_additional_workers_of_a_resumed_run_participate_at_once(protocol, tmp_p
     pl.train(tiny_job(), cluster="2*deterministic(value=1)", stop="seconds=5.5", out=tmp_path / "run", **common)
     more = {"resume": tmp_path / "run", "allow_change": True}
     run = pl.train(tiny_job(), cluster="4*deterministic(value=1)", stop="updates=10", **more, **common)
-    assert [record.k for record in run.history.of(pl.UpdateMade)] == [2] * 5 + [4] * 5
+    assert [record.k for record in run.history.of(pl.callbacks.UpdateMade)] == [2] * 5 + [4] * 5
     assert run.history.totals.dropped == 0
 
 
 def test_a_worker_with_non_finite_gradients_is_named_and_not_awaited():
     faults = [pl.Fault(worker=2, draw=draw, kind="not_finite") for draw in range(3, 20)]
     run = pl.train(tiny_job(), protocol="dc_s3gd", cluster=pl.Cluster(4, faults=faults), stop="updates=100")
-    assert run.stopped_by is pl.Outcome.NOT_FINITE
+    assert run.stopped_by is pl.results.Outcome.NOT_FINITE
     assert "10 gradients in a row of worker 2" in run.reason
-    assert [record.k for record in run.history.of(pl.UpdateMade)] == [4, 4, *[3] * 9]
+    assert [record.k for record in run.history.of(pl.callbacks.UpdateMade)] == [4, 4, *[3] * 9]
 
 
 @parametrize_few("protocol", ALGORITHMS, keep=1)
 def test_an_iteration_without_finite_gradients_is_repeated(protocol):
     faults = [pl.Fault(worker=worker, draw=3, kind="not_finite") for worker in range(4)]
     run = pl.train(tiny_job(), protocol=protocol, cluster=pl.Cluster(4, faults=faults), stop="updates=6")
-    assert [record.k for record in run.history.of(pl.UpdateMade)] == [4] * 6
+    assert [record.k for record in run.history.of(pl.callbacks.UpdateMade)] == [4] * 6
     assert run.history.totals.dropped == 4
 
 

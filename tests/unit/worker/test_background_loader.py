@@ -33,7 +33,11 @@ def noisy_job(**changes):
 
 
 def trained(job, protocol="bsp", n=3, updates=8, **settings):
-    settings = {"cluster": pl.Cluster(n, timing=pl.Exponential(1.0)), "stop": pl.Stop(updates=updates), **settings}
+    settings = {
+        "cluster": pl.Cluster(n, timing=pl.timing.Exponential(1.0)),
+        "stop": pl.Stop(updates=updates),
+        **settings,
+    }
     return parameters_of(pl.train(job, protocol=protocol, seed=5, **settings).model)
 
 

@@ -102,7 +102,9 @@ def test_bsp_sees_every_sample_exactly_once_an_epoch():
 
 @pytest.mark.slow
 def test_discarded_minibatches_are_missing_from_the_epoch():
-    cluster = pl.Cluster(3, timing=[pl.Deterministic(1.0), pl.Deterministic(1.1), pl.Deterministic(3.5)])
+    cluster = pl.Cluster(
+        3, timing=[pl.timing.Deterministic(1.0), pl.timing.Deterministic(1.1), pl.timing.Deterministic(3.5)]
+    )
     requeued, discarded = (
         times_applied(pl.backup(k=2), pl.Stop(epochs=12), cluster, sampling="epoch", on_drop=on_drop)
         for on_drop in ("requeue", "discard")
@@ -118,7 +120,7 @@ def test_partitions_are_disjoint_and_that_of_a_lost_worker_is_redistributed():
         for shard in range(3)
     ]
     assert len(set.union(*shards)) == SAMPLES == sum(len(shard) for shard in shards)
-    lossy = pl.Cluster(3, timing=pl.Deterministic(1.0), faults=[pl.Fault(worker=1, draw=2)])
+    lossy = pl.Cluster(3, timing=pl.timing.Deterministic(1.0), faults=[pl.Fault(worker=1, draw=2)])
     applied = times_applied(pl.bsp(), pl.Stop(epochs=2), lossy, sharding="partitioned", sampling="epoch")
     assert all(applied[sample] for sample in shards[1])
 
@@ -245,8 +247,8 @@ class Dropping(nn.Module):
 
 
 def test_dropout_depends_on_the_draw_and_not_on_timing():
-    fast = pl.Cluster(2, timing=pl.Deterministic(1.0))
-    slow = pl.Cluster(2, timing=[pl.Deterministic(1.0), pl.Deterministic(7.0)])
+    fast = pl.Cluster(2, timing=pl.timing.Deterministic(1.0))
+    slow = pl.Cluster(2, timing=[pl.timing.Deterministic(1.0), pl.timing.Deterministic(7.0)])
     job = tiny_job(model=Dropping)
     runs = [pl.train(job, protocol=pl.bsp(), cluster=cluster, stop=pl.Stop(updates=8)) for cluster in (fast, slow)]
     ours, theirs = (list(run.model.parameters()) for run in runs)

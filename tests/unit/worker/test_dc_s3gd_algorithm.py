@@ -113,6 +113,6 @@ def test_every_correction_except_the_first_is_logged(tmp_path):
     run = pl.train(
         tiny_job(), protocol="dc_s3gd", cluster="4*exp(mean=1)", stop="updates=5", out=tmp_path / "run"
     ).history
-    done = [[factor for _, factor in record.compensations] for record in run.of(pl.GradientArrived)]
+    done = [[factor for _, factor in record.compensations] for record in run.of(pl.callbacks.GradientArrived)]
     assert done[:N] == [[]] * N
     assert all(len(factors) == 1 and factors[0] > 0 for factors in done[N:])

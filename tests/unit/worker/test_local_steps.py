@@ -21,7 +21,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
 def trained(protocol, job, n=3, updates=30, cluster=None, **options):
-    cluster = cluster or pl.Cluster(n, pl.Exponential(1.0))
+    cluster = cluster or pl.Cluster(n, pl.timing.Exponential(1.0))
     return pl.train(job, protocol=protocol, cluster=cluster, stop=pl.Stop(updates=updates), seed=3, **options)
 
 
@@ -93,7 +93,7 @@ def test_delayed_nesterov_is_its_transcription():
 @pytest.mark.slow
 def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
     job = tiny_job(optimizer=ADAMW)
-    cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(worker=0, draw=3, kind="not_finite")])
+    cluster = pl.Cluster(3, pl.timing.Exponential(1.0), faults=[pl.Fault(worker=0, draw=3, kind="not_finite")])
     ours = trained("ringmaster(r=1) + local_steps(H=2, outer='sgd(lr=0.4)')", job, cluster=cluster)
     records = ours.history.of(GradientArrived)
     assert any(each.reason == "too stale" for each in records)
@@ -105,7 +105,7 @@ def test_the_optimizer_state_of_work_that_was_not_accepted_is_discarded():
 
 def test_a_worker_that_was_lost_begins_with_a_new_optimizer_state():
     job = tiny_job(optimizer=ADAMW)
-    cluster = pl.Cluster(1, pl.Deterministic(1.0), faults=[pl.Fault(worker=0, draw=3, back_after_s=1.0)])
+    cluster = pl.Cluster(1, pl.timing.Deterministic(1.0), faults=[pl.Fault(worker=0, draw=3, back_after_s=1.0)])
     ours = trained("asp + local_steps(H=2)", job, cluster=cluster, updates=4)
     draws = [each.draw for each in ours.history.of(GradientArrived)]
     assert draws == [1, 2, 4, 5]
@@ -123,13 +123,13 @@ def test_the_schedule_follows_the_workload_within_and_between_draws():
 
     lr = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda workload: 1.0 + workload)
     job = tiny_job(optimizer=partial(Recorded, lr=1.0), scheduler=lr)
-    trained("bsp + local_steps(H=3)", job, n=2, updates=2, cluster=pl.Cluster(2, pl.Deterministic(1.0)))
+    trained("bsp + local_steps(H=3)", job, n=2, updates=2, cluster=pl.Cluster(2, pl.timing.Deterministic(1.0)))
     of_a_worker = [1, 3, 5], [7, 9, 11]
     assert rates == [*of_a_worker[0] * 2, *of_a_worker[1] * 2]
 
 
 def test_workload_samples_and_times_count_every_minibatch():
-    cluster = pl.Cluster(2, pl.Deterministic(1.0), network=pl.Network(latency_s=0.5))
+    cluster = pl.Cluster(2, pl.timing.Deterministic(1.0), network=pl.timing.Network(latency_s=0.5))
     result = trained("bsp + local_steps(H=5)", tiny_job(), updates=3, cluster=cluster)
     assert result.time_s == 3 * (0.5 + 5 * 1.0 + 0.5)
     last = result.history.of(UpdateMade)[-1]
@@ -140,7 +140,7 @@ def test_workload_samples_and_times_count_every_minibatch():
 
 
 def test_a_time_for_the_steps_weighs_workers_by_their_samples():
-    cluster = pl.Cluster(2, pl.Deterministic(1.0), speed=[1.0, 0.25])
+    cluster = pl.Cluster(2, pl.timing.Deterministic(1.0), speed=[1.0, 0.25])
     result = trained("bsp + local_steps(seconds=8.5)", tiny_job(), updates=2, cluster=cluster)
     arrived = [(each.worker, each.minibatches, each.samples) for each in result.history.of(GradientArrived)]
     assert sorted(arrived) == [(0, 8, 64), (0, 8, 64), (1, 2, 16), (1, 2, 16)]
@@ -168,7 +168,7 @@ def test_a_time_for_the_steps_weighs_workers_by_their_samples():
 
 @pytest.mark.slow
 def test_a_worker_makes_at_least_one_step_and_at_most_h():
-    cluster = pl.Cluster(2, pl.Deterministic(1.0), speed=[1.0, 0.01])
+    cluster = pl.Cluster(2, pl.timing.Deterministic(1.0), speed=[1.0, 0.01])
     result = trained("asp + local_steps(H=3, seconds=20)", tiny_job(), updates=40, cluster=cluster)
     steps = {(each.worker, each.minibatches) for each in result.history.of(GradientArrived)}
     assert steps == {(0, 3), (1, 1)}
@@ -187,7 +187,7 @@ def test_every_minibatch_of_an_epoch_is_used_once(protocol, sharding, steps):
     samples = 22 * 2 * BATCH
     job = tallying_job(samples, sharding=sharding)
     faults = [pl.Fault(worker=0, draw=2, back_after_s=3.0), pl.Fault(worker=2, draw=3, back_after_s=0.5)]
-    cluster = pl.Cluster(4, pl.Exponential(1.0), speed=[1.0, 0.5, 1.0, 2.0], faults=faults)
+    cluster = pl.Cluster(4, pl.timing.Exponential(1.0), speed=[1.0, 0.5, 1.0, 2.0], faults=faults)
     result = pl.train(job, protocol=f"{protocol} + local_steps({steps})", cluster=cluster, stop="epochs=3")
     assert job.data.times_used(result.history) == [3] * samples
     assert result.stopped_by == "epochs"

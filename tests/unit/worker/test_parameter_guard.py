@@ -37,7 +37,7 @@ def replace(model):
     model[2].weight.data = model[2].weight.data.clone()
 
 
-class Meddling(pl.Callback):
+class Meddling(pl.callbacks.Callback):
     """Changes the server's model at a version."""
 
     def __init__(self, change):
@@ -245,7 +245,7 @@ def test_a_teacher_of_buffers_moves_once_an_update(protocol):
 def test_local_steps_may_write_to_their_own_parameters():
     job = tiny_job(model=Renormalized, data=dataset(dtype=torch.float32))
     run = pl.train(job, protocol="asp + local_steps(H=2)", cluster=pl.Cluster(2), stop="updates=3")
-    assert run.stopped_by is pl.Outcome.UPDATES
+    assert run.stopped_by is pl.results.Outcome.UPDATES
 
 
 def _halves(version):
@@ -347,7 +347,7 @@ def test_without_a_server_the_port_is_released_while_the_error_is_referenced():
             kept.append(error)
 
 
-class HalvingTheAverage(pl.Callback):
+class HalvingTheAverage(pl.callbacks.Callback):
     """Changes the model of the session, which was made first, at a version."""
 
     def on_update(self, update):

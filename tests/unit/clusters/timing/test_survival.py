@@ -31,11 +31,11 @@ def test_a_protocol_that_never_interrupts_is_refused_where_the_trace_is_censored
 
 def interrupted_after(seen_s):
     """Return a trace of two workers in which the second is interrupted when it had been seen for so long."""
-    return pl.Trace([*rows_of([1.0, 1.0]), *rows_of([seen_s, 1.0], worker=1, censored=[0])])
+    return pl.timing.Trace([*rows_of([1.0, 1.0]), *rows_of([seen_s, 1.0], worker=1, censored=[0])])
 
 
 def test_a_task_cut_off_by_the_end_of_the_trace_uses_the_first_row():
-    trace = pl.Trace([*rows_of([1.0, 2.0, 0.3], 0, censored=[2]), *rows_of([0.5, 7.0], 1, censored=[1])])
+    trace = pl.timing.Trace([*rows_of([1.0, 2.0, 0.3], 0, censored=[2]), *rows_of([0.5, 7.0], 1, censored=[1])])
     assert replayed(trace, (0, 3, 0.0)) == [1.0]
     assert replayed(trace, (1, 2, 0.0)) == [pytest.approx(7.7)]  # longer than its first, as was seen
     assert pl.simulate("asp", pl.Cluster(2, trace), updates=4).time_s == 4.0
@@ -119,7 +119,7 @@ def test_without_censoring_the_estimate_is_the_empirical_distribution():
     totals_s = tuple(stream(0, "test").exponential(size=50))
     u = (stream(1, "test").integers(0, 50, size=200) + 0.5) / 50
     survival = Survival(rows_of(totals_s))
-    expected = pl.Empirical(totals_s).quantile(u)
+    expected = pl.timing.Empirical(totals_s).quantile(u)
     assert [survival.time_after(0.0, each) for each in u] == pytest.approx(list(expected), rel=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_imputed_times_have_the_mean_of_the_censored_times():
 
 @pytest.mark.slow
 def test_imputed_times_depend_on_the_seed_and_never_shrink():
-    trace = replace(pl.Trace.of(trained(pl.k_sync(k=3), CLUSTER)), censored="km")
+    trace = replace(pl.timing.Trace.of(trained(pl.k_sync(k=3), CLUSTER)), censored="km")
     first, again, other = (impute_censored(trace.rows, seed) for seed in (0, 0, 1))
     assert first == again != other
     assert not any(each.censored for each in first)

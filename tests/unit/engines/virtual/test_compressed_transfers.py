@@ -11,7 +11,7 @@ from paceline.tensors.flat_buffers import FlatLayout
 from rounding import single_job
 from tiny_jobs import parameters_of, sgd
 
-WIRE = pl.Network(latency_s=0.1, up_bytes_per_s=2000, down_bytes_per_s=4000, wire="int8")
+WIRE = pl.timing.Network(latency_s=0.1, up_bytes_per_s=2000, down_bytes_per_s=4000, wire="int8")
 PROTOCOLS = ["k_sync(k=2)", "bsp + local_steps(H=2)", "local_sgd(H=4, fragments=2, lag=2)"]
 
 
@@ -21,7 +21,9 @@ def test_a_code_shortens_transfers_and_sums():
     assert WIRE.pull_s(1000) == pytest.approx(0.1 + 1000 * share / 4000)
     assert WIRE.push_s(1000) == pytest.approx(0.1 + 1000 * share / 2000)
     assert WIRE.all_reduce_s(5, 1000) == pytest.approx(4 * (0.1 + 1000 * share / 2000))
-    simulated = pl.simulate("bsp", pl.Cluster(2, pl.Deterministic(1.0), network=WIRE), updates=3, payload_bytes=1000)
+    simulated = pl.simulate(
+        "bsp", pl.Cluster(2, pl.timing.Deterministic(1.0), network=WIRE), updates=3, payload_bytes=1000
+    )
     assert simulated.bytes_up == pytest.approx(6 * 1000 * share)
     assert simulated.time_s == pytest.approx(3 * (1 + WIRE.pull_s(1000) + WIRE.push_s(1000)))
 
@@ -89,7 +91,7 @@ def test_what_a_message_leaves_out_is_in_a_later_one():
 @pytest.mark.parametrize(("wire", "says"), [("bf16", "is not simulated; give float32"), ("int9", "expected float32")])
 def test_other_formats_are_refused(wire, says):
     with pytest.raises(pl.UsageError, match=says):
-        pl.Network(wire=wire)
+        pl.timing.Network(wire=wire)
 
 
 def test_a_code_on_a_gpu_is_refused(monkeypatch):

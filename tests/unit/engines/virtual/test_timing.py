@@ -13,7 +13,7 @@ from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 P, K = 8, 4
-UNIT_EXPONENTIAL = pl.Exponential(1.0)
+UNIT_EXPONENTIAL = pl.timing.Exponential(1.0)
 
 
 def harmonic(n):
@@ -59,7 +59,7 @@ def test_the_idle_share_of_bsp(n):
 # A worker's versions go up by staleness + 1 from one of its gradients to the next, where it waits for the update
 # that its gradient enters (or causes); and by P / K on average, as it brings one of P gradients, K an update. On
 # arrival only every K-th gradient causes an update: staleness + 1 / K on average. Both hold for any law of times.
-@parametrize_few("law", [UNIT_EXPONENTIAL, pl.Uniform(0.5, 3.0)], keep=1, ids=repr)
+@parametrize_few("law", [UNIT_EXPONENTIAL, pl.timing.Uniform(0.5, 3.0)], keep=1, ids=repr)
 @parametrize_few(
     ("protocol", "expected"),
     [(pl.asp(), P - 1), (pl.k_async(K), P / K - 1), (pl.k_async(3), P / 3 - 1), (pl.k_batch_async(K), (P - 1) / K)],
@@ -73,7 +73,7 @@ def test_the_mean_staleness(protocol, expected, law):
 
 # -- constant times
 
-FOUR_SPEEDS = pl.Cluster(4, [pl.Deterministic(seconds) for seconds in (1.0, 2.0, 4.0, 5.0)])
+FOUR_SPEEDS = pl.Cluster(4, [pl.timing.Deterministic(seconds) for seconds in (1.0, 2.0, 4.0, 5.0)])
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ FOUR_SPEEDS = pl.Cluster(4, [pl.Deterministic(seconds) for seconds in (1.0, 2.0,
         (pl.bsp(), FOUR_SPEEDS, 100, 500.0),
         (pl.k_sync(3), FOUR_SPEEDS, 100, 400.0),
         (pl.backup(1), FOUR_SPEEDS, 100, 100.0),
-        (pl.k_batch_sync(6), pl.Cluster(2, pl.Deterministic(1.0)), 100, 300.0),
+        (pl.k_batch_sync(6), pl.Cluster(2, pl.timing.Deterministic(1.0)), 100, 300.0),
         (pl.asp(), FOUR_SPEEDS, 20 + 10 + 5 + 4, 20.0),
         (pl.ssp(lead=0), FOUR_SPEEDS, 4 * 10, 50.0),  # in lockstep with the slowest
-        (pl.asp(), pl.Cluster(4, pl.Deterministic(1.0), speed=[1.0, 2.0, 4.0, 0.5]), 2 * (1 + 2 + 4) + 1, 2.0),
+        (pl.asp(), pl.Cluster(4, pl.timing.Deterministic(1.0), speed=[1.0, 2.0, 4.0, 0.5]), 2 * (1 + 2 + 4) + 1, 2.0),
     ],
 )
 def test_virtual_time_with_constant_times(protocol, cluster, updates, expected_s):
@@ -96,8 +96,8 @@ def test_virtual_time_with_constant_times(protocol, cluster, updates, expected_s
 
 
 def test_the_network_costs_a_pull_and_a_push_per_round_trip():
-    network = pl.Network(latency_s=0.5, up_bytes_per_s=50, down_bytes_per_s=100)
-    cluster = pl.Cluster(3, pl.Deterministic(1.0), network=network)
+    network = pl.timing.Network(latency_s=0.5, up_bytes_per_s=50, down_bytes_per_s=100)
+    cluster = pl.Cluster(3, pl.timing.Deterministic(1.0), network=network)
     found_s = seconds_per_update(pl.bsp(), cluster, updates=10, payload_bytes=100)
     assert found_s == pytest.approx((0.5 + 1) + 1 + (0.5 + 2))
 
@@ -113,17 +113,17 @@ def test_the_network_costs_a_pull_and_a_push_per_round_trip():
     keep=1,
 )
 def test_the_server_receives_gradients_one_by_one_and_makes_updates(protocol, expected_s):
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.05, gradient_s=0.1))
+    cluster = pl.Cluster(4, pl.timing.Deterministic(1.0), server=pl.timing.ServerTime(update_s=0.05, gradient_s=0.1))
     assert seconds_per_update(protocol, cluster, updates=2_000) == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_a_busy_server_limits_the_throughput():
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.5, gradient_s=0.5))
+    cluster = pl.Cluster(4, pl.timing.Deterministic(1.0), server=pl.timing.ServerTime(update_s=0.5, gradient_s=0.5))
     assert seconds_per_update(pl.asp(), cluster, updates=2_000) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_checkpoint_from_before_local_steps_is_loaded():
-    engine, again = (TimingEngine(pl.Cluster(2, pl.Deterministic(1.0)), seed=0) for _ in range(2))
+    engine, again = (TimingEngine(pl.Cluster(2, pl.timing.Deterministic(1.0)), seed=0) for _ in range(2))
     engine.run(Coordinator(as_plan(pl.bsp()), workers=2, stop=pl.Stop(updates=3)))
     state = engine.state_dict()
     del state["steps"]
@@ -138,7 +138,7 @@ def simulated_with(*faults, updates, n=2, protocol=None, **knobs):
     """Return the engine, its events but arrivals, its drops, and (seconds, gradients) of each update."""
     plan = checked_plan(as_plan(protocol or pl.bsp()), n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=n, stop=pl.Stop(updates=updates), **knobs)
-    engine = TimingEngine(pl.Cluster(n, pl.Deterministic(1.0), faults=faults), seed=0)
+    engine = TimingEngine(pl.Cluster(n, pl.timing.Deterministic(1.0), faults=faults), seed=0)
     events, drops, made = [], [], []
 
     def observe(now, event, commands):
@@ -194,7 +194,7 @@ def test_the_run_ends_with_a_reason_when_every_worker_hangs():
     faults = [pl.Fault(worker=worker, draw=2, kind="hang") for worker in range(2)]
     engine, events, _, made = simulated_with(*faults, updates=9)
     assert (events, made) == ([(2.0, Lost, 0), (2.0, Lost, 1)], [(1.0, 2)])
-    assert engine.end.outcome is pl.Outcome.NO_WORKERS
+    assert engine.end.outcome is pl.results.Outcome.NO_WORKERS
 
 
 @parametrize_few("protocol", ["bsp", "k_batch_sync(k=3)", "asp", "all_reduce", "dc_s3gd"], keep=2)
@@ -202,7 +202,7 @@ def test_the_run_ends_with_a_reason_when_every_worker_hangs():
 def test_a_run_continues_when_a_worker_hangs(protocol, stop, tmp_path):
     cluster = pl.Cluster(
         4,
-        pl.Exponential(1.0),
+        pl.timing.Exponential(1.0),
         faults=[pl.Fault(worker=2, draw=3, kind="hang"), pl.Fault(worker=0, draw=5, kind="hang")],
     )
     run = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop=stop, out=tmp_path / "run")
@@ -221,21 +221,21 @@ def test_a_gradient_that_is_not_finite_is_computed_again():
 
 def test_a_run_without_workers_ends():
     engine, _, _, made = simulated_with(pl.Fault(worker=0, draw=2), pl.Fault(worker=1, draw=2), updates=5)
-    assert engine.end.outcome is pl.Outcome.NO_WORKERS
+    assert engine.end.outcome is pl.results.Outcome.NO_WORKERS
     assert made == [(1.0, 2)]
     assert len(engine.fired) == 2
 
 
 def test_a_gradient_that_is_not_finite_counts_as_dropped():
     fault = pl.Fault(worker=0, draw=1, kind="not_finite")
-    simulated = pl.simulate("bsp", pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[fault]), updates=3)
+    simulated = pl.simulate("bsp", pl.Cluster(2, timing=pl.timing.Deterministic(1.0), faults=[fault]), updates=3)
     assert (simulated.totals.used, simulated.totals.dropped) == (6, 1)
 
 
 def test_a_worker_that_hangs_is_busy_until_the_end():
     # The other one makes 3 updates of its own after the timeout: 1 s of work, 9 s of waiting, 2 s of work.
     fault = pl.Fault(worker=1, draw=1, kind="hang")
-    cluster = pl.Cluster(2, timing=pl.Deterministic(1.0), faults=[fault])
+    cluster = pl.Cluster(2, timing=pl.timing.Deterministic(1.0), faults=[fault])
     simulated = pl.simulate("bsp", cluster, updates=3, worker_timeout_s=10.0)
     assert simulated.time_s == 12.0
     worked_s = 3 + simulated.time_s

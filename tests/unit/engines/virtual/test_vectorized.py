@@ -31,15 +31,15 @@ from paceline.run.simulate import _simulate_by_events
 from selections import parametrize_each_once, parametrize_few
 
 DISTRIBUTIONS = [
-    pl.Deterministic(1.0),
-    pl.Empirical((1.0, 2.0, 3.0)),
-    pl.Exponential(1.0),
-    pl.ShiftedExponential(0.3, 0.7),
-    pl.Uniform(0.5, 1.0),
-    pl.Pareto(1.0, 2.5),
-    pl.LogNormal(1.0, 0.5),
-    pl.Gamma(2.0, 1.0),
-    pl.HyperExponential((1.0, 5.0), (0.9, 0.1)),
+    pl.timing.Deterministic(1.0),
+    pl.timing.Empirical((1.0, 2.0, 3.0)),
+    pl.timing.Exponential(1.0),
+    pl.timing.ShiftedExponential(0.3, 0.7),
+    pl.timing.Uniform(0.5, 1.0),
+    pl.timing.Pareto(1.0, 2.5),
+    pl.timing.LogNormal(1.0, 0.5),
+    pl.timing.Gamma(2.0, 1.0),
+    pl.timing.HyperExponential((1.0, 5.0), (0.9, 0.1)),
 ]
 
 
@@ -111,9 +111,9 @@ def clusters(draw):
     network = draw(
         st.sampled_from(
             [
-                pl.Network(),
-                pl.Network(latency_s=0.25),
-                pl.Network(latency_s=0.1, up_bytes_per_s=7.0, down_bytes_per_s=13.0),
+                pl.timing.Network(),
+                pl.timing.Network(latency_s=0.25),
+                pl.timing.Network(latency_s=0.1, up_bytes_per_s=7.0, down_bytes_per_s=13.0),
             ]
         )
     )
@@ -122,7 +122,7 @@ def clusters(draw):
         draw(law | st.lists(law, min_size=n, max_size=n)),
         speed=draw(speed | st.lists(speed, min_size=n, max_size=n)),
         network=network,
-        server=pl.ServerTime(update_s=draw(st.sampled_from([0.0, 0.0, 0.25, 1.0]))),
+        server=pl.timing.ServerTime(update_s=draw(st.sampled_from([0.0, 0.0, 0.25, 1.0]))),
     )
 
 
@@ -151,7 +151,7 @@ def test_the_vectorized_simulation_equals_the_coordinator_in_many_cases(data):
 
 @parametrize_each_once(max_staleness=[0, 2], refill=["update", "arrival"])
 def test_workers_interrupted_at_the_same_time_restart_in_task_order(refill, max_staleness):
-    cluster = pl.Cluster(12, pl.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
+    cluster = pl.Cluster(12, pl.timing.Empirical((1.0, 2.0, 3.0)), speed=[1.0, 2.0, 4.0] * 4)
     protocol = Protocol(quorum=5, max_staleness=max_staleness, refill=refill, on_update="interrupt", name="drawn")
     for seed in range(5):
         assert by_fleet(Rounds, protocol, cluster, 50, seed) == by_events(protocol, cluster, 50, seed)
@@ -170,7 +170,7 @@ def event_by_event(protocol, cluster, updates, payload_bytes=0, failure_detector
     return _simulate_by_events(plan, cluster, pl.Stop(updates=updates), 0, payload_bytes, failure_detector)
 
 
-@parametrize_few("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], keep=1, ids=repr)
+@parametrize_few("law", [pl.timing.Deterministic(1.0), pl.timing.Exponential(1.0)], keep=1, ids=repr)
 @parametrize_few("protocol", [protocol for _, protocol, _ in TABLE if by_times(protocol)], ids=str, keep=5)
 def test_simulate_gives_the_same_result_for_every_protocol_of_the_catalogue(protocol, law):
     cluster = pl.Cluster(70, law)
@@ -184,7 +184,7 @@ def test_simulate_gives_the_same_result_for_every_protocol_of_the_catalogue(prot
 @pytest.mark.parametrize("law", DISTRIBUTIONS, ids=repr)
 def test_times_equal_the_round_trips_in_any_order(law):
     rng = np.random.default_rng(0)
-    cluster = pl.Cluster(70, law, speed=[1 + i % 3 for i in range(70)], network=pl.Network(latency_s=0.1))
+    cluster = pl.Cluster(70, law, speed=[1 + i % 3 for i in range(70)], network=pl.timing.Network(latency_s=0.1))
     draws, trips = RoundTripSampler(cluster, 3, 8), cluster.round_trips(3, 8)
     for _ in range(3):
         workers = rng.permutation(70)[:50]
@@ -220,7 +220,7 @@ def test_simultaneous_arrivals_are_in_task_order(data, durations):
 
 
 @pytest.mark.parametrize("speed", [1.0, [1.0, 90.0, 1.0, 7.0]], ids=["alike", "not alike"])
-@pytest.mark.parametrize("law", [pl.Deterministic(1.0), pl.Exponential(1.0)], ids=repr)
+@pytest.mark.parametrize("law", [pl.timing.Deterministic(1.0), pl.timing.Exponential(1.0)], ids=repr)
 def test_arrivals_do_not_depend_on_the_block_length(law, speed, monkeypatch):
     cluster = pl.Cluster(4, law, speed=speed)
     expected = by_events(pl.k_batch_async(k=3), cluster, 200)
@@ -231,7 +231,7 @@ def test_arrivals_do_not_depend_on_the_block_length(law, speed, monkeypatch):
 
 @parametrize_few("protocol", [pl.bsp(), pl.k_sync(k=2), pl.backup(k=2), pl.k_async(k=2), pl.asp()], ids=repr, keep=2)
 def test_a_long_run_uses_many_draws(protocol):
-    cluster = pl.Cluster(3, pl.Exponential(1.0))
+    cluster = pl.Cluster(3, pl.timing.Exponential(1.0))
     for kind in kinds_for(protocol, cluster):
         assert by_fleet(kind, protocol, cluster, 200) == by_events(protocol, cluster, 200)
 
@@ -239,7 +239,7 @@ def test_a_long_run_uses_many_draws(protocol):
 @parametrize_few("seed", range(3), keep=1)
 def test_many_quick_arrivals_after_a_long_pause_are_processed_in_blocks(seed, monkeypatch):
     monkeypatch.setattr(renewal, "ARRIVALS", 50)
-    law = pl.Empirical((1e-3,) * 600 + (9.0,))
+    law = pl.timing.Empirical((1e-3,) * 600 + (9.0,))
     args = (pl.asp(), pl.Cluster(3, law), 5_000, seed)
     assert by_fleet(Renewal, *args) == by_events(*args)
 
@@ -247,11 +247,11 @@ def test_many_quick_arrivals_after_a_long_pause_are_processed_in_blocks(seed, mo
 # -- who is silent for long
 
 
-SLOW_ONE = pl.Cluster(40, pl.Deterministic(1.0), speed=[0.03] + [1.0] * 39)  # 33 s
+SLOW_ONE = pl.Cluster(40, pl.timing.Deterministic(1.0), speed=[0.03] + [1.0] * 39)  # 33 s
 
 
 @parametrize_few("protocol", [pl.bsp(), pl.backup(k=39), pl.k_batch_async(k=40), pl.k_async(k=39)], ids=repr, keep=2)
-@pytest.mark.parametrize("cluster", [SLOW_ONE, pl.Cluster(200, pl.Pareto(1.0, 1.1))], ids=["slow", "heavy"])
+@pytest.mark.parametrize("cluster", [SLOW_ONE, pl.Cluster(200, pl.timing.Pareto(1.0, 1.1))], ids=["slow", "heavy"])
 def test_a_slow_worker_is_never_lost(protocol, cluster):
     if cluster is not SLOW_ONE and protocol.name != "bsp":
         protocol = pl.k_batch_async(k=cluster.n)
@@ -272,7 +272,7 @@ def test_a_given_timeout_selects_the_coordinator(protocol):
 # -- what is left to the coordinator
 
 
-TRACE = pl.Trace(
+TRACE = pl.timing.Trace(
     [
         TraceRow(worker=worker, draw=1, start_s=0.0, pull_s=0.0, compute_s=1.0, push_s=0.0, end_s=1.0, censored=0)
         for worker in range(100)
@@ -283,11 +283,11 @@ TRACE = pl.Trace(
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"slowdowns": [pl.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]},
-        {"slowdowns": [pl.Periodic(on_s=1.0, every_s=2.0, slowdown=2.0)]},
-        {"transient": pl.Transient(mean_on_s=1.0, mean_off_s=1.0, slowdown=2.0)},
+        {"slowdowns": [pl.timing.Slowdown(at_s=1.0, factor=2.0, workers=0.5)]},
+        {"slowdowns": [pl.timing.Periodic(on_s=1.0, every_s=2.0, slowdown=2.0)]},
+        {"transient": pl.timing.Transient(mean_on_s=1.0, mean_off_s=1.0, slowdown=2.0)},
         {"faults": [pl.Fault(worker=0, draw=1)]},
-        {"server": pl.ServerTime(gradient_s=0.1)},
+        {"server": pl.timing.ServerTime(gradient_s=0.1)},
         {"timing": TRACE},
     ],
     ids=str,
@@ -328,7 +328,7 @@ def test_a_negative_payload_is_refused(protocol):
 # -- what is reported
 
 
-FOUR = pl.Cluster(4, [pl.Deterministic(seconds) for seconds in (1.0, 2.0, 4.0, 5.0)])
+FOUR = pl.Cluster(4, [pl.timing.Deterministic(seconds) for seconds in (1.0, 2.0, 4.0, 5.0)])
 
 
 @pytest.mark.parametrize(
@@ -353,11 +353,11 @@ def test_idle_and_wasted_seconds_and_traffic(protocol, idle_s, wasted_s, pulls, 
 
 
 def test_utilization_of_server_and_link():
-    cluster = pl.Cluster(10, pl.Deterministic(1.0), server=pl.ServerTime(update_s=0.25))
+    cluster = pl.Cluster(10, pl.timing.Deterministic(1.0), server=pl.timing.ServerTime(update_s=0.25))
     found = pl.simulate("backup(k=5)", cluster, updates=4, payload_bytes=100)
     assert (found.time_s, found.pulls, found.pushes) == (4 * 1.25, 40, 35)
     assert found.server_busy() == 4 * 0.25 / 5
-    assert found.server_busy(pl.ServerTime(update_s=1.0, gradient_s=0.1)) == pytest.approx((4 + 3.5) / 5)
+    assert found.server_busy(pl.timing.ServerTime(update_s=1.0, gradient_s=0.1)) == pytest.approx((4 + 3.5) / 5)
     assert found.link_busy(bytes_per_s=100) == 40 / 5
     with pytest.raises(pl.UsageError, match="bytes_per_s"):
         found.link_busy(bytes_per_s=0)

@@ -19,7 +19,7 @@ from paceline.policies.controllers.auto_candidates import default_candidates
 from selections import parametrize_few
 
 pytestmark = pytest.mark.usefixtures("short_predictions")
-CLUSTER = pl.Cluster(8, pl.ShiftedExponential(shift_s=0.3, mean_s=0.7))
+CLUSTER = pl.Cluster(8, pl.timing.ShiftedExponential(shift_s=0.3, mean_s=0.7))
 UPDATES = 60
 PROTOCOLS = ["bsp", "k_sync(k=2)", "k_sync(k=4)", "k_async(k=4)", "k_batch_async(k=8)", "asp"]
 

@@ -44,7 +44,7 @@ def test_the_constants_of_a_quadratic_are_found(tmp_path):
     # With noise of the covariance 1 / a^2 of x, that of a sample's gradient is a^2, the Hessian: a log-likelihood.
     samples = torch.tensor(np.random.default_rng(0).normal(size=(20_000, 3))) / SIDES
     least = float(((SIDES * samples) ** 2).sum(1).mean() / 2)
-    found = pl.estimate_constants(recorded(tmp_path / "run", samples), least_loss=0.9 * least)
+    found = pl.results.estimate_constants(recorded(tmp_path / "run", samples), least_loss=0.9 * least)
     assert found.m == 4
     assert found.sigma2 == pytest.approx(float((SIDES**2).sum()), rel=0.1)
     assert found.M_G < 0.2
@@ -58,7 +58,7 @@ def test_a_loss_below_the_minimum_is_refused(tmp_path):
     run = recorded(tmp_path / "run", torch.zeros(100, 3, dtype=torch.float64))
     for least_loss in (5.0, float("nan")):
         with pytest.raises(pl.UsageError, match="give a smaller one"):
-            pl.estimate_constants(run, least_loss=least_loss)
+            pl.results.estimate_constants(run, least_loss=least_loss)
 
 
 def test_stale_gradients_are_refused(tmp_path):
@@ -67,4 +67,4 @@ def test_stale_gradients_are_refused(tmp_path):
         job, protocol="k_async(k=2)", cluster=pl.Cluster(4), stop="updates=40", out=tmp_path / "run", measure_steps=True
     )
     with pytest.raises(pl.UsageError, match="record a run of k_sync or bsp"):
-        pl.estimate_constants(tmp_path / "run")
+        pl.results.estimate_constants(tmp_path / "run")

@@ -13,7 +13,7 @@ from paths import ROOT
 
 def trace(seconds, interrupted=()):
     """Return a trace of workers with a constant computing time; the work of some was always interrupted."""
-    return pl.Trace(
+    return pl.timing.Trace(
         [
             TraceRow(
                 worker=worker,

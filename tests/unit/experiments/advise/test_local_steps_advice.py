@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("few_trips")
 TRIPS = {name: getattr(local_steps_prediction, name) for name in ("MINIBATCHES", "LEAST_TRIPS")}  # not few
 POWERS = [2**i for i in range(9)]
 SECONDS = st.floats(1e-3, 1e3)
-NETWORK = pl.Network(latency_s=1.0)
-RANDOM_TIMES = pl.ShiftedExponential(shift_s=0.3, mean_s=0.7)
+NETWORK = pl.timing.Network(latency_s=1.0)
+RANDOM_TIMES = pl.timing.ShiftedExponential(shift_s=0.3, mean_s=0.7)
 
 
 def record(out, network=NETWORK, protocol="bsp", updates=40, **changes):
@@ -61,8 +61,8 @@ def predict(protocol, cluster, *, payload_bytes=None):
     keep=1,
 )
 def test_constant_times_follow_the_formula(protocol, transfers_s, vectors):
-    network = pl.Network(latency_s=0.5, down_bytes_per_s=50, up_bytes_per_s=100)
-    found = predict(protocol, pl.Cluster(4, pl.Deterministic(3.0), network=network), payload_bytes=100)
+    network = pl.timing.Network(latency_s=0.5, down_bytes_per_s=50, up_bytes_per_s=100)
+    found = predict(protocol, pl.Cluster(4, pl.timing.Deterministic(3.0), network=network), payload_bytes=100)
     assert [each.H for each in found.times] == POWERS
     for each in found.times:
         assert each.seconds_per_minibatch == pytest.approx((transfers_s + 3.0 * each.H) / each.H / 4)
@@ -73,7 +73,9 @@ def test_constant_times_follow_the_formula(protocol, transfers_s, vectors):
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_trips")
 def test_workers_that_do_not_wait_have_the_sum_of_their_rates():
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), speed=[1, 1, 1, 0.25], network=pl.Network(latency_s=1.0))
+    cluster = pl.Cluster(
+        4, pl.timing.Deterministic(1.0), speed=[1, 1, 1, 0.25], network=pl.timing.Network(latency_s=1.0)
+    )
     for each in predict("asp", cluster).times:
         rate = sum(each.H / (2.0 + each.H / speed) for speed in cluster.speed)
         assert 1 / each.seconds_per_minibatch == pytest.approx(rate, rel=0.03)  # a run begins with idle links
@@ -102,7 +104,7 @@ def test_workers_compute_for_nine_tenths_of_the_time_that_the_largest_h_leaves_t
 
 def test_a_larger_h_than_the_largest_may_save_more():
     slow, fast = (
-        predict("bsp", pl.Cluster(2, pl.Deterministic(1.0), network=pl.Network(latency_s=latency_s)))
+        predict("bsp", pl.Cluster(2, pl.timing.Deterministic(1.0), network=pl.timing.Network(latency_s=latency_s)))
         for latency_s in (500, 1)
     )
     assert slow.best.H == 256
@@ -173,7 +175,7 @@ def test_the_text_and_the_values_have_the_times(advice):
 
 @pytest.mark.slow
 def test_a_fast_network_is_one_sentence(tmp_path):
-    record(tmp_path / "run", network=pl.Network(latency_s=0.01))
+    record(tmp_path / "run", network=pl.timing.Network(latency_s=0.01))
     advice = pl.advise(tmp_path / "run", protocols=["asp"])
     [found] = advice.local_steps
     assert not found.pays
@@ -185,7 +187,7 @@ def test_a_fast_network_is_one_sentence(tmp_path):
 
 @pytest.mark.slow
 def test_without_transfers_only_waits_are_saved(tmp_path):
-    record(tmp_path / "run", network=pl.Network())
+    record(tmp_path / "run", network=pl.timing.Network())
     bsp, asp = pl.advise(
         tmp_path / "run", protocols=[f"{each} + local_steps(H=2)" for each in ("bsp", "asp")]
     ).local_steps
@@ -196,7 +198,7 @@ def test_without_transfers_only_waits_are_saved(tmp_path):
 
 
 def test_a_trace_has_no_bytes(folder, advice, tmp_path):
-    pl.Trace.of(SavedRun(folder)).to_csv(tmp_path / "trace.csv")
+    pl.timing.Trace.of(SavedRun(folder)).to_csv(tmp_path / "trace.csv")
     [found] = pl.advise(tmp_path / "trace.csv", protocols=["bsp", "bsp + local_steps(H=6)"]).local_steps
     [own] = advice.local_steps
     assert found.times == own.times
@@ -218,8 +220,8 @@ def test_a_run_without_a_server_gets_local_sgd(tmp_path):
 
 
 def test_the_bandwidth_of_another_cluster_counts(folder):
-    network = pl.Network(up_bytes_per_s=1300, down_bytes_per_s=1300)
-    cluster = pl.Cluster(4, pl.Deterministic(1.0), network=network)
+    network = pl.timing.Network(up_bytes_per_s=1300, down_bytes_per_s=1300)
+    cluster = pl.Cluster(4, pl.timing.Deterministic(1.0), network=network)
     advice = pl.advise(folder, protocols=["bsp"], cluster=cluster)
     assert advice.best.seconds_per_update == pytest.approx(1 + 2 * 2600 / 1300)
     assert advice.local_steps[0].times[0].seconds_per_minibatch == pytest.approx(5 / 4)

@@ -125,7 +125,7 @@ def test_batch_protocols_may_have_more_gradients_than_workers():
 CHANGES = {
     "another rate of its own": {"optimizer": sgd(lr=0.003)},
     "a scheduler": {"scheduler": partial(StepLR, step_size=1), "schedule_unit": "epoch"},
-    "a schedule": {"schedule": pl.LinearSchedule()},
+    "a schedule": {"schedule": pl.plans.LinearSchedule()},
     "the proportional rule": {"lr_rule": "proportional", "lr_is": "per_worker"},
 }
 

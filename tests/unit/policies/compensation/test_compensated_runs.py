@@ -137,7 +137,7 @@ def test_a_synchronous_phase_has_no_compensation():
 
 
 @dataclass(frozen=True, repr=False)
-class Halved(pl.Compensator):
+class Halved(pl.plans.Compensator):
     """A rule of the user's own."""
 
     name: ClassVar = "halved"
@@ -172,7 +172,7 @@ def test_an_invalid_scale_is_refused(factor):
 
 
 def test_scales_with_an_underflowing_product_leave_a_step():
-    rules = pl.chain(Given(1e-200), pl.staleness_weight(lambda tau: 1.0 if tau == 0 else 1e-200))
+    rules = pl.plans.chain(Given(1e-200), pl.staleness_weight(lambda tau: 1.0 if tau == 0 else 1e-200))
     result = trained(pl.k_async(k=2) + rules)
     assert min(record.step_scale for record in result.history.of(GradientArrived)) > 0
     assert parameters_of(result.model).isfinite().all()

@@ -127,14 +127,14 @@ def test_a_chain_measures_the_distance_in_the_pass_of_the_correction():
     scale, correction = StalenessLR(C=1e-3), DCASGD(lambda0=0.3)
     facts = {"staleness": 3, "learning_rate": 0.1, "squared_norm": 1.0}
     chained = StaleVectors(**facts, gradient=vectors(0), now=vectors(1), then=vectors(2), arithmetic=OnePass())
-    factors = apply_compensators(pl.chain(scale, correction), chained, lambda _: {})
+    factors = apply_compensators(pl.plans.chain(scale, correction), chained, lambda _: {})
     alone = StaleVectors(**facts, gradient=vectors(0), now=vectors(1), then=vectors(2))
     assert factors == pytest.approx([scale.compensate(alone, {}), 0.3], rel=1e-12)
     assert_close(chained.gradient, corrected_by(correction))
 
 
 @dataclass(frozen=True, repr=False)
-class Sum(pl.Compensator):
+class Sum(pl.plans.Compensator):
     """Scale that reads the gradient."""
 
     name: ClassVar[str] = "sum"
@@ -178,7 +178,7 @@ def test_half_precision_is_compensated_without_overflow(compensator):
     assert all(each.isfinite().all() for each in stale.gradient)
 
 
-class Unfinished(pl.Compensator):
+class Unfinished(pl.plans.Compensator):
     """Neither a dataclass nor of any kind."""
 
     name = "unfinished"
@@ -217,7 +217,7 @@ def test_invalid_combinations_are_refused_with_the_reason(protocol, changes, mes
     [
         (lambda: pl.asp() + 0.5, "cannot be added to asp; expected a compensator"),
         (lambda: pl.asp() + Unfinished(), "Unfinished is incomplete"),
-        (lambda: pl.chain(pl.dc_s3gd(), "dc_s3gd"), "expected a pl.Compensator"),
+        (lambda: pl.plans.chain(pl.dc_s3gd(), "dc_s3gd"), "expected a pl.plans.Compensator"),
         (lambda: pl.staleness_weight(lambda tau: 2.0), "at staleness 0"),
         (lambda: pl.staleness_weight(lambda tau: 1.0 - tau).weight(1), "expected a weight > 0"),
         (lambda: pl.staleness_weight(weighting=3), "expected text or a function"),
@@ -229,7 +229,9 @@ def test_invalid_input_is_refused(make, message):
 
 
 def test_a_plan_with_compensators_equals_its_text():
-    plan = pl.bsp().until(0.25) >> pl.k_async(k=2) + pl.chain(pl.staleness_lr(C=5e-5), pl.dc_asgd(lambda0=2, m=0.95))
+    plan = pl.bsp().until(0.25) >> pl.k_async(k=2) + pl.plans.chain(
+        pl.staleness_lr(C=5e-5), pl.dc_asgd(lambda0=2, m=0.95)
+    )
     text = "bsp@25% >> k_async(k=2) + staleness_lr(C=5e-05) + dc_asgd(lambda0=2, m=0.95)"
     assert parse_plan(text) == plan
     assert str(plan) == text.replace("@25%", " until 0.25 of the workload")

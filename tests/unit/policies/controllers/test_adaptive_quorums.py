@@ -26,7 +26,7 @@ def chosen(result):
 
 
 def test_the_first_two_updates_wait_for_all():
-    driven = Driven(pl.DBW(), 4)
+    driven = Driven(pl.controllers.DBW(), 4)
     assert driven.k == 4
     assert driven.update(loss=1.0) == 4
     assert driven.update(loss=0.9) < 4
@@ -34,13 +34,13 @@ def test_the_first_two_updates_wait_for_all():
 
 
 def test_equal_times_and_gains_choose_the_largest_k():
-    driven = Driven(pl.DBW(), 4)
+    driven = Driven(pl.controllers.DBW(), 4)
     for loss in (1.0, 0.5, 0.2, 0.1, 0.05):  # falls faster than the gradient explains: L is clipped to 0
         driven.update(loss=loss, times=[1.0, 1.0 + 1e-13, 1.0 + 2e-13, 1.0 + 3e-13])
     assert driven.k == 4
 
 
-@pytest.mark.parametrize("controller", [pl.DBW(), pl.BDBW()])
+@pytest.mark.parametrize("controller", [pl.controllers.DBW(), pl.controllers.BDBW()])
 def test_times_of_zero_are_accepted(controller):
     driven = Driven(controller, 4)
     for loss in (1.0, 0.9, 0.8, 0.7):
@@ -56,7 +56,7 @@ def test_a_quorum_with_time_zero_is_preferred():
 @pytest.mark.parametrize(("no_gain", "expected"), [("all", 4), ("keep", 2)])
 def test_a_gain_of_zero_has_its_own_rule(no_gain, expected):
     """The loss rises although the gradient is large: L eta > 2, and every G_k is negative."""
-    driven = Driven(pl.DBW(D=1, no_gain=no_gain, beta=9), 4)
+    driven = Driven(pl.controllers.DBW(D=1, no_gain=no_gain, beta=9), 4)
     for loss in (1.0, 0.93, 0.86):
         driven.update(loss=loss, times=[1.0, 1.0, 10.0, 20.0])
     assert driven.k == 2
@@ -66,7 +66,7 @@ def test_a_gain_of_zero_has_its_own_rule(no_gain, expected):
 
 
 def test_a_rising_loss_increases_k_by_one():
-    driven = Driven(pl.DBW(D=5), 4)
+    driven = Driven(pl.controllers.DBW(D=5), 4)
     for loss in (1.0, 0.93, 0.86):
         driven.update(loss=loss)
     assert driven.k == 1
@@ -76,7 +76,7 @@ def test_a_rising_loss_increases_k_by_one():
 
 
 def test_a_rising_negative_loss_increases_k_by_one():
-    driven = Driven(pl.DBW(), 4)
+    driven = Driven(pl.controllers.DBW(), 4)
     for loss in (-1.0, -1.07, -1.14):
         driven.update(loss=loss)
     assert driven.k == 1
@@ -84,7 +84,7 @@ def test_a_rising_negative_loss_increases_k_by_one():
 
 
 def test_with_k_1_the_last_estimates_are_kept():
-    driven = Driven(pl.DBW(D=2), 4)
+    driven = Driven(pl.controllers.DBW(D=2), 4)
     for loss in np.linspace(1.0, 0.3, 11):
         driven.update(loss=float(loss))
     assert driven.k == 1
@@ -93,7 +93,7 @@ def test_with_k_1_the_last_estimates_are_kept():
 
 
 def test_microbatches_give_the_variance_at_k_1():
-    driven = Driven(pl.DBW(D=2), 4)
+    driven = Driven(pl.controllers.DBW(D=2), 4)
     for loss in np.linspace(1.0, 0.3, 11):
         driven.update(loss=float(loss), variance=0.25)
     assert driven.k == 1
@@ -101,7 +101,7 @@ def test_microbatches_give_the_variance_at_k_1():
 
 
 def test_an_update_with_unobserved_gradients_does_not_change_the_gain():
-    driven = Driven(pl.DBW(), 4)
+    driven = Driven(pl.controllers.DBW(), 4)
     driven.version, driven.update_size = 1, 4
     driven.ask(
         "open",
@@ -116,12 +116,15 @@ def test_the_rate_of_the_next_update_may_depend_on_k():
     result = pl.train(
         tiny_job(optimizer=sgd(0.05), lr_rule="proportional"),
         protocol="dbw",
-        cluster=pl.Cluster(4, pl.Uniform(0.9, 1.1)),
+        cluster=pl.Cluster(4, pl.timing.Uniform(0.9, 1.1)),
         stop="updates=30",
     )
     assert min(chosen(result)) >= 3
     result = pl.train(
-        tiny_job(optimizer=sgd(0.05)), protocol="dbw", cluster=pl.Cluster(4, pl.Exponential(1.0)), stop="updates=30"
+        tiny_job(optimizer=sgd(0.05)),
+        protocol="dbw",
+        cluster=pl.Cluster(4, pl.timing.Exponential(1.0)),
+        stop="updates=30",
     )
     assert min(chosen(result)) == 1
 
@@ -134,7 +137,7 @@ def test_the_rate_of_the_next_update_may_depend_on_the_noise():
         LRScaling("proportional"),
         *(NoiseScaling(rule=NoiseRule(K=4, learning_rate=0.1), phi=phi) for phi in (1e-9, 1e9)),
     ):
-        driven = Driven(pl.DBW(), 4, learning_rate=scaling)
+        driven = Driven(pl.controllers.DBW(), 4, learning_rate=scaling)
         for loss in (1.0, 0.93, 0.86):
             driven.update(loss, times=[1.0, 1.3, 1.6, 1.9])
         actions[scaling] = driven.actions
@@ -143,7 +146,7 @@ def test_the_rate_of_the_next_update_may_depend_on_the_noise():
 
 
 def test_a_schedule_scales_the_rate_of_the_expected_gain():
-    scheduled, smaller, other = (Driven(pl.DBW(), 4) for _ in range(3))
+    scheduled, smaller, other = (Driven(pl.controllers.DBW(), 4) for _ in range(3))
     scheduled.schedule_scale = 0.25
     for loss in (1.0, 0.93, 0.86):
         scheduled.update(loss)
@@ -154,7 +157,7 @@ def test_a_schedule_scales_the_rate_of_the_expected_gain():
 
 @pytest.mark.parametrize(("unobserved", "expected"), [("lower", 1), ("upper", 4)])
 def test_an_untried_k_is_optimistic_or_never_chosen(unobserved, expected):
-    driven = Driven(pl.BDBW(unobserved=unobserved), 4)
+    driven = Driven(pl.controllers.BDBW(unobserved=unobserved), 4)
     for _ in range(5):
         driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
     assert driven.k == expected
@@ -164,7 +167,7 @@ def test_an_untried_k_is_optimistic_or_never_chosen(unobserved, expected):
 @pytest.mark.parametrize("unsent_s", [nan, 30.0])
 @pytest.mark.parametrize(("late", "expected"), [(True, (5 + 5 + 101 + 10 + 10 + 20 + 20) / 7), (False, 5)])
 def test_a_late_gradient_is_a_sample_of_its_version_unless_excluded(late, expected, unsent_s):
-    driven = Driven(pl.BDBW(late=late), 4)
+    driven = Driven(pl.controllers.BDBW(late=late), 4)
     for _ in range(3):  # of 4, 4, and 1 gradient
         driven.update(loss=1.0, times=[1.0, 5.0, 10.0, 20.0])
     arrived_s = driven.opened_s + 100.0  # the last update took 1 s, and began with 4 free workers
@@ -187,12 +190,12 @@ SOME_GO_ON = [pl.backup(k=1), pl.pull(k=1), pl.ringmaster(r=3, stops=True)]
         *((protocol, True, [(1, 1), (2, 1), (2, 2)]) for protocol in SOME_GO_ON),
     ],
 )
-@pytest.mark.parametrize("controller", [pl.DBW, pl.BDBW])
+@pytest.mark.parametrize("controller", [pl.controllers.DBW, pl.controllers.BDBW])
 def test_times_are_pooled_where_every_update_restarts_all_workers(controller, protocol, pooled, cells):
     driven = Driven(controller(pooled=pooled), 2, protocol)
     for loss, times in ((1.0, [1.0, 16.0]), (0.93, [2.0, 18.0]), (0.86, [3.0]), (0.8, [6.0])):
         driven.update(loss, times)
-    times = driven.state.durations if controller is pl.BDBW else driven.state.times.durations
+    times = driven.state.durations if controller is pl.controllers.BDBW else driven.state.times.durations
     assert sorted(times.fitted()) == cells
     if pooled and protocol in ALL_RESTART:
         assert times.fitted() == {(1, 1): 3.0, (2, 2): 17.0}
@@ -210,7 +213,7 @@ CHURN = [
     "protocol", ["dbw", "dbw(window=6)", "dbw(forgetting=0.9, base=k_sync)", "b_dbw", "adasync(base=backup)"], keep=1
 )
 def test_k_is_at_most_the_live_workers_when_some_are_lost_and_rejoin(protocol):
-    cluster = pl.Cluster(N, pl.Exponential(1.0), faults=CHURN)
+    cluster = pl.Cluster(N, pl.timing.Exponential(1.0), faults=CHURN)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=60")
     live = N
     for record in result.history:
@@ -227,12 +230,12 @@ AWAY = [pl.Fault(worker=worker, draw=3, back_after_s=9.0) for worker in range(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["bsp@seconds=9 >> dbw", "bsp@seconds=9 >> b_dbw"])
 def test_a_phase_may_begin_while_every_worker_is_lost(protocol):
-    cluster = pl.Cluster(4, pl.Exponential(1.0), faults=AWAY)
+    cluster = pl.Cluster(4, pl.timing.Exponential(1.0), faults=AWAY)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=30", worker_timeout_s=3.0)
     assert result.history.totals.updates == 30
 
 
-@pytest.mark.parametrize("controller", [pl.DBW(), pl.BDBW()])
+@pytest.mark.parametrize("controller", [pl.controllers.DBW(), pl.controllers.BDBW()])
 def test_an_update_may_open_while_every_worker_is_lost(controller):
     driven = Driven(controller, 4)
     for _ in range(3):
@@ -243,7 +246,7 @@ def test_an_update_may_open_while_every_worker_is_lost(controller):
 
 
 def test_gradients_from_before_the_phase_keep_their_ranks():
-    driven = Driven(pl.BDBW(), 3)
+    driven = Driven(pl.controllers.BDBW(), 3)
     driven.held = 2
     driven.ask("open")
     driven.now = 5.0
@@ -278,7 +281,7 @@ def test_one_worker_is_plain_sgd_with_a_note():
         (lambda: pl.dbw(no_gain=["all"]), r"no_gain=\['all'\], expected"),
         (lambda: pl.dbw(base="backups"), "did you mean 'backup'"),
         (lambda: pl.adasync(K_0=0), "K_0=0 is not a whole number"),
-        (lambda: pl.IdleWorkers(after=0), "after=0 is not a whole number"),
+        (lambda: pl.controllers.IdleWorkers(after=0), "after=0 is not a whole number"),
         (lambda: pl.simulate("dbw", "4*exp(mean=1)", updates=5), "needs losses and gradients"),
         (lambda: pl.simulate("adasync", "4*exp(mean=1)", updates=5), r"for example pl.b_dbw\(\)"),
         (

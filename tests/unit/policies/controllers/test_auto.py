@@ -321,7 +321,7 @@ def test_the_price_under_an_adaptive_optimizer_is_that_of_the_schedule_with_its_
 @pytest.mark.parametrize("lost", [2, 3])
 def test_a_protocol_out_of_reach_of_the_live_workers_is_left(lost):
     faults = [pl.Fault(worker=worker, draw=12) for worker in range(lost)]
-    cluster = pl.Cluster(4, pl.Uniform(0.9, 1.1), faults=faults)
+    cluster = pl.Cluster(4, pl.timing.Uniform(0.9, 1.1), faults=faults)
     plan = auto(candidates=["k_sync(k=4)", "k_sync(k=3)"])
     run = pl.train(tiny_job(), protocol=plan, cluster=cluster, stop="gradients=200")
     assert run.history.totals.used >= 200
@@ -369,7 +369,7 @@ def test_invalid_arguments_are_refused():
 
 
 def test_a_run_begins_and_changes_by_itself():
-    slow = pl.Cluster(4, pl.Uniform(0.9, 1.1), speed=[1.0, 1.0, 1.0, 0.1])
+    slow = pl.Cluster(4, pl.timing.Uniform(0.9, 1.1), speed=[1.0, 1.0, 1.0, 0.1])
     run = pl.train(tiny_job(), protocol="auto", cluster=slow, stop="gradients=200")
     bsp_run = pl.train(tiny_job(), protocol="bsp", cluster=slow, stop="gradients=200")
     names = [each.reason.split(":")[0] for each in run.history.of(DecisionMade) if each.kind == "protocol"]

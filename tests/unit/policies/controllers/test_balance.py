@@ -117,4 +117,4 @@ def test_a_saved_controller_decides_as_if_it_had_not_been_saved():
 @pytest.mark.parametrize("protocol", [pl.k_sync(k=3), pl.asp(), pl.pull(k=3), replace(pl.bsp(), refill="arrival")])
 def test_other_updates_than_those_of_all_workers_are_refused(protocol):
     with pytest.raises(pl.UsageError, match="type balanced"):
-        coordinator(protocol + pl.Balance(), 4)
+        coordinator(protocol + pl.controllers.Balance(), 4)

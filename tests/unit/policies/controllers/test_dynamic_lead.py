@@ -45,11 +45,11 @@ def test_the_fastest_worker_gets_the_lead_with_the_least_wait(own_s, last_s, mos
     """Worker 1 has delivered at 4 and 8 s, so it is expected at 12, 16 ... s; worker 0 delivers for the fourth time."""
     fast = [(last_s - own_s * before, 0) for before in (3, 2, 1, 0)]
     arrivals = sorted([(4.0, 1), (8.0, 1), *fast])
-    assert leads(pl.DynamicLead(lead=1, most=most), arrivals)[-1] == lead
+    assert leads(pl.controllers.DynamicLead(lead=1, most=most), arrivals)[-1] == lead
 
 
 def test_the_lead_never_exceeds_the_bounds_and_returns():
-    cluster = pl.Cluster(4, [pl.Exponential(1.0)] * 3 + [pl.Exponential(5.0)])
+    cluster = pl.Cluster(4, [pl.timing.Exponential(1.0)] * 3 + [pl.timing.Exponential(5.0)])
     result = pl.train(tiny_job(), protocol="dssp(lead=1, most=4)", cluster=cluster, stop="updates=80")
     decided = result.history.of(DecisionMade)
     told = [int(r.reason.partition("=")[2].partition(":")[0]) for r in decided if r.kind == "lead"]
@@ -64,8 +64,8 @@ def test_the_lead_never_exceeds_the_bounds_and_returns():
 
 @pytest.mark.slow
 def test_a_bound_that_another_controller_removes_stays_removed():
-    slowed = [pl.Slowdown(at_s=9, until_s=30, factor=5, workers=(1,))]
-    cluster = pl.Cluster(4, pl.Uniform(0.95, 1.05), slowdowns=slowed)
+    slowed = [pl.timing.Slowdown(at_s=9, until_s=30, factor=5, workers=(1,))]
+    cluster = pl.Cluster(4, pl.timing.Uniform(0.95, 1.05), slowdowns=slowed)
     result = pl.train(tiny_job(), protocol="dssp(lead=0, most=1) + greedy", cluster=cluster, stop="updates=200")
     told = [r.reason for r in result.history.of(DecisionMade) if r.kind == "protocol"]
     left = next(i for i, reason in enumerate(told) if reason.startswith("asp"))
@@ -74,7 +74,7 @@ def test_a_bound_that_another_controller_removes_stays_removed():
 
 
 @dataclass(frozen=True)
-class Changing(pl.Controller):
+class Changing(pl.controllers.Controller):
     """Controller that changes to another protocol with a bound after each number of updates."""
 
     every: int
@@ -86,12 +86,12 @@ class Changing(pl.Controller):
         if observation.trigger != "open" or not observation.version or observation.version % self.every:
             return state, []
         bounded = replace(pl.ssp(lead=1), quorum=1 + observation.version // self.every % 2, name="other")
-        return state, [pl.ChangeProtocol(bounded, "the next one")]
+        return state, [pl.controllers.ChangeProtocol(bounded, "the next one")]
 
 
 @pytest.mark.slow
 def test_a_lead_is_counted_from_a_change_of_the_protocol_by_another_controller():
-    cluster = pl.Cluster(4, [pl.Exponential(1.0)] * 3 + [pl.Exponential(5.0)])
+    cluster = pl.Cluster(4, [pl.timing.Exponential(1.0)] * 3 + [pl.timing.Exponential(5.0)])
     protocol = pl.dssp(lead=1, most=4) + Changing(every=20)
     result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=200")
     delivered, told = [0] * 4, 0
@@ -109,13 +109,13 @@ def test_a_lead_is_counted_from_a_change_of_the_protocol_by_another_controller()
 
 
 def test_equal_bounds_are_ssp():
-    cluster = pl.Cluster(4, pl.Exponential(1.0))
+    cluster = pl.Cluster(4, pl.timing.Exponential(1.0))
     same = [pl.simulate(protocol, cluster, updates=300).time_s for protocol in ("dssp(lead=2, most=2)", "ssp(lead=2)")]
     assert same[0] == same[1]
 
 
 def test_the_fastest_worker_waits_less_than_under_ssp():
-    cluster = pl.Cluster(4, [pl.Uniform(0.9, 1.1)] * 3 + [pl.Uniform(3.6, 4.4)])
+    cluster = pl.Cluster(4, [pl.timing.Uniform(0.9, 1.1)] * 3 + [pl.timing.Uniform(3.6, 4.4)])
     idle = [
         pl.simulate(each, cluster, updates=500).totals.idle_share for each in ("dssp(lead=1, most=8)", "ssp(lead=1)")
     ]

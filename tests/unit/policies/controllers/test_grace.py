@@ -15,7 +15,7 @@ from tiny_jobs import tiny_job
 
 def updates_of(plan, seconds, **more):
     """Return (seconds since the update before, gradients, reason) of each update of workers with these times."""
-    cluster = pl.Cluster(len(seconds), pl.Deterministic(1.0), speed=[1 / each for each in seconds], **more)
+    cluster = pl.Cluster(len(seconds), pl.timing.Deterministic(1.0), speed=[1 / each for each in seconds], **more)
     times, found = [0.0], []
     engine = TimingEngine(cluster, seed=0)
 
@@ -54,8 +54,8 @@ def test_a_grace_period_ends_with_its_update():
 
 def test_a_controller_that_sets_the_quorum_is_refused():
     for phase in (
-        pl.k_sync(k=2).controlled_by(pl.FixedQuorum(k=2)) + pl.grace(seconds=5),
-        pl.k_sync(k=2) + pl.grace(seconds=5) + pl.FixedQuorum(k=2),
+        pl.k_sync(k=2).controlled_by(pl.controllers.FixedQuorum(k=2)) + pl.grace(seconds=5),
+        pl.k_sync(k=2) + pl.grace(seconds=5) + pl.controllers.FixedQuorum(k=2),
     ):
         with pytest.raises(UsageError, match=r"grace\(seconds=5\) waits after a fixed quorum, but another controller"):
             pl.train(tiny_job(), protocol=phase, cluster="4*exp(mean=1)", stop="updates=3")
@@ -77,7 +77,7 @@ def test_a_resumed_run_waits_as_before(tmp_path):
     whole = pl.train(tiny_job(), stop="updates=20", **common)
     pl.train(tiny_job(), stop="updates=9", out=tmp_path / "run", checkpoint_every="updates=3", **common)
     parts = pl.train(tiny_job(), stop="updates=20", resume=tmp_path / "run", **common)
-    made = [[(each.now_s, each.k) for each in run.history.of(pl.UpdateMade)] for run in (whole, parts)]
+    made = [[(each.now_s, each.k) for each in run.history.of(pl.callbacks.UpdateMade)] for run in (whole, parts)]
     assert made[0] == made[1]
     assert {k for _, k in made[0]} == {2, 3, 4}
 

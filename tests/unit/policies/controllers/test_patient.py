@@ -13,7 +13,7 @@ from selections import parametrize_few
 from tiny_jobs import tiny_job
 
 N = 16
-STEADY = pl.Uniform(0.98, 1.02)
+STEADY = pl.timing.Uniform(0.98, 1.02)
 
 
 def updates_of(cluster, phi, base="k_sync", seconds=120.0):
@@ -25,7 +25,7 @@ def updates_of(cluster, phi, base="k_sync", seconds=120.0):
         applied = [each for each in commands if isinstance(each, events.Apply)]
         found.extend((engine.now, len(each.gradients), each.reason) for each in applied)
 
-    phase = Phase(pl.patient(base=base).protocol, controllers=(pl.Patient(phi=phi),))
+    phase = Phase(pl.patient(base=base).protocol, controllers=(pl.controllers.Patient(phi=phi),))
     with engine:
         engine.run(Coordinator(Plan((phase,)), workers=cluster.n, stop=Stop(seconds=seconds)), observe)
     return found
@@ -38,7 +38,7 @@ def test_it_waits_for_all_while_all_are_alike():
 
 
 def test_it_leaves_slow_workers_out_while_they_are_slow():
-    slow = pl.Slowdown(at_s=40, until_s=80, factor=5, workers=0.5)
+    slow = pl.timing.Slowdown(at_s=40, until_s=80, factor=5, workers=0.5)
     found = updates_of(pl.Cluster(N, STEADY, slowdowns=[slow]), phi=10.0)
     before, during, after = (
         [k for at_s, k, _ in found if begun <= at_s < end] for begun, end in ((10, 40), (50, 79), (90, 120))
@@ -50,14 +50,14 @@ def test_it_leaves_slow_workers_out_while_they_are_slow():
 
 
 def test_little_noise_needs_few_gradients():
-    cluster = pl.Cluster(N, pl.ShiftedExponential(0.3, 0.7))
+    cluster = pl.Cluster(N, pl.timing.ShiftedExponential(0.3, 0.7))
     few, many = ([k for _, k, _ in updates_of(cluster, phi, seconds=30.0)][10:] for phi in (0.1, 1000.0))
     assert sum(few) / len(few) < 2
     assert sum(many) / len(many) > 5
 
 
 def test_the_reason_has_both_gains():
-    reasons = [reason for *_, reason in updates_of(pl.Cluster(N, pl.Exponential(1.0)), phi=1.0, seconds=10.0)]
+    reasons = [reason for *_, reason in updates_of(pl.Cluster(N, pl.timing.Exponential(1.0)), phi=1.0, seconds=10.0)]
     assert reasons[0] == "every live worker has contributed"
     assert "less than the" in reasons[-1]
     assert "phi 1" in reasons[-1]
@@ -65,7 +65,7 @@ def test_the_reason_has_both_gains():
 
 @parametrize_few("base", ["backup", "pull", "k_batch_sync"], keep=1)
 def test_other_bases_close_early_too(base):
-    cluster = pl.Cluster(N, pl.Exponential(1.0))
+    cluster = pl.Cluster(N, pl.timing.Exponential(1.0))
     sizes = [k for _, k, _ in updates_of(cluster, 2.0, base, seconds=20.0)]
     assert len(sizes) > 20
     assert min(sizes[5:]) < N // 2
@@ -73,15 +73,15 @@ def test_other_bases_close_early_too(base):
 
 @pytest.mark.slow
 def test_a_cluster_that_becomes_five_times_slower_is_followed():
-    slower = pl.Slowdown(at_s=60, until_s=1e9, factor=5, workers=1.0)
-    cluster = pl.Cluster(N, pl.Gamma(16, 1.0), slowdowns=[slower])
+    slower = pl.timing.Slowdown(at_s=60, until_s=1e9, factor=5, workers=1.0)
+    cluster = pl.Cluster(N, pl.timing.Gamma(16, 1.0), slowdowns=[slower])
     late = [k for at_s, k, _ in updates_of(cluster, phi=50.0, seconds=500.0) if at_s > 300]
     assert sum(late) / len(late) > 7
 
 
 @pytest.mark.slow
 def test_a_gain_per_second_that_is_out_of_reach_does_not_count():
-    faster = pl.Slowdown(at_s=0, until_s=40, factor=0.2, workers=1.0)
+    faster = pl.timing.Slowdown(at_s=0, until_s=40, factor=0.2, workers=1.0)
     found = updates_of(pl.Cluster(N, STEADY, slowdowns=[faster]), phi=10.0, seconds=70.0)
     after = [k for at_s, k, _ in found if at_s > 41]
     assert min(after[-15:]) > 12
@@ -89,9 +89,11 @@ def test_a_gain_per_second_that_is_out_of_reach_does_not_count():
 
 @pytest.mark.slow
 def test_it_trains_with_the_rule_noise():
-    cluster = pl.Cluster(4, pl.ShiftedExponential(0.3, 0.7), faults=[pl.Fault(worker=1, draw=20, back_after_s=2.0)])
+    cluster = pl.Cluster(
+        4, pl.timing.ShiftedExponential(0.3, 0.7), faults=[pl.Fault(worker=1, draw=20, back_after_s=2.0)]
+    )
     run = pl.train(tiny_job(), protocol="bsp@updates=5 >> patient", cluster=cluster, stop="updates=60")
-    sizes = {update.k for update in run.history.of(pl.UpdateMade)}
+    sizes = {update.k for update in run.history.of(pl.callbacks.UpdateMade)}
     assert len(sizes) > 1
     assert run.history.totals.updates == 60
 
@@ -100,9 +102,14 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(pl.UsageError, match="base = 'k_async' is no protocol with k fresh gradients"):
         pl.patient(base="k_async")
     with pytest.raises(pl.UsageError, match="phi"):
-        pl.Patient(phi=0.0)
+        pl.controllers.Patient(phi=0.0)
     with pytest.raises(pl.UsageError, match="patient needs fresh gradients"):
-        pl.train(tiny_job(), protocol=pl.asp().controlled_by(pl.Patient()), cluster="4*exp(mean=1)", stop="updates=5")
+        pl.train(
+            tiny_job(),
+            protocol=pl.asp().controlled_by(pl.controllers.Patient()),
+            cluster="4*exp(mean=1)",
+            stop="updates=5",
+        )
     with pytest.raises(pl.UsageError, match="needs losses and gradients"):
         pl.simulate("patient", "4*exp(mean=1)", updates=5)
     with pytest.warns(PacelineWarning, match="no effect with one worker"):

@@ -14,7 +14,7 @@ from tiny_jobs import tiny_job
 
 def test_a_draw_that_takes_longer_is_begun_anew_at_the_newest_version():
     """Draws take 1 s, or 50 s with probability 0.3: a trial of 1.5 s takes 1 + 0.3 / 0.7 x 1.5 s in the mean."""
-    cluster = pl.Cluster(1, pl.Empirical((1.0,) * 7 + (50.0,) * 3))
+    cluster = pl.Cluster(1, pl.timing.Empirical((1.0,) * 7 + (50.0,) * 3))
     result = timed_run("asp + restart_after(seconds=1.5)", cluster, "updates=200")
     arrived = result.history.of(GradientArrived)
     assert {round(each.event_s - each.started_s, 9) for each in arrived} == {1.0}
@@ -30,7 +30,7 @@ def test_a_draw_that_takes_longer_is_begun_anew_at_the_newest_version():
 )
 def test_no_draw_of_any_protocol_takes_longer_and_every_sample_is_used_once_an_epoch(protocol):
     job = tallying_job(20 * BATCH)
-    cluster = pl.Cluster(3, pl.Exponential(1.0), faults=[pl.Fault(worker=1, draw=2, back_after_s=5.0)])
+    cluster = pl.Cluster(3, pl.timing.Exponential(1.0), faults=[pl.Fault(worker=1, draw=2, back_after_s=5.0)])
     plan = f"{protocol} + restart_after(seconds=2.5)"
     result = pl.train(job, protocol=plan, cluster=cluster, stop="epochs=3", seed=2)
     trips = [each.event_s - each.started_s for each in result.history.of(GradientArrived)]
@@ -41,7 +41,7 @@ def test_no_draw_of_any_protocol_takes_longer_and_every_sample_is_used_once_an_e
 
 @pytest.mark.slow
 def test_a_run_on_processes_restarts_a_draw_and_replays(tmp_path):
-    slow = pl.Cluster(2, [pl.Deterministic(0.01), pl.Empirical((0.01, 60.0))])
+    slow = pl.Cluster(2, [pl.timing.Deterministic(0.01), pl.timing.Empirical((0.01, 60.0))])
     cluster = pl.LocalCluster(2, slowness=slow)
     plan = "bsp + restart_after(seconds=0.2)"
     result = pl.train(tiny_job(), protocol=plan, cluster=cluster, stop="updates=8", seed=3, out=tmp_path / "run")
@@ -71,6 +71,6 @@ def test_late_in_a_long_run_a_timer_that_comes_too_early_by_rounding_restarts_th
         learning_rate=LRScaling(),
         in_flight=[work],
     )
-    _, [restart, call] = pl.RestartAfter(seconds).decide(None, observation)
-    assert isinstance(restart, pl.RestartWork)
+    _, [restart, call] = pl.controllers.RestartAfter(seconds).decide(None, observation)
+    assert isinstance(restart, pl.controllers.RestartWork)
     assert call.at_s > observation.now

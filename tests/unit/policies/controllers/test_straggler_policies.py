@@ -172,8 +172,10 @@ def test_noise_of_20_percent_is_distinguished_from_a_straggler():
 
 def slow_while(spans, n=4, factor=5, **more):
     """Return a cluster where (worker, from, to) are slow, with little noise."""
-    slowdowns = [pl.Slowdown(at_s=at_s, until_s=to_s, factor=factor, workers=(worker,)) for worker, at_s, to_s in spans]
-    return pl.Cluster(n, timing=pl.Uniform(0.95, 1.05), slowdowns=slowdowns, **more)
+    slowdowns = [
+        pl.timing.Slowdown(at_s=at_s, until_s=to_s, factor=factor, workers=(worker,)) for worker, at_s, to_s in spans
+    ]
+    return pl.Cluster(n, timing=pl.timing.Uniform(0.95, 1.05), slowdowns=slowdowns, **more)
 
 
 def run(protocol, cluster, stop="gradients=400"):

@@ -38,8 +38,8 @@ class Provider:
 @pytest.mark.parametrize("failing", ["get_meter", "create_observable_gauge", "create_histogram", "record"])
 def test_a_provider_that_fails_is_logged_once_and_left_out(failing, caplog):
     provider = Provider(failing)
-    callback = pl.OpenTelemetry(provider)
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
+    callback = pl.callbacks.OpenTelemetry(provider)
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
     run = pl.train(tiny_job(), protocol="k_sync(k=2)", cluster=cluster, stop="updates=10", callbacks=[callback])
     assert run.history.totals.updates == 10
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -12,13 +12,13 @@ from paceline.recording.callbacks.perfetto_trace import HELD
 from selections import parametrize_few
 from tiny_jobs import tiny_job
 
-CLUSTER = pl.Cluster(4, timing=pl.Exponential(1.0), network=pl.Network(latency_s=0.1))
+CLUSTER = pl.Cluster(4, timing=pl.timing.Exponential(1.0), network=pl.timing.Network(latency_s=0.1))
 
 
 def run(tmp_path, protocol="k_sync(k=2)", stop="updates=30", cluster=CLUSTER):
     path = tmp_path / "timeline.json"
     result = pl.train(
-        tiny_job(), protocol=protocol, cluster=cluster, stop=stop, seed=3, callbacks=[pl.PerfettoTrace(path)]
+        tiny_job(), protocol=protocol, cluster=cluster, stop=stop, seed=3, callbacks=[pl.callbacks.PerfettoTrace(path)]
     )
     return result.history, json.loads(path.read_text())
 
@@ -34,7 +34,7 @@ def truth_of(records):
         match record:
             case WorkInterrupted() | WorkUnfinished():
                 name = "interrupted" if isinstance(record, WorkInterrupted) else "unfinished"
-            case pl.GradientArrived():
+            case pl.callbacks.GradientArrived():
                 name = "interrupted" if record.crossed_interrupt else "used" if record.used else "dropped"
             case _:
                 continue
@@ -64,7 +64,7 @@ def test_arrivals_have_their_details(tmp_path):
     shown = [event["args"] for event in work_of(trace) if event["name"] in ("used", "dropped")]
     assert [tuple(args.values()) for args in shown] == [
         (each.draw, each.version, each.staleness, each.reason, None if each.loss != each.loss else each.loss)
-        for each in history.of(pl.GradientArrived)
+        for each in history.of(pl.callbacks.GradientArrived)
     ]
 
 
@@ -81,7 +81,7 @@ def test_updates_are_instants_and_counters(tmp_path):
 def test_a_round_trip_is_split_into_its_parts(tmp_path):
     history, trace = run(tmp_path, "asp")
     parts = {part: [event["dur"] for event in trace if event["name"] == part] for part in ("pull", "compute", "push")}
-    arrivals = history.of(pl.GradientArrived)
+    arrivals = history.of(pl.callbacks.GradientArrived)
     assert arrivals[0].pull_s > 0
     for part, durations in parts.items():
         assert durations == pytest.approx([getattr(each, f"{part}_s") * 1e6 for each in arrivals])
@@ -94,7 +94,7 @@ def test_every_track_has_its_name(tmp_path):
 
 
 def arrival(draw, started_s, now_s, crossed=False):
-    return pl.GradientArrived(
+    return pl.callbacks.GradientArrived(
         now_s=now_s,
         worker=0,
         draw=draw,
@@ -114,13 +114,13 @@ def arrival(draw, started_s, now_s, crossed=False):
 
 
 def write(path, *records):
-    timeline = pl.PerfettoTrace(path)
+    timeline = pl.callbacks.PerfettoTrace(path)
     for record in records:
         timeline.on_record(record)
     return timeline
 
 
-END = RunEnded(now_s=9.0, outcome=pl.Outcome.UPDATES, reason="", busy_s=1.0, live_s=1.0)
+END = RunEnded(now_s=9.0, outcome=pl.results.Outcome.UPDATES, reason="", busy_s=1.0, live_s=1.0)
 
 
 def test_a_gradient_that_crossed_its_interrupt_replaces_the_interrupted_work(tmp_path):
@@ -171,11 +171,13 @@ def test_a_resumed_run_has_one_complete_timeline(tmp_path):
     history, whole = run(tmp_path)
     records = history.records
     write(tmp_path / "resumed", *records[:70])
-    resumed = pl.PerfettoTrace(tmp_path / "resumed")
+    resumed = pl.callbacks.PerfettoTrace(tmp_path / "resumed")
     resumed.on_resume(
         [
             *records[:50],
-            RunEnded(now_s=records[49].now_s, outcome=pl.Outcome.INTERRUPTED, reason="", busy_s=1.0, live_s=1.0),
+            RunEnded(
+                now_s=records[49].now_s, outcome=pl.results.Outcome.INTERRUPTED, reason="", busy_s=1.0, live_s=1.0
+            ),
         ]
     )
     for record in records[50:]:
@@ -188,7 +190,9 @@ def test_a_resumed_run_has_the_timeline_of_the_uninterrupted_run(tmp_path):
     asked = {"protocol": "k_sync(k=2)", "cluster": CLUSTER, "seed": 3}
     for stop in ("updates=11", "updates=30"):
         where = {"resume" if stop == "updates=30" else "out": tmp_path / "run"}
-        pl.train(tiny_job(), stop=stop, callbacks=[pl.PerfettoTrace(tmp_path / "resumed.json")], **asked, **where)
+        pl.train(
+            tiny_job(), stop=stop, callbacks=[pl.callbacks.PerfettoTrace(tmp_path / "resumed.json")], **asked, **where
+        )
     run(tmp_path)
     assert (tmp_path / "resumed.json").read_bytes() == (tmp_path / "timeline.json").read_bytes()
 

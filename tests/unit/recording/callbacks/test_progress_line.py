@@ -92,7 +92,7 @@ def test_a_narrow_line_keeps_the_most_important_parts(width):
 
 
 def test_the_last_line_has_the_reason_and_the_final_figures():
-    end = RunEnded(now_s=9.0, outcome=pl.Outcome.UPDATES, reason="2 updates made", busy_s=1.0, live_s=1.0)
+    end = RunEnded(now_s=9.0, outcome=pl.results.Outcome.UPDATES, reason="2 updates made", busy_s=1.0, live_s=1.0)
     assert told(200, [*RECORDS, end]).startswith("k_sync(k=3)  9.0 s  2 updates made  loss 1.9  nll 2.4 (target 1.4)")
 
 

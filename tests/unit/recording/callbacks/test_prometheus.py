@@ -28,7 +28,7 @@ PLAN = "k_async(k=3)@updates=5 >> backup(k=2)@updates=10 >> k_sync(k=2)"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
-class Scrape(pl.Callback):
+class Scrape(pl.callbacks.Callback):
     """Callback that reads a page after the last record of a run."""
 
     def __init__(self, prometheus, path="/metrics", accept="*/*"):
@@ -47,14 +47,14 @@ class Scrape(pl.Callback):
 
 
 def run(*callbacks, protocol=PLAN, stop="updates=30", **where):
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0), faults=[pl.Fault(worker=1, draw=3, kind="die")])
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0), faults=[pl.Fault(worker=1, draw=3, kind="die")])
     job = tiny_job(eval_data=dataset())
     return pl.train(job, protocol=protocol, cluster=cluster, stop=stop, seed=3, callbacks=callbacks, **where).history
 
 
 def scraped(prometheus=None, **options):
     """Return the samples of a run by name and labels, and its history."""
-    prometheus = prometheus or pl.Prometheus(0)
+    prometheus = prometheus or pl.callbacks.Prometheus(0)
     scrape = Scrape(prometheus)
     history = run(prometheus, scrape, **options)
     return samples(scrape.text), history
@@ -79,7 +79,11 @@ def test_scraped_numbers_equal_the_history(one_run):
 
 
 def assert_equal(found, history):
-    totals, arrivals, updates = history.totals, history.of(pl.GradientArrived), history.of(pl.UpdateMade)
+    totals, arrivals, updates = (
+        history.totals,
+        history.of(pl.callbacks.GradientArrived),
+        history.of(pl.callbacks.UpdateMade),
+    )
     assert totals.used
     assert totals.interrupted
     assert totals.dropped
@@ -120,7 +124,7 @@ def test_a_resumed_run_continues_the_counts(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_run_begins_with_zero():
-    prometheus = pl.Prometheus(0)
+    prometheus = pl.callbacks.Prometheus(0)
     scraped(prometheus)
     assert_equal(*scraped(prometheus))
 
@@ -134,8 +138,8 @@ def test_evaluations_and_the_time_of_the_latest_update_are_served(one_run):
 
 
 def test_counts_of_connections_are_served_as_they_are_now():
-    counters, prometheus = NetworkCounters(), pl.Prometheus(0)
-    prometheus.on_start(pl.RunInfo({}, Totals(), counters))
+    counters, prometheus = NetworkCounters(), pl.callbacks.Prometheus(0)
+    prometheus.on_start(pl.callbacks.RunInfo({}, Totals(), counters))
     with closing(prometheus):
         counters.on_sent(3)
         counters.on_received(4)
@@ -149,7 +153,7 @@ def test_counts_of_connections_are_served_as_they_are_now():
 
 
 def test_labels_are_those_of_every_sample():
-    found, _ = scraped(pl.Prometheus(0, labels={"job": "digits", "run": "7"}))
+    found, _ = scraped(pl.callbacks.Prometheus(0, labels={"job": "digits", "run": "7"}))
     assert found
     assert all({("job", "digits"), ("run", "7")} <= set(labels) for _, *labels in found)
 
@@ -159,12 +163,12 @@ def test_labels_are_those_of_every_sample():
 )
 def test_an_invalid_label_is_refused(name, reason):
     with pytest.raises(pl.UsageError, match=f"labels: '{name}' {reason}"):
-        pl.Prometheus(0, labels={name: "x"})
+        pl.callbacks.Prometheus(0, labels={name: "x"})
 
 
 @parametrize_few(("accept", "kind"), [("*/*", "text/plain"), (OPEN_METRICS, "application/openmetrics-text")], keep=1)
 def test_the_format_is_one_that_the_client_accepts(accept, kind):
-    prometheus = pl.Prometheus(0)
+    prometheus = pl.callbacks.Prometheus(0)
     scrape = Scrape(prometheus, accept=accept)
     run(prometheus, scrape)
     assert scrape.type.startswith(kind)
@@ -178,7 +182,7 @@ def test_the_format_is_one_that_the_client_accepts(accept, kind):
     keep=1,
 )
 def test_health_depends_on_the_age_of_the_latest_update(stale_after_s, status, text):
-    prometheus = pl.Prometheus(0, stale_after_s=stale_after_s)
+    prometheus = pl.callbacks.Prometheus(0, stale_after_s=stale_after_s)
     scrape = Scrape(prometheus, "/health")
     run(prometheus, scrape)
     assert (scrape.status, scrape.text) == (status, text)
@@ -188,16 +192,16 @@ def test_a_port_in_use_is_an_error_before_anything_has_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(pl.UsageError, match=rf"127.0.0.1:{port} \(Address already in use\); .* example 9465"):
-            run(pl.Prometheus(port), out=tmp_path / "run")
+            run(pl.callbacks.Prometheus(port), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_server_ends_with_a_run_that_fails():
-    class Failing(pl.Callback):
+    class Failing(pl.callbacks.Callback):
         def on_update(self, update):
             raise ZeroDivisionError
 
-    prometheus = pl.Prometheus(0)
+    prometheus = pl.callbacks.Prometheus(0)
     with pytest.raises(ZeroDivisionError):
         run(prometheus, Failing())
     with pytest.raises(URLError, match="refused"):
@@ -208,7 +212,7 @@ def test_without_the_client_the_error_names_the_package(monkeypatch):
     monkeypatch.delitem(sys.modules, "paceline.recording.metrics.prometheus_page", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(pl.UsageError, match=r"pip install 'paceline\[metrics\]'"):
-        pl.Prometheus(0)
+        pl.callbacks.Prometheus(0)
 
 
 def test_the_dashboard_shows_every_metric_and_no_other(one_run):

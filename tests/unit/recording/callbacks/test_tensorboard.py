@@ -25,7 +25,7 @@ COLUMNS = {
 
 
 def run(*callbacks, stop="updates=30", **where):
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
     job = tiny_job(eval_data=dataset())
     plan = "k_sync(k=2)@updates=10 >> k_async(k=3)"
     return pl.train(job, protocol=plan, cluster=cluster, stop=stop, seed=3, callbacks=callbacks, **where).history
@@ -52,7 +52,7 @@ def assert_agree(read, history):
 
 
 def test_scalars_equal_the_history(tmp_path):
-    assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
+    assert_agree(scalars_after(tmp_path, run(pl.callbacks.TensorBoard(tmp_path))), run())
 
 
 def scalars_after(folder, history):
@@ -62,8 +62,8 @@ def scalars_after(folder, history):
 
 @pytest.mark.slow
 def test_a_new_run_replaces_the_scalars_of_an_earlier_one(tmp_path):
-    run(pl.TensorBoard(tmp_path), stop="updates=50")
-    assert_agree(scalars_after(tmp_path, run(pl.TensorBoard(tmp_path))), run())
+    run(pl.callbacks.TensorBoard(tmp_path), stop="updates=50")
+    assert_agree(scalars_after(tmp_path, run(pl.callbacks.TensorBoard(tmp_path))), run())
 
 
 @pytest.mark.slow
@@ -73,12 +73,12 @@ def test_a_resumed_run_hides_scalars_after_its_checkpoint(tmp_path):
     records = memory.records
     checkpoint = next(i for i, each in enumerate(records) if isinstance(each, UpdateMade) and each.version == 12) + 1
     about = RunInfo({}, history.totals, NetworkCounters())
-    before = pl.TensorBoard(tmp_path)
+    before = pl.callbacks.TensorBoard(tmp_path)
     before.on_start(about)
     for record in records[: checkpoint + 40]:  # the crash came later
         before.on_record(record)
     before._writer.close()
-    after = pl.TensorBoard(tmp_path)
+    after = pl.callbacks.TensorBoard(tmp_path)
     after.on_start(about)
     after.on_resume(records[:checkpoint])
     for record in records[checkpoint:]:
@@ -88,8 +88,8 @@ def test_a_resumed_run_hides_scalars_after_its_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_all_scalars_once(tmp_path):
-    run(pl.TensorBoard(tmp_path / "scalars"), stop="updates=13", out=tmp_path / "run")
-    history = run(pl.TensorBoard(tmp_path / "scalars"), resume=tmp_path / "run")
+    run(pl.callbacks.TensorBoard(tmp_path / "scalars"), stop="updates=13", out=tmp_path / "run")
+    history = run(pl.callbacks.TensorBoard(tmp_path / "scalars"), resume=tmp_path / "run")
     assert_agree(scalars(tmp_path / "scalars"), history)
 
 
@@ -101,7 +101,7 @@ def warnings_of(caplog):
 def test_a_folder_that_cannot_be_written_is_logged_once_and_left_out(tmp_path, caplog):
     folder = tmp_path / "file/tensorboard"
     (tmp_path / "file").write_text("")
-    callback = pl.TensorBoard(folder)
+    callback = pl.callbacks.TensorBoard(folder)
     assert run(callback).totals.updates == 30
     [warning] = warnings_of(caplog)
     assert warning.startswith(f"TensorBoard in {folder} failed (NotADirectoryError: ")
@@ -114,13 +114,13 @@ def test_a_folder_that_cannot_be_written_is_logged_once_and_left_out(tmp_path, c
 def test_a_resumed_run_goes_on_without_a_folder_that_cannot_be_written(tmp_path, caplog):
     run(stop="updates=13", out=tmp_path / "run")
     (tmp_path / "file").write_text("")
-    assert run(pl.TensorBoard(tmp_path / "file"), resume=tmp_path / "run").totals.updates == 30
+    assert run(pl.callbacks.TensorBoard(tmp_path / "file"), resume=tmp_path / "run").totals.updates == 30
     assert len(warnings_of(caplog)) == 1
 
 
 @pytest.mark.slow
 def test_a_writer_that_fails_during_the_run_is_left_out(tmp_path, caplog):
-    class Full(pl.Callback):
+    class Full(pl.callbacks.Callback):
         def on_update(self, update):
             if update.version == 5:
                 callback._writer.add_scalar = fail
@@ -128,7 +128,7 @@ def test_a_writer_that_fails_during_the_run_is_left_out(tmp_path, caplog):
     def fail(*arguments, **named):
         raise OSError(28, "No space left on device")
 
-    callback = pl.TensorBoard(tmp_path)
+    callback = pl.callbacks.TensorBoard(tmp_path)
     assert run(callback, Full()).totals.updates == 30
     assert len(warnings_of(caplog)) == 1
     assert [event.step for event in scalars(tmp_path)["train/loss"]][:5] == [1, 2, 3, 4, 5]
@@ -137,4 +137,4 @@ def test_a_writer_that_fails_during_the_run_is_left_out(tmp_path, caplog):
 def test_without_tensorboard_the_error_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(pl.UsageError, match=r"pip install 'paceline\[tensorboard\]'"):
-        pl.TensorBoard(tmp_path)
+        pl.callbacks.TensorBoard(tmp_path)

@@ -36,7 +36,7 @@ class Kept(Tracker):
 
 def run(*callbacks, stop="updates=10", **where):
     job = tiny_job(eval_data=dataset())
-    cluster = pl.Cluster(4, timing=pl.Exponential(1.0))
+    cluster = pl.Cluster(4, timing=pl.timing.Exponential(1.0))
     return pl.train(job, protocol="k_sync(k=2)", cluster=cluster, stop=stop, callbacks=callbacks, **where).history
 
 
@@ -46,7 +46,7 @@ def test_within_an_interval_the_first_and_the_last_update_and_all_evaluations_ar
     history = run(kept)
     updates = [point for point in kept.points if "train/loss" in point.values]
     assert [point.version for point in updates] == [1, 10]
-    first, last = history.of(pl.UpdateMade)[0], history.of(pl.UpdateMade)[-1]
+    first, last = history.of(pl.callbacks.UpdateMade)[0], history.of(pl.callbacks.UpdateMade)[-1]
     assert [point.values["train/loss"] for point in updates] == [first.loss, last.loss]
     assert updates[-1].time_s == last.now_s
     assert updates[-1].values["train/workload"] == 20
@@ -103,7 +103,7 @@ def test_a_tracker_that_hangs_delays_the_end_for_a_time_and_takes_bounded_memory
 
 
 def test_a_run_that_fails_ends_the_tracker_without_an_outcome():
-    class Failing(pl.Callback):
+    class Failing(pl.callbacks.Callback):
         def on_update(self, update):
             raise ZeroDivisionError
 
@@ -113,7 +113,10 @@ def test_a_run_that_fails_ends_the_tracker_without_an_outcome():
     assert kept.ends == [None]
 
 
-@pytest.mark.parametrize(("kind", "extra"), [(pl.Wandb, "wandb"), (pl.MLflow, "mlflow"), (pl.Trackio, "trackio")])
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [(pl.callbacks.Wandb, "wandb"), (pl.callbacks.MLflow, "mlflow"), (pl.callbacks.Trackio, "trackio")],
+)
 def test_without_its_package_the_error_names_it(kind, extra, monkeypatch):
     monkeypatch.setattr(tracker_module, "find_spec", lambda name: None)
     with pytest.raises(pl.UsageError, match=rf"^{extra} is not installed; run: pip install 'paceline\[{extra}\]'"):

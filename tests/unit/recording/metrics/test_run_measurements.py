@@ -13,7 +13,7 @@ from paceline.recording.metrics.run_measurements import MAX_WORKERS, RunMeasurem
 
 def arrived(worker=0, reason="", started_s=1.0, event_s=3.0):
     numbers = {"loss": 0.5, "samples": 8, "squared_norm": 1.0, "pull_s": 0.0, "compute_s": 2.0, "push_s": 0.0}
-    return pl.GradientArrived(
+    return pl.callbacks.GradientArrived(
         now_s=9.0,
         worker=worker,
         draw=1,

@@ -165,7 +165,9 @@ def test_losses_of_workers_are_a_table_with_the_largest_hazard_first(tmp_path):
         pl.Fault(worker=1, draw=8, back_after_s=2.0),
         pl.Fault(worker=0, draw=15),
     ]
-    saved = train_run(tmp_path / "run", cluster=pl.Cluster(4, pl.Deterministic(1.0), faults=faults), protocol="bsp")
+    saved = train_run(
+        tmp_path / "run", cluster=pl.Cluster(4, pl.timing.Deterministic(1.0), faults=faults), protocol="bsp"
+    )
     run = read_run(saved, "a run")
     rows = worker_losses(run.losses_of_workers, live_times(run))
     assert [(row.worker, row.losses) for row in rows] == [(1, 2), (0, 1)]

@@ -168,7 +168,7 @@ def test_the_remaining_ranks_continue_when_a_rank_ends_in_the_middle_of_a_sum(pr
         end = started.serve()
         other = started.end(1)
     assert [lost.worker for lost in end.of(WorkerLost)] == [2]
-    assert [update.k for update in end.of(pl.UpdateMade)] == [3] * 2 + [2] * 6
+    assert [update.k for update in end.of(pl.callbacks.UpdateMade)] == [3] * 2 + [2] * 6
     assert all(torch.equal(end.parameters[name], other.parameters[name]) for name in end.parameters)
 
 
@@ -220,7 +220,7 @@ def test_a_sum_may_take_longer_than_a_silent_worker_is_waited_for(elastic, monke
     monkeypatch.setattr(AbortableGroup, "all_reduce", slow)
     settings = {"protocol": "all_reduce", "stop": "updates=5", "worker_timeout_s": LATE_S / 3}
     end = run(2, tiny_job(), {"min_workers": 1 if elastic else None}, **settings)[0]
-    assert [update.k for update in end.of(pl.UpdateMade)] == [2] * 5
+    assert [update.k for update in end.of(pl.callbacks.UpdateMade)] == [2] * 5
     assert end.time_s > LATE_S
 
 
@@ -262,7 +262,7 @@ def test_a_second_rank_that_dies_while_the_ring_forms_costs_no_more_than_the_fir
     torchrun = {
         "faults": [pl.Fault(worker=2, draw=9)],
         "min_workers": 1,
-        "slowness": pl.Cluster(4, timing=pl.Deterministic(0.05)),
+        "slowness": pl.Cluster(4, timing=pl.timing.Deterministic(0.05)),
     }
     with ranks(4, tiny_job(), torchrun, protocol="all_reduce", stop="updates=30") as job:
         job.start_workers()

@@ -31,7 +31,7 @@ def test_every_pattern_is_found_in_its_own_times(pattern, n):
 
 def test_times_that_vary_much_do_not_make_a_worker_slow():
     for seed in range(5):
-        assert slowness_pattern(times_of(pl.Cluster(8, pl.Exponential(1.0)), seed, draws=50)) == "transient"
+        assert slowness_pattern(times_of(pl.Cluster(8, pl.timing.Exponential(1.0)), seed, draws=50)) == "transient"
 
 
 @given(st.lists(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=20), min_size=1, max_size=8), st.floats(0.01, 100))

@@ -1,0 +1,13 @@
+from .core.events import Arrival as Arrival
+from .core.records import GradientArrived as GradientArrived
+from .core.records import StepMeasured as StepMeasured
+from .core.records import UpdateMade as UpdateMade
+from .recording.callback import Callback as Callback
+from .recording.callback import RunInfo as RunInfo
+from .recording.callbacks.mlflow import MLflow as MLflow
+from .recording.callbacks.open_telemetry import OpenTelemetry as OpenTelemetry
+from .recording.callbacks.perfetto_trace import PerfettoTrace as PerfettoTrace
+from .recording.callbacks.prometheus import Prometheus as Prometheus
+from .recording.callbacks.tensorboard import TensorBoard as TensorBoard
+from .recording.callbacks.trackio import Trackio as Trackio
+from .recording.callbacks.wandb import Wandb as Wandb

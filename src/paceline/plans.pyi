@@ -1,0 +1,12 @@
+from .core.duration import Duration as Duration
+from .policies.compensation.base import Compensator as Compensator
+from .policies.compensation.base import StaleGradient as StaleGradient
+from .policies.compensation.base import chain as chain
+from .policies.learning_rate import LinearSchedule as LinearSchedule
+from .protocols.allreduce import AllReduceConfig as AllReduceConfig
+from .protocols.local_steps import LocalSteps as LocalSteps
+from .protocols.outer_optimizer import DelayedNesterov as DelayedNesterov
+from .protocols.outer_optimizer import OuterSGD as OuterSGD
+from .protocols.protocol import Phase as Phase
+from .protocols.protocol import Plan as Plan
+from .protocols.protocol import Protocol as Protocol

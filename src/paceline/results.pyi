@@ -1,0 +1,10 @@
+from .core.events import Outcome as Outcome
+from .experiments.advise.constants import estimate_constants as estimate_constants
+from .experiments.advise.result import Advice as Advice
+from .experiments.advise.result import Prediction as Prediction
+from .experiments.comparison import Comparison as Comparison
+from .experiments.switch_point.result import SwitchSearch as SwitchSearch
+from .recording.history import History as History
+from .run.replay import Replay as Replay
+from .run.result import Result as Result
+from .run.simulate import Simulated as Simulated

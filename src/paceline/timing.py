@@ -1,0 +1,5 @@
+"""Times of simulated clusters: distributions, slowdowns, networks, traces."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub("paceline", __file__)

@@ -1,0 +1,16 @@
+from .clusters.timing.distributions import Deterministic as Deterministic
+from .clusters.timing.distributions import Distribution as Distribution
+from .clusters.timing.distributions import Empirical as Empirical
+from .clusters.timing.distributions import Exponential as Exponential
+from .clusters.timing.distributions import Gamma as Gamma
+from .clusters.timing.distributions import HyperExponential as HyperExponential
+from .clusters.timing.distributions import LogNormal as LogNormal
+from .clusters.timing.distributions import Pareto as Pareto
+from .clusters.timing.distributions import ShiftedExponential as ShiftedExponential
+from .clusters.timing.distributions import Uniform as Uniform
+from .clusters.timing.network import Network as Network
+from .clusters.timing.network import ServerTime as ServerTime
+from .clusters.timing.slowdowns import Periodic as Periodic
+from .clusters.timing.slowdowns import Slowdown as Slowdown
+from .clusters.timing.slowdowns import Transient as Transient
+from .clusters.timing.trace import Trace as Trace
