@@ -216,8 +216,7 @@ class Torchrun:
             check_standby(plan, fitted.ranks, address=address, shards=fitted.shards, workers=fitted.workers)
         else:
             check_no_standby(standby_address=fitted.standby_address, standby_sync=fitted.standby_sync)
-        if fitted.slowness is not None and fitted.slowness.n != fitted.n:
-            n = fitted.n
+        if fitted.slowness is not None and fitted.slowness.n != (n := fitted.n):
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
         check_faults(fitted.faults, fitted.n)
         return fitted

@@ -129,7 +129,7 @@ class Compensator(CompensatorPart):
 
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with this compensator added after its present ones."""
-        return replace(phase, compensators=chain(*compensators_of(phase), self))
+        return replace(phase, compensators=_checked((*compensators_of(phase), self)))
 
     @abstractmethod
     def compensate(self, stale: StaleGradient, memory: Memory) -> float:
