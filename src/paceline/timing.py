@@ -1,5 +1,36 @@
 """Times of simulated clusters: distributions, slowdowns, networks, traces."""
 
-import lazy_loader
+from paceline.clusters.timing.distributions import (
+    Deterministic,
+    Distribution,
+    Empirical,
+    Exponential,
+    Gamma,
+    HyperExponential,
+    LogNormal,
+    Pareto,
+    ShiftedExponential,
+    Uniform,
+)
+from paceline.clusters.timing.network import Network, ServerTime
+from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Transient
+from paceline.clusters.timing.trace import Trace
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub("paceline", __file__)
+__all__ = [
+    "Deterministic",
+    "Distribution",
+    "Empirical",
+    "Exponential",
+    "Gamma",
+    "HyperExponential",
+    "LogNormal",
+    "Network",
+    "Pareto",
+    "Periodic",
+    "ServerTime",
+    "ShiftedExponential",
+    "Slowdown",
+    "Trace",
+    "Transient",
+    "Uniform",
+]

@@ -47,8 +47,8 @@ FLOORS = [
     "report",
     "watch",
     "diagnostics",
-    "cli __main__",
     "callbacks controllers plans results timing",
+    "cli __main__",
 ]
 BELOW_ENGINES = range(FLOORS.index("recording"))
 FORBIDDEN_BELOW_ENGINES = {"torch.distributed", "ray", "multiprocessing", "threading", "time", "random"}

@@ -30,7 +30,7 @@ from paceline.utils.wording import counted, join_words
 
 T = TypeVar("T")
 
-NAMESPACES = ("callbacks", "controllers", "plans", "results", "timing")  # of the public names, beside `paceline` itself
+NAMESPACES = ("plans", "timing", "controllers", "callbacks", "results")  # of public names; the last ones import torch
 
 _CONTAINERS = (tuple, list, Sequence, Mapping, Iterable, Collection)
 _WORDS: Mapping[object, tuple[str, str]] = {

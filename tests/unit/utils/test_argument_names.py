@@ -75,5 +75,5 @@ def test_a_wrong_value_is_a_usage_error_with_what_to_type(call, message):
 
 
 def test_a_misspelled_name_of_the_package_is_answered_with_the_nearest():
-    with pytest.raises(AttributeError, match="paceline has no 'Trane'; did you mean 'Trace'"):
+    with pytest.raises(AttributeError, match=r"paceline has no 'Trane'; did you mean 'timing\.Trace'"):
         _ = pl.Trane
