@@ -57,8 +57,3 @@ class CompensatorPart(Addition):
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
-
-    @property
-    @abstractmethod
-    def formula(self) -> str:
-        """Formula of the factor or the correction, for the log."""

@@ -127,6 +127,11 @@ class Compensator(CompensatorPart):
     def __repr__(self) -> str:
         return short_repr(self, self.name)
 
+    @property
+    @abstractmethod
+    def formula(self) -> str:
+        """Formula of the factor or the correction, for the log."""
+
     def added_to(self, phase: Phase) -> Phase:
         """Return the phase with this compensator added after its present ones."""
         return replace(phase, compensators=_checked((*compensators_of(phase), self)))

@@ -14,6 +14,7 @@ from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.process_group import CompletionTimer
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
+from paceline.policies.compensation.base import correction_of
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.user_code import note_place
@@ -141,7 +142,7 @@ def arrivals_of(summary: StepSummary, allreduce: AllReduceConfig, joining: Colle
 
 
 def _arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> Arrival:
-    correction = allreduce.correction
+    correction = correction_of(allreduce)
     is_corrected = correction is not None and not isnan(report.factor)
     return Arrival(
         now=0.0,
