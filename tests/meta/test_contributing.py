@@ -47,7 +47,7 @@ def test_the_added_controller_chooses_the_quorum(run):
 
 def test_the_added_compensator_scales_the_steps_of_stale_gradients(run):
     example = run("compensator")
-    arrivals = example["result"].history.of(example["pl"].GradientArrived)
+    arrivals = example["result"].history.of(example["pl"].callbacks.GradientArrived)
     stale = [arrival for arrival in arrivals if arrival.used and arrival.staleness]
     assert stale
     assert all(arrival.compensations[0][1] == 1 / (1 + 0.5 * arrival.staleness) for arrival in stale)
