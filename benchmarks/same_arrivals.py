@@ -33,7 +33,6 @@ from paceline.catalogue.parser import parse_plan
 from paceline.core.events import Apply, Arrival, Command, Compute, Event, SetTimer, Step
 from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.run.config import RunConfig
-from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.session import Session
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientStats, Replica
@@ -159,7 +158,7 @@ def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
     )
     session = Session(again)
     seen = Seen([], [], session.model)
-    coordinator = make_coordinator(real.checked_plan, real.stop, real.rules)  # with the timeouts of real workers
+    coordinator = real.rules.coordinator(real.checked_plan, real.stop)  # with the timeouts of real workers
     Again(again, session, events, rounds=rounds).run(coordinator, partial(note, seen))
     return seen
 

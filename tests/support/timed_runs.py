@@ -8,7 +8,6 @@ from paceline.engines.virtual.timing import TimingEngine
 from paceline.recording.callback import Memory
 from paceline.recording.recorder import Recorder
 from paceline.run.config import RunConfig
-from paceline.run.session import make_coordinator
 from tiny_jobs import tiny_job
 
 
@@ -26,6 +25,6 @@ def timed_run(protocol, cluster, stop, worker_timeout_s=None, seed=0):
     memory = Memory()
     recorder = Recorder(cluster.n, config.job.batch_size, "", lambda: 0.1, [memory])
     with TimingEngine(cluster, seed) as engine:
-        end = engine.run(make_coordinator(config.checked_plan, config.stop, config.rules), recorder.observe)
+        end = engine.run(config.rules.coordinator(config.checked_plan, config.stop), recorder.observe)
     history = pl.results.History(lambda: memory.records, recorder.totals)
     return SimpleNamespace(history=history, time_s=recorder.reached_s, stopped_by=end.outcome, reason=end.reason)

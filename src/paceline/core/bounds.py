@@ -11,6 +11,7 @@ MOST_AT_ONCE = 1 << 32  # of one gradient, so that the sum over the gradients of
 LONGEST_S = 1e9
 LONGEST_TEXT = 4000  # characters of a text of another process, where it is shown or recorded
 MOST_METRICS = 10_000
+MOST_WORKERS = 100_000
 MOST_COMPENSATORS = 16
 MOST_IN_SINGLE = 3.4e38  # torch refuses a learning rate that a parameter in single precision cannot have
 

@@ -19,6 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from paceline.coordinator.rules import Rules
 from paceline.core.records import Record
 from paceline.errors import PacelineWarning, RunError, UsageError
 from paceline.recording.callback import KEPT, Callback
@@ -235,6 +236,15 @@ class SavedRun:
         except (OSError, files.ContentError) as error:
             raise UsageError(self._describe_problem(error)) from error
         self.history = History(lambda: read_records(self.path / EVENTS))
+
+    @property
+    def rules(self) -> Rules:
+        """Settings of the coordinator.
+
+        Raises:
+            UsageError: the run had none, or an entry is missing.
+        """
+        return Rules.of(self.configuration["rules"])
 
     @property
     def error(self) -> str | None:

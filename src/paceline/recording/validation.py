@@ -6,7 +6,6 @@ Only types, ranges and the order of records are checked. A check raises a `Conte
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -15,14 +14,14 @@ from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct, ValidationError, convert, defstruct
 
-from paceline.core.bounds import LARGEST, Whole
+from paceline.coordinator.rules import Rules
+from paceline.core.bounds import LARGEST, MOST_WORKERS, Whole
 from paceline.core.records import Record, RunResumed, RunStarted, UpdateMade
 from paceline.errors import PacelineError, UsageError
 from paceline.recording.schema import upgrade
 from paceline.utils.files import ContentError
 from paceline.utils.wording import in_one_line, printable
 
-MOST_WORKERS = 100_000
 SHOWN = 60
 
 Type = Any  # for msgspec
@@ -106,13 +105,6 @@ class RecordOrder:
             self._version = record.version
 
 
-class _Interval(Struct, forbid_unknown_fields=True):
-    """Interval between evaluations, as in `core.duration.Duration`."""
-
-    unit: str
-    amount: Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-
-
 CONFIGURATION: Mapping[str, tuple[Type, str]] = {
     "schema": (WHOLE, "a whole number"),
     "job": (str, "text"),
@@ -131,17 +123,6 @@ CONFIGURATION: Mapping[str, tuple[Type, str]] = {
     "identity": (dict[str, Any], "a mapping"),
     "stops_before": (list[Any], "a list"),
     "versions": (dict[str, Any], "a mapping"),
-}
-RULES: Mapping[str, tuple[Type, str]] = {
-    "workers": (WORKERS, f"a whole number from 1 to {MOST_WORKERS}"),
-    "per_epoch": (WHOLE | None, "a whole number"),
-    "minibatches": (dict[str, Any] | None, "a mapping"),
-    "learning_rate": (dict[str, Any], "a mapping"),
-    "schedule": (dict[str, Any] | None, "a mapping"),
-    "batch_size": (WHOLE, "a whole number"),
-    "worker_timeout_s": (TIMEOUT | None, "seconds"),
-    "evaluate_every": (_Interval | None, "a unit and an amount"),
-    "measure_steps": (bool, "true or false"),
 }
 
 
@@ -168,7 +149,7 @@ def configuration(content: object, source: str) -> Configuration:
     """
     if not isinstance(content, dict):
         raise ContentError(f"it holds a {type(content).__name__}, expected a mapping")
-    _check_entries(content, CONFIGURATION, "")
+    _check_entries(content)
     for name, text in content.items():
         if isinstance(text, str) and printable(text) != text:
             raise ContentError(f"{name} is {ascii(text)[:SHOWN]}, expected text without control characters")
@@ -179,15 +160,15 @@ def configuration(content: object, source: str) -> Configuration:
     except _OF_CONTENT as error:
         raise ContentError(f"its plan is not what a run writes ({type(error).__name__}: {error})") from error
     if "rules" in content:
-        _check_entries(content["rules"], RULES, "rules ")
+        Rules.check(content["rules"])
         content = {**content, "rules": Configuration(content["rules"], f"{source}, rules,")}
     return Configuration(content, source)
 
 
-def _check_entries(content: Mapping[str, Any], known: Mapping[str, tuple[Type, str]], where: str) -> None:
-    for name, (kind, wanted) in known.items():
+def _check_entries(content: Mapping[str, Any]) -> None:
+    for name, (kind, wanted) in CONFIGURATION.items():
         if name in content and not has_type(content[name], kind):
-            raise ContentError(f"{where}{name} is {repr(content[name])[:SHOWN]}, expected {wanted}")
+            raise ContentError(f"{name} is {repr(content[name])[:SHOWN]}, expected {wanted}")
 
 
 @contextmanager

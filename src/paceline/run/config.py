@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint.fingerprint import model_in_short
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
+from paceline.coordinator.rules import Dealing, Rules
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.engines.distributed import THIS_PROCESS, HostProcess
@@ -152,32 +152,31 @@ class RunConfig:
         return duration.in_gradients(self.stop.workload(self.per_epoch), self.per_epoch)
 
     @cached_property
-    def rules(self) -> dict[str, Any]:
-        """Settings of the coordinator beside plan and stop, as plain JSON data."""
-        return {
-            "workers": self.cluster.n,
-            "per_epoch": self.per_epoch,
-            "minibatches": self._minibatches(),
-            "learning_rate": vars(self.job.learning_rate),
-            "noise": vars(self.noise) if self.noise else None,
-            "schedule": vars(self.schedule) if self.schedule else None,
-            "batch_size": self.job.batch_size,
-            "worker_timeout_s": self.worker_timeout_s,
-            "derives_timeout": self.worker_timeout_s is None and not isinstance(self.cluster, Cluster),
-            "evaluate_every": vars(self.evaluations) if self.evaluations else None,
-            "measure_steps": self.measure_steps,
-        }
+    def rules(self) -> Rules:
+        """Settings of the coordinator beside plan and stop."""
+        return Rules(
+            workers=self.cluster.n,
+            per_epoch=self.per_epoch,
+            minibatches=self._dealing(),
+            learning_rate=self.job.learning_rate,
+            noise=self.noise,
+            schedule=self.schedule,
+            batch_size=self.job.batch_size,
+            worker_timeout_s=self.worker_timeout_s,
+            derives_timeout=self.worker_timeout_s is None and not isinstance(self.cluster, Cluster),
+            evaluate_every=self.evaluations,
+            measure_steps=self.measure_steps,
+        )
 
-    def _minibatches(self) -> dict[str, Any] | None:
+    def _dealing(self) -> Dealing | None:
         """Return how the coordinator assigns minibatches; None where each worker draws its own."""
         job = self.job
         if job.sampling == "replacement" and job.sharding == "shared":
             return None
-        per_epoch = job.minibatches_per_epoch(self.shards) if job.sampling == "epoch" else None
-        return {
-            "n": self.cluster.n,
-            "per_epoch": per_epoch,
-            "partitioned": job.sharding == "partitioned",
-            "requeue": job.on_drop == "requeue",
-            "ahead": job.minibatches_ahead if self.plan.local_steps is None else 0,
-        }
+        return Dealing(
+            n=self.cluster.n,
+            per_epoch=job.minibatches_per_epoch(self.shards) if job.sampling == "epoch" else None,
+            partitioned=job.sharding == "partitioned",
+            requeue=job.on_drop == "requeue",
+            ahead=job.minibatches_ahead if self.plan.local_steps is None else 0,
+        )

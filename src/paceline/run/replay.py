@@ -23,7 +23,6 @@ from paceline.recording.recorder import Recorder
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.script_runs import SCRIPT
 from paceline.recording.validation import believed
-from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.logged_timeouts import LoggedFailureDetector, is_needed
 from paceline.run.plan_json import plan_of
 from paceline.run.replayed_shares import replay_shares
@@ -139,7 +138,7 @@ class _Replayer:
         configuration = saved.configuration
         self._plan = plan
         self._stops = iter(stops.rules)
-        self._rules = configuration["rules"]
+        self._rules = saved.rules
         self._failure_detector = LoggedFailureDetector(saved.history) if is_needed(saved.history) else None
         self._now = 0.0
         self._coordinator = self._next_coordinator()
@@ -219,7 +218,7 @@ class _Replayer:
         self._coordinator.load_state_dict(state)
 
     def _next_coordinator(self) -> Coordinator:
-        return make_coordinator(self._plan, next(self._stops), self._rules, self._failure_detector)
+        return self._rules.coordinator(self._plan, next(self._stops), self._failure_detector)
 
 
 def _reason_of_end(commands: Sequence[Command]) -> str:
@@ -227,9 +226,9 @@ def _reason_of_end(commands: Sequence[Command]) -> str:
 
 
 def _checked(given: Protocol | Phase | Plan, saved: SavedRun) -> Plan:
-    rules, stop = saved.configuration["rules"], StopRule.parse(saved.configuration["stop"])
-    per_epoch = rules["per_epoch"]
-    plan = checked_plan(as_plan(given), rules["workers"], total=stop.workload(per_epoch), per_epoch=per_epoch)
+    rules, stop = saved.rules, StopRule.parse(saved.configuration["stop"])
+    per_epoch = rules.per_epoch
+    plan = checked_plan(as_plan(given), rules.workers, total=stop.workload(per_epoch), per_epoch=per_epoch)
     if str(plan) != saved.configuration["protocol"]:
         raise UsageError(f"{saved.path} ran {saved.configuration['protocol']}, given {plan}; expected the same plan")
     return plan

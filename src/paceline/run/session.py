@@ -30,7 +30,6 @@ from paceline.recording.run_folder import versions
 from paceline.recording.schema import SCHEMA
 from paceline.recording.source_digest import code_of, main_module_of
 from paceline.run.config import RunConfig
-from paceline.run.coordinator_factory import make_coordinator
 from paceline.run.memory import check_memory, memory_note
 from paceline.run.plan_json import plan_as_json
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
@@ -57,7 +56,7 @@ class Session:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         job, cluster = config.job, config.cluster
-        self.coordinator = make_coordinator(config.checked_plan, config.stop, config.rules)
+        self.coordinator = config.rules.coordinator(config.checked_plan, config.stop)
         self.model = build_model(job, config.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
@@ -112,7 +111,7 @@ class Session:
             "memory": memory_note(self.layout, self._sharing),
             "parameters": sum(parameter.numel() for parameter in trainable(self.model)),
             "plan": plan_as_json(config.checked_plan),
-            "rules": config.rules,
+            "rules": config.rules.as_json(),
             "threads": torch.get_num_threads(),
             "identity": identity(job, self.server),
             "step_scale": self._step_scale,
@@ -229,7 +228,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "protocol": str(config.checked_plan),
         "plan": plan_as_json(config.checked_plan),
         "stop": str(config.stop),
-        "rules": config.rules,
+        "rules": config.rules.as_json(),
         **identity_of_replica(config.job, model),
         distributed.SAMPLES: getattr(config.job.data, "digest", ""),
         "shards": config.cluster.shards,

@@ -65,7 +65,7 @@ class ObservedRun(ABC):
 
     def __init__(self, saved: SavedRun, losses: Sequence[float], rule: NoiseRule) -> None:
         self.loss = _loss(saved, losses)
-        self.rate = LRScaling(**saved.configuration["rules"]["learning_rate"])
+        self.rate = saved.rules.learning_rate
         self.rule = rule
         self.phi = self.final_phi = nan
 
@@ -131,7 +131,8 @@ class NoiseRuleRun(ObservedRun):
     is_noise_rule = True
 
     def __init__(self, saved: SavedRun) -> None:
-        rule = NoiseRule(**saved.configuration["rules"]["noise"])
+        rule = saved.rules.noise
+        assert rule is not None
         rows: list[tuple[float, float]] = []  # progress and phi of each update
         losses, phi, price = [], nan, 1.0
         for record in saved.history:
@@ -167,7 +168,7 @@ class NoiseRuleRun(ObservedRun):
 def observed_run(saved: SavedRun) -> ObservedRun:
     """Return a recorded run by the rule of its learning rate."""
     _check_common_steps(saved)
-    return NoiseRuleRun(saved) if saved.configuration["rules"].get("noise") else ConstantRateRun(saved)
+    return NoiseRuleRun(saved) if saved.rules.noise else ConstantRateRun(saved)
 
 
 def read_run(saved: SavedRun) -> list[ObservedUpdate]:
@@ -177,8 +178,7 @@ def read_run(saved: SavedRun) -> list[ObservedUpdate]:
         UsageError: too few updates have the data to estimate the noise of gradients.
     """
     _check_common_steps(saved)
-    rules = saved.configuration["rules"]
-    updates = list(read_updates(saved.history, LRScaling(**rules["learning_rate"]), rules["workers"]))
+    updates = list(read_updates(saved.history, saved.rules.learning_rate, saved.rules.workers))
     _check(saved, updates)
     return updates
 
@@ -221,7 +221,7 @@ def _measured(history: History) -> Iterator[tuple[list[GradientArrived], StepMea
 
 def _reference(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> NoiseRule:
     """Return the reference that the rule "noise" would have taken for the job of a run."""
-    identity, n = saved.configuration["identity"], saved.configuration["rules"]["workers"]
+    identity, n = saved.configuration["identity"], saved.rules.workers
     optimizer, lr_of, first = str(identity["optimizer"]), identity.get("lr_of", "bsp"), updates[0]
     found = MOMENTUM.search(optimizer)
     rate = first.gradients.step.learning_rate / first.rate_scale
