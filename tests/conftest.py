@@ -126,7 +126,7 @@ def _worker_threads(request, monkeypatch):
     if not WITH_PROCESSES & {marker.name for marker in request.node.iter_markers()}:
         from worker_threads import ThreadLauncher  # not earlier: a measurement of coverage has begun by now
 
-        monkeypatch.setattr("paceline.engines.local.engine.Launcher", ThreadLauncher)
+        monkeypatch.setattr("paceline.engines.local.workers.Launcher", ThreadLauncher)
 
 
 @pytest.hookimpl(tryfirst=True)

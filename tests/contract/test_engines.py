@@ -8,7 +8,8 @@ from arrival_replay import ArrivalReplay
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply
 from paceline.core.records import UpdateMade
-from paceline.engines.local import LocalEngine
+from paceline.engines.local import LocalWorkers
+from paceline.engines.loop import RunLoop
 from paceline.protocols.protocol import as_plan
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
@@ -112,8 +113,11 @@ def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):
         local_commands.extend(commands)
 
     local_steps = as_plan(protocol).local_steps
-    with LocalEngine(job, pl.LocalCluster(n), seed, local_server, layout, local_steps) as engine:
-        engine.run(coordinator, record)
+    workers = LocalWorkers(
+        job=job, cluster=pl.LocalCluster(n), seed=seed, server=local_server, layout=layout, local_steps=local_steps
+    )
+    with RunLoop(workers, workers.parameters, workers.clock) as loop:
+        loop.run(coordinator, record)
     assert type(local_server.state) is FlatBuffers  # no longer memory that the processes share
 
     coordinator, server, _ = pieces(job, seed, n, protocol, updates)

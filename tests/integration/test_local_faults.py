@@ -12,8 +12,8 @@ from torch import nn
 import paceline as pl
 from end_when import EndWhen
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost, WorkInterrupted
-from paceline.engines.local import engine
 from paceline.engines.local import worker_process as processes
+from paceline.engines.local import workers
 from paceline.experiments.comparison import FailedRunsError
 from paceline.processes.shared_memory import SharedMemory
 from paceline.processes.shared_pickle import SharedPickle
@@ -250,7 +250,7 @@ def test_shared_memory_is_anonymous():
 
 
 def test_a_run_of_silent_workers_ends(monkeypatch):
-    monkeypatch.setattr(engine, "GRACE_S", 0.1)
+    monkeypatch.setattr(workers, "GRACE_S", 0.1)
     result = run(pl.asp(), [pl.Fault(worker=0, draw=1, kind="hang")], n=1, worker_timeout_s=0.3)
     assert result.stopped_by == "no_workers"
 

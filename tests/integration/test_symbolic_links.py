@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path):
 
 @parametrize_each_once(name=[WORKERS, f"{WORKERS}/0"], again=["resume", "overwrite"])
 def test_a_worker_saves_no_state_through_a_planted_link(name, again, tmp_path, victim, caplog, monkeypatch):
-    monkeypatch.setattr("paceline.engines.local.engine.Launcher", ThreadLauncher)  # whose log is that of this process
+    monkeypatch.setattr("paceline.engines.local.workers.Launcher", ThreadLauncher)  # whose log is that of this process
     options = {"protocol": "bsp + local_steps(H=2)", "cluster": pl.LocalCluster(2), "checkpoint_every": "updates=1"}
     pl.train(tiny_job(), stop="updates=3", out=tmp_path / "run", **options)
     plant(tmp_path / "run" / name, victim_folder := tmp_path / "home")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from math import prod
-from sys import float_info
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,8 +11,6 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.engines.signals import Signals
 from paceline.recording.metrics.network_counters import NetworkCounters
-from paceline.server.parameter_server import ParameterServer
-from paceline.tensors.flat_buffers import FlatBuffers
 
 Observer = Callable[[float, events.Event | None, Sequence[events.Command]], None]
 
@@ -59,9 +55,7 @@ class Engine(ABC):
 
     def abort_by_signal(self) -> events.AbortRun:
         """Return the event of the signal that was caught, or of the end that another thread has requested."""
-        interrupted = events.Outcome.INTERRUPTED, f"interrupted by {self.signals.caught}"
-        outcome, reason = self.signals.end or interrupted
-        return events.AbortRun(self.now, outcome, reason)
+        return self.signals.abort(self.now)
 
     def report_step(self, command: events.Apply, step: events.Step | None) -> None:
         """Make the step of an update the next event, if it was measured."""
@@ -153,39 +147,3 @@ class Engine(ABC):
         if applied is not None:
             return applied
         return self.abort_by_signal() if self.signals.caught else self.next_event()
-
-
-def compensated(
-    arrival: events.Arrival,
-    coordinator: Coordinator,
-    server: ParameterServer,
-    version: int,
-    then: FlatBuffers,
-    gradient: FlatBuffers,
-) -> events.Arrival:
-    """Compensate a gradient for its staleness if it will be accepted; return its arrival with the compensations.
-
-    A correction that overflows makes the gradient non-finite, so that it is dropped.
-
-    Args:
-        arrival: arrival, not yet reported.
-        coordinator: coordinator with the compensators of the phase.
-        server: server with the current parameters.
-        version: version at which the gradient was computed.
-        then: parameters of that version.
-        gradient: gradient; changed in place.
-    """
-    if not will_be_compensated(arrival, coordinator):
-        return arrival
-    compensators = coordinator.compensators
-    staleness = coordinator.version - version
-    done, finite = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
-    scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
-    step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
-    return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
-
-
-def will_be_compensated(arrival: events.Arrival, coordinator: Coordinator) -> bool:
-    """Return whether there are compensators, and the gradient is there, finite, and will be accepted."""
-    is_whole = arrival.finite and not arrival.is_notice
-    return bool(coordinator.compensators) and is_whole and coordinator.would_accept(arrival.worker, arrival.draw)

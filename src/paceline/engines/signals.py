@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.core.events import Outcome
+from paceline.core.events import AbortRun, Outcome
 from paceline.engines.notice_watch import NoticeWatch
 
 
@@ -68,6 +68,11 @@ class Signals:
                 self.caught = reason
                 if self._writer >= 0:
                     self._record(reason)
+
+    def abort(self, now_s: float) -> AbortRun:
+        """Return the event of the signal that was caught, or of the end that another thread has requested."""
+        outcome, reason = self.end or (Outcome.INTERRUPTED, f"interrupted by {self.caught}")
+        return AbortRun(now_s, outcome, reason)
 
     def _on_notice(self, notice: str) -> None:
         self.is_notice = not self.caught

@@ -8,7 +8,7 @@ from collections.abc import Container
 from typing import Any, Generic, Self, TypeVar
 
 from paceline.core.events import AbortRun, Accept, Apply, Arrival, Compute, Event, Interrupt, Lost, Outcome
-from paceline.engines.base import compensated
+from paceline.engines.server_side import compensated
 from paceline.engines.wall_clock import WallClockEngine
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers

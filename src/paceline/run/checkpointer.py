@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from paceline.checkpoint.store import LATEST, Checkpoints
 from paceline.core.duration import Duration
 from paceline.engines.base import Engine
+from paceline.engines.loop import RunLoop
 from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import RunError, UsageError
 from paceline.recording.event_log import Prefix
@@ -45,7 +46,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self, session: Session, engine: Engine, recorder: Recorder, folder: RunFolder, policy: CheckpointPolicy
+        self,
+        session: Session,
+        engine: Engine | RunLoop,
+        recorder: Recorder,
+        folder: RunFolder,
+        policy: CheckpointPolicy,
     ) -> None:
         self._parts: dict[str, Any] = {
             "coordinator": session.coordinator,

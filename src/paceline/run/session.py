@@ -17,7 +17,8 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.wire import parse_wire
 from paceline.engines import distributed
 from paceline.engines.base import Engine
-from paceline.engines.local import LocalEngine
+from paceline.engines.local import LocalWorkers
+from paceline.engines.loop import RunLoop
 from paceline.engines.virtual.allreduce import VirtualAllReduce
 from paceline.engines.virtual.parameter_server import VirtualEngine
 from paceline.errors import UsageError
@@ -151,12 +152,12 @@ class Session:
             local_steps=local_steps,
         )
 
-    def engine(self) -> Engine:
-        """Return the engine for the cluster."""
+    def engine(self) -> Engine | RunLoop:
+        """Return what runs on the cluster."""
         job, cluster, seed = self.config.job, self.config.cluster, self.config.seed
         if isinstance(cluster, LocalCluster):
             local_steps, folder = self.config.plan.local_steps, self.config.folder
-            return LocalEngine(
+            workers = LocalWorkers(
                 job=job,
                 cluster=cluster,
                 seed=seed,
@@ -165,6 +166,7 @@ class Session:
                 local_steps=local_steps,
                 folder=folder,
             )
+            return RunLoop(workers, workers.parameters, workers.clock)
         if isinstance(cluster, Torchrun):
             rank, stop = rank_of(self.config, cluster), str(self.config.stop)
             return distributed.make_engine(rank, self.server, self.layout, self.shards, stop)

@@ -26,6 +26,7 @@ from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
 from paceline.engines.base import Engine
 from paceline.engines.distributed import End, FollowedRunEnded, RunFinished, is_restart, tell_launcher
+from paceline.engines.loop import RunLoop
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -345,7 +346,11 @@ def _run_session(
 
 
 def _carry_out(
-    coordinator: Coordinator, engine: Engine, recorder: Recorder, checkpointer: Checkpointer | None, first: Event | None
+    coordinator: Coordinator,
+    engine: Engine | RunLoop,
+    recorder: Recorder,
+    checkpointer: Checkpointer | None,
+    first: Event | None,
 ) -> EndCommand:
     """Run to the end, with periodic checkpoints if the run has a folder."""
     if checkpointer is None:

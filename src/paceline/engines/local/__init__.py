@@ -1,5 +1,5 @@
 """Worker processes on one machine, with parameters and gradients in shared memory and no copies in the workers."""
 
-from paceline.engines.local.engine import LocalEngine
+from paceline.engines.local.workers import LocalWorkers
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalWorkers"]

@@ -21,7 +21,7 @@ from paceline.core.events import (
     Outcome,
 )
 from paceline.core.wire import parse_wire
-from paceline.engines.base import compensated
+from paceline.engines.server_side import compensated
 from paceline.engines.virtual.compressed_transfers import transfers_of
 from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
 from paceline.protocols.local_steps import LocalSteps

@@ -19,7 +19,7 @@ from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import Outcome
-from paceline.engines.local.engine import GRACE_S
+from paceline.engines.local.workers import GRACE_S
 from paceline.engines.signals import Signals
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.cell import GridSpec, RunSpec, run_cell

@@ -28,7 +28,7 @@ from paceline.core.events import (
     RestartWorker,
 )
 from paceline.core.index_bits import IndexBits
-from paceline.engines.base import Observer, will_be_compensated
+from paceline.engines.base import Observer
 from paceline.engines.distributed.failed_worker import why_failed
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
@@ -57,6 +57,7 @@ from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
+from paceline.engines.server_side import will_be_compensated
 from paceline.engines.worker_pool import WorkerPoolEngine
 from paceline.errors import RunError, UsageError
 from paceline.server.parameter_server import ParameterServer

@@ -1,11 +1,12 @@
-"""Engine of worker processes on one machine."""
+"""Worker processes on one machine, and one for evaluation."""
 
 from __future__ import annotations
 
-import selectors
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -17,7 +18,11 @@ from paceline.clusters.local import LocalCluster
 from paceline.core import events
 from paceline.engines.local import messages
 from paceline.engines.local import worker_process as processes
-from paceline.engines.worker_pool import PoolWorker, WorkerPoolEngine
+from paceline.engines.ports import Workers
+from paceline.engines.real_clock import RealClock
+from paceline.engines.server_side import ServerSide
+from paceline.engines.signals import Signals
+from paceline.engines.task_board import TaskBoard
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
 from paceline.processes.child_process import Launcher, ProcessSettings, describe_exit
@@ -30,6 +35,7 @@ from paceline.tensors.flat_buffers import FlatLayout
 from paceline.tensors.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import RemoteTracebackError
+from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 
@@ -38,14 +44,13 @@ GRACE_S = 2.0
 SAVING_GRACE_S = 60.0  # for workers that save their state
 
 
-class _Peer(PoolWorker):
+class _Peer:
     """Process of the run, with its pipe."""
 
     def __init__(self, process: ForkServerProcess, connection: Connection) -> None:
-        super().__init__()
         self.process = process
         self.connection = connection
-        self.is_replaced = False  # killed by the engine, so that another one takes its place
+        self.is_replaced = False  # killed by `restart`, so that another one takes its place
 
     def send(self, message: messages.ComputeTask | messages.EvaluateTask | messages.WakeUp | None) -> None:
         """Send a message; the loss of the process is noticed when its pipe is read."""
@@ -53,8 +58,8 @@ class _Peer(PoolWorker):
             self.connection.send(message)
 
 
-class LocalEngine(WorkerPoolEngine[_Peer]):
-    """Engine with one process per worker and one for evaluation, in shared memory.
+class LocalWorkers(Workers):
+    """One process per worker and one for evaluation, in shared memory.
 
     Args:
         job: job to train.
@@ -64,6 +69,10 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         layout: layout of the model.
         local_steps: local steps of each worker's work; None for one gradient.
         folder: folder of the run; None for a run without one.
+
+    Attributes:
+        clock: clock of the run.
+        parameters: parameters of the run, in shared memory.
 
     Raises:
         RunError: the evaluation failed, a process did not start, or the user's code failed in every worker.
@@ -85,48 +94,62 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         self._memory = SharedMemory(layout, workers=n, slots=3 * n + 4)
         self._slots = iter(range(3 * n + 4))
         gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
-        super().__init__(server, VersionStore(self._new_slot), gradients, debug=cluster.debug)
+        self.clock = RealClock()
+        self.parameters = ServerSide(server, VersionStore(self._new_slot), gradients, debug=cluster.debug)
+        self._versions = self.parameters.versions
+        self._tasks = TaskBoard(self.parameters, self._send)
+        self._server = server
         self._job = job
         self._cluster = cluster
         self._seed = seed
         self._layout = layout
         self._local_steps = local_steps
         self._folder = folder
+        self._threads = torch.get_num_threads()
         self._launcher = Launcher([processes.__name__])
+        self._workers: dict[int, _Peer] = {}
         self._evaluator: _Peer | None = None
+        self._saved_draws: Mapping[int, int] = {}  # newest accepted draw of each worker in the newest checkpoint
         self._respawns = [0] * n
         self._lost_for_good: set[int] = set()
         self._failed: set[int] = set()  # workers whose latest process has ended by an exception
         self._first_failure: messages.TaskFailed | None = None
-        self._error: RunError | None = None  # to be raised once all events are handled
         self._spec: SharedPickle | None = None
 
-    def _start_workers(self) -> None:
+    def start(self, signals: Signals) -> None:
+        """Start the processes, and wait until they are ready or a signal is caught."""
         self._spec = self._pack()
         try:
             for worker in range(self._cluster.n):
-                if self.signals.caught:
+                if signals.caught:
                     return
                 self._workers[worker] = self._start_process(worker)
             if self._job.eval_data is not None:
                 self._evaluator = self._start_process(self._cluster.n)
             for peer in self._peers():
-                self._await_ready(peer)
+                self._await_ready(peer, signals)
         except RunError:
-            if not self.signals.caught:  # it ends all processes of a terminal or of a Slurm step
+            if not signals.caught:  # it ends all processes of a terminal or of a Slurm step
                 raise
+        for worker in self._workers:
+            self._tasks[worker].is_ready = not signals.caught
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    def _cancel_task(self, peer: _Peer, command: events.Interrupt) -> None:
-        """Set the worker's flag, which it checks between layers, and wake it if it sleeps."""
-        self._memory.interrupt(command.worker, command.draw)
-        peer.send(messages.WakeUp())
+    def compute(self, command: events.Compute) -> None:
+        """Give a worker a task."""
+        self._tasks.assign(command)
 
-    def restart_worker(self, command: events.RestartWorker) -> None:
+    def interrupt(self, command: events.Interrupt) -> None:
+        """Cancel a task: set the worker's flag, which it checks between layers, and wake it if it sleeps."""
+        if self._tasks.cancels(command):
+            self._memory.interrupt(command.worker, command.draw)
+            self._workers[command.worker].send(messages.WakeUp())
+
+    def restart(self, command: events.RestartWorker) -> None:
         """Kill a worker's process, if another one will start in its place."""
-        peer = self._workers[command.worker]
-        if self._cluster.respawn and peer.is_ready:
+        if self._cluster.respawn and self._tasks[command.worker].is_ready:
+            peer = self._workers[command.worker]
             peer.is_replaced = True
             peer.process.kill()
 
@@ -137,45 +160,53 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         assert isinstance(version, SharedBuffers)
         self._evaluator.send(messages.EvaluateTask(command.version, version.slot))
 
-    # --- events -------------------------------------------------------------------------------------------
+    def save_after(self, draws: Mapping[int, int]) -> None:
+        """Let each worker save its state after this draw, with its next task."""
+        self._saved_draws = draws
 
-    def _send(self, peer: _Peer, command: events.Compute) -> None:
+    def lend_cores(self) -> None:
+        """Use as many threads as there are cores without a worker: two threads on one core wait for each other."""
+        torch.set_num_threads(max(1, cores() - self._tasks.busy * self._cluster.worker_threads))
+
+    def _send(self, command: events.Compute) -> None:
         version = self._versions[command.version]
         assert isinstance(version, SharedBuffers)
-        task = messages.ComputeTask(
-            draw=command.draw,
-            version=command.version,
-            slot=version.slot,
-            minibatch=command.minibatch,
-            progress=self._progress(command),
-            run_s=self._elapsed_s(),
-            sent_s=time.monotonic(),
+        self._workers[command.worker].send(
+            messages.ComputeTask(
+                draw=command.draw,
+                version=command.version,
+                slot=version.slot,
+                minibatch=command.minibatch,
+                progress=TaskProgress.of(command, saved=self._saved_draws.get(command.worker, 0)),
+                run_s=self.clock.elapsed_s(),
+                sent_s=time.monotonic(),
+            )
         )
-        peer.send(task)
 
-    def _read(self, key: selectors.SelectorKey) -> None:
-        worker: int = key.data
-        peer = self._evaluator if worker == self._cluster.n else self._workers[worker]
-        assert peer is not None
+    # --- events -------------------------------------------------------------------------------------------
+
+    def _read(self, worker: int, peer: _Peer) -> None:
         try:
             reply = peer.connection.recv()
         except (EOFError, OSError):
             self._gone(worker, peer)
             return
-        now = self._elapsed_s()
+        now = self.clock.elapsed_s()
         match reply:
             case messages.TaskDone():
                 self._respawns[worker] = 0
-                push_s = now + self._begun_s - reply.sent_s  # at most until the arrival
-                self._on_gradient(worker, reply.draw, reply.measured, reply.missing, pull_s=reply.pull_s, push_s=push_s)
+                push_s = time.monotonic() - reply.sent_s  # at most until the arrival
+                seconds = {"pull_s": reply.pull_s, "push_s": push_s}
+                self.clock.add(events.Arrival(now, worker, reply.draw, **seconds, **reply.measured._asdict()))
+                self._tasks.on_gradient(worker, reply.missing)
             case messages.TaskCancelled():
-                self._on_idle(peer)
+                self._tasks.on_idle(worker)
             case messages.WorkerReady():
-                peer.is_ready = True
-                self._events.append(events.Joined(now, worker))
+                self._tasks[worker].is_ready = True
+                self.clock.add(events.Joined(now, worker))
             case messages.EvaluationDone():
                 self._versions.release(reply.version)
-                self._events.append(events.Evaluated(now, reply.version, reply.metrics))
+                self.clock.add(events.Evaluated(now, reply.version, reply.metrics))
             case messages.TaskFailed():
                 if reply.is_usage:
                     raise UsageError(reply.message)
@@ -193,21 +224,12 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         else:
             LOG.error("worker %d failed: %s", worker, failure.message)
 
-    def next_event(self) -> events.Event:
-        """Wait for a worker, a timer or a signal.
-
-        Raises:
-            RunError: the user's code has failed in every worker.
-        """
-        if self._error is not None and not self._events:
-            raise self._error
-        return super().next_event()
-
     def _gone(self, worker: int, peer: _Peer) -> None:
         reason = self._reap(peer)
         if worker == self._cluster.n:
             raise RunError(f"the evaluation process ended: {reason}")
-        self._on_lost(worker, peer, reason)
+        self._tasks.on_lost(worker)
+        self.clock.add(events.Lost(self.clock.elapsed_s(), worker, reason))
         if self._cluster.respawn and self._respawns[worker] < RESPAWNS_WITHOUT_A_GRADIENT:
             self._respawns[worker] += 1
             self._failed.discard(worker)
@@ -217,17 +239,12 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         if len(self._lost_for_good) < self._cluster.n:
             return
         if self._failed == self._lost_for_good and self._first_failure is not None:
-            self._error = RunError(f"every worker failed, the first one with: {self._first_failure.message}")
-            self._error.__cause__ = RemoteTracebackError(self._first_failure.details)
+            error = RunError(f"every worker failed, the first one with: {self._first_failure.message}")
+            error.__cause__ = RemoteTracebackError(self._first_failure.details)
+            self.clock.fail_after_events(error)
         else:
-            self._events.append(
-                events.AbortRun(self._elapsed_s(), events.Outcome.NO_WORKERS, "every worker process has ended")
-            )
-
-    def _use_idle_cores(self) -> None:
-        """Use as many threads as there are cores without a worker: two threads on one core wait for each other."""
-        busy = sum(peer.working is not None for peer in self._workers.values()) * self._cluster.worker_threads
-        torch.set_num_threads(max(1, cores() - busy))
+            reason = "every worker process has ended"
+            self.clock.add(events.AbortRun(self.clock.elapsed_s(), events.Outcome.NO_WORKERS, reason))
 
     # --- processes ----------------------------------------------------------------------------------------
 
@@ -257,12 +274,13 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
         arguments = processes.ProcessArguments(spec=self._spec, worker=worker, memory=self._memory, connection=theirs)
         with closing(theirs):
             process = self._launcher.start(target, arguments, has_children=has_children)
-        self._selector.register(ours, selectors.EVENT_READ, worker)
-        return _Peer(process, ours)
+        peer = _Peer(process, ours)
+        self.clock.watch(ours, partial(self._read, worker, peer))
+        return peer
 
-    def _await_ready(self, peer: _Peer) -> None:
-        wait([peer.connection, self.signals.reader])
-        if self.signals.caught:
+    def _await_ready(self, peer: _Peer, signals: Signals) -> None:
+        wait([peer.connection, signals.reader])
+        if signals.caught:
             return
         try:
             reply = peer.connection.recv()
@@ -274,11 +292,10 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
                 raise UsageError(reply.message)
             LOG.error("a worker process failed while it started:\n%s", reply.details.rstrip())
             raise RunError(f"a worker process failed while it started: {reply.message}")
-        peer.is_ready = True
 
     def _reap(self, peer: _Peer) -> str:
         """Join a process that has ended, and return how it ended."""
-        self._selector.unregister(peer.connection)
+        self.clock.unwatch(peer.connection)
         peer.connection.close()
         peer.process.join(GRACE_S)
         code = peer.process.exitcode
@@ -289,7 +306,9 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
             return "its pipe closed"
         return describe_exit(code)
 
-    def _close(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None) -> None:
+        """End the processes; workers with a state of their own may save it before."""
+        torch.set_num_threads(self._threads)
         for worker, peer in self._workers.items():
             self._memory.interrupt(worker, sys.maxsize)
             peer.send(None)
@@ -303,7 +322,6 @@ class LocalEngine(WorkerPoolEngine[_Peer]):
                 peer.process.kill()
                 peer.process.join()
             peer.connection.close()
-        self._selector.close()
         self._server.publish(self._layout.allocate())  # the shared memory ends with the run
         self._memory.close()
         if self._spec is not None:

@@ -1,0 +1,148 @@
+"""Parameters and gradients of a run with a parameter server in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from math import prod
+from sys import float_info
+
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Accept, Apply, Arrival, Step
+from paceline.engines.ports import Parameters
+from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatBuffers
+from paceline.tensors.version_store import VersionStore
+from paceline.worker.parameter_guard import ParameterGuard
+
+
+class ServerSide(Parameters):
+    """Versions in use, gradients that wait for the coordinator, and the server.
+
+    A worker writes its gradient only between a task's start and its end; the server reads the gradient only before
+    it gives the worker the next task. A version is written before it is published, and its storage is reused only
+    when all its readers have released it.
+
+    Args:
+        server: server of the parameters.
+        versions: storage of the versions.
+        gradients: storage for the gradient of each worker.
+        debug: whether a script that changes the server's model is detected.
+
+    Attributes:
+        versions: as given.
+    """
+
+    def __init__(
+        self, server: ParameterServer, versions: VersionStore, gradients: list[FlatBuffers], *, debug: bool = False
+    ) -> None:
+        self.first_version = 0
+        self.versions = versions
+        self._server = server
+        self._gradients = gradients
+        self._guard = ParameterGuard.for_model(server.model) if debug else None
+        self._read_by: dict[tuple[int, int], int] = {}  # version of a complete gradient, by worker and draw
+
+    @property
+    def not_finite(self) -> str:
+        """Why the parameters are not finite; empty while they are."""
+        return self._server.not_finite
+
+    def begin(self) -> None:
+        """Publish the first version, in storage that no worker reads."""
+        self._server.publish(self.versions.publish(self.first_version))
+        self._snapshot()
+
+    def flush(self) -> None:
+        """Read all gradients that are held, so that workers may overwrite theirs."""
+        self._server.flush()
+
+    def received(self, worker: int, draw: int, missing: Container[int], version: int | None) -> None:
+        """Note a complete gradient, or its notice.
+
+        Args:
+            worker: number of the worker.
+            draw: number of its task.
+            missing: parameters that have none.
+            version: version at which it was computed, which is kept until the coordinator has handled the arrival; None
+                for a gradient that will not be used.
+        """
+        self._gradients[worker].receive(missing)
+        if version is not None:
+            self.versions.acquire(version)
+            self._read_by[worker, draw] = version
+
+    def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
+        """Return an arrival with its gradient compensated, if it will be accepted."""
+        version = self._read_by.pop((arrival.worker, arrival.draw), None)
+        if version is None:
+            return arrival
+        arrival = compensated(
+            arrival=arrival,
+            coordinator=coordinator,
+            server=self._server,
+            version=version,
+            then=self.versions[version],
+            gradient=self._gradients[arrival.worker],
+        )
+        self.versions.release(version)
+        return arrival
+
+    def accept(self, command: Accept) -> None:
+        """Add the gradient of a worker to the pending update."""
+        gradient = self._gradients[command.worker]
+        self._server.enqueue(gradient, command.samples, command.step_scale, command.worker)
+
+    def apply(self, command: Apply) -> Step | None:
+        """Make the update and publish it."""
+        step = self._server.apply(command, self.versions.publish(command.version))
+        self._snapshot()
+        return step
+
+    def accumulate(self) -> None:
+        """Add the gradients that are held to the mean."""
+        self._server.accumulate()
+
+    def check(self, now: float) -> None:
+        """Check that nothing else has changed the parameters."""
+        if self._guard is not None:
+            self._guard.check("the server", f"after version {self.versions.newest} was made, at {now:.3g} s")
+
+    def _snapshot(self) -> None:
+        if self._guard is not None:
+            self._guard.snapshot()
+
+
+def compensated(
+    arrival: Arrival,
+    coordinator: Coordinator,
+    server: ParameterServer,
+    version: int,
+    then: FlatBuffers,
+    gradient: FlatBuffers,
+) -> Arrival:
+    """Compensate a gradient for its staleness if it will be accepted; return its arrival with the compensations.
+
+    A correction that overflows makes the gradient non-finite, so that it is dropped.
+
+    Args:
+        arrival: arrival, not yet reported.
+        coordinator: coordinator with the compensators of the phase.
+        server: server with the current parameters.
+        version: version at which the gradient was computed.
+        then: parameters of that version.
+        gradient: gradient; changed in place.
+    """
+    if not will_be_compensated(arrival, coordinator):
+        return arrival
+    compensators = coordinator.compensators
+    staleness = coordinator.version - version
+    done, finite = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
+    scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
+    step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
+    return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
+
+
+def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
+    """Return whether there are compensators, and the gradient is there, finite, and will be accepted."""
+    is_whole = arrival.finite and not arrival.is_notice
+    return bool(coordinator.compensators) and is_whole and coordinator.would_accept(arrival.worker, arrival.draw)
