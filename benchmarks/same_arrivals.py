@@ -37,7 +37,7 @@ from paceline.run.session import Session
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.replica import GradientStats, Replica
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support/coordinator"))
 from catalogue_table import TABLE  # type: ignore[import-not-found]
 
 WORKERS = 4

@@ -18,7 +18,7 @@ from paths import environment
 from ranks import TOKEN, free_port
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parents[1] / "support/faulty_loop.py"
+SCRIPT = Path(__file__).parents[1] / "support/attached/faulty_loop.py"
 LIMIT_S = scaled(100)
 KILL, TERMINATE = "SIGKILL", "SIGTERM"
 

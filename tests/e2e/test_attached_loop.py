@@ -12,7 +12,7 @@ from paceline.recording.run_folder import SavedRun
 from paths import ROOT
 from torchrun import torchrun
 
-SCRIPT = Path(__file__).parents[1] / "support/attached_script.py"
+SCRIPT = Path(__file__).parents[1] / "support/attached/attached_script.py"
 SAMPLES = 96
 
 

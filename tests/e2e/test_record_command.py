@@ -14,7 +14,7 @@ from paceline.ddp_recording.waiting import find_stragglers
 from paths import SUPPORT, environment
 
 pytestmark = pytest.mark.slow
-SCRIPT = SUPPORT / "recorded_script.py"
+SCRIPT = SUPPORT / "recording/recorded_script.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
 
 

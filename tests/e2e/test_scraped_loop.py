@@ -9,7 +9,7 @@ from torchrun import torchrun
 
 parser = pytest.importorskip("prometheus_client.parser")
 
-SCRIPT = Path(__file__).parents[1] / "support/scraped_script.py"
+SCRIPT = Path(__file__).parents[1] / "support/attached/scraped_script.py"
 GRADIENT_BYTES = 4 * 501
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paths import ROOT
+from paths import ROOT, SUPPORTS
 
 collect_ignore = ["ray_script.py", "ray_cluster_script.py"]
 
@@ -19,7 +19,7 @@ def answer(request, tmp_path):
     def run(name):
         command = [sys.executable, str(request.module.SCRIPT), name, str(tmp_path)]
         limit_s = request.module.LIMIT_S
-        path = os.pathsep.join([str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([*map(str, SUPPORTS), os.environ.get("PYTHONPATH", "")])
         settings = {"capture_output": True, "text": True, "timeout": limit_s, "cwd": ROOT, "check": False}
         ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, **settings)
         printed = ended.stdout + ended.stderr

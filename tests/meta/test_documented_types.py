@@ -9,7 +9,7 @@ import pytest
 
 from paths import ROOT, SUPPORT
 
-OWN_PARTS = SUPPORT / "own_parts.py"
+OWN_PARTS = SUPPORT / "jobs/own_parts.py"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
