@@ -32,11 +32,12 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.settings import CoordinatorSettings
 from paceline.core import events
 from paceline.core.stop import Stop
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.loop import RunLoop
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.errors import PacelineWarning
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseRule
-from quadratics import Quadratic, QuadraticEngine, Update, tuned_time
+from quadratics import Quadratic, Quadratics, Update, tuned_time
 
 RATES = [2.0 ** (power / 4) for power in range(-28, 5)]
 NOISES = (0.03, 0.1, 0.2)
@@ -64,15 +65,15 @@ Cells = Iterator[Cell]
 def schedule(plan: str, cluster: pl.Cluster) -> list[Update]:
     """Return the updates of a protocol on a cluster."""
     updates: list[Update] = []
-    engine = TimingEngine(cluster, seed=0)
+    engine = TimedWorkers(cluster, seed=0)
     coordinator = Coordinator(parse_plan(plan), workers=cluster.n, stop=Stop(gradients=GRADIENTS))
 
     def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
         made = (command for command in commands if isinstance(command, events.Apply))
         updates.extend(Update(engine.now, tuple(each.staleness for each in update.gradients)) for update in made)
 
-    with engine:
-        engine.run(coordinator, observe)
+    with engine.loop() as loop:
+        loop.run(coordinator, observe)
     return updates
 
 
@@ -82,15 +83,16 @@ def time_by_rule(
     """Return the time at which the mean loss of all replicas under the rule reaches the target; inf for never."""
     changes = []
     for replica in range(replicas):
-        engine = QuadraticEngine(cluster, problem, rate, seed=0, noise_seed=100 + replica)
+        timed = TimedWorkers(cluster, seed=0)
+        parameters = Quadratics(timed, cluster.n, problem, rate, noise_seed=100 + replica)
         settings = CoordinatorSettings(
             learning_rate=LRScaling("noise"), noise=NoiseRule(K=cluster.n, learning_rate=rate)
         )
         stop = Stop(seconds=longest_s)
-        with engine:
-            engine.run(Coordinator(parse_plan(plan), workers=cluster.n, stop=stop, settings=settings))
+        with RunLoop(timed, parameters, timed) as loop:
+            loop.run(Coordinator(parse_plan(plan), workers=cluster.n, stop=stop, settings=settings))
         before = 0.0
-        for at_s, loss in engine.losses:
+        for at_s, loss in parameters.losses:
             changes.append((at_s, loss - before))
             before = loss
     total = 0.0

@@ -6,14 +6,14 @@ through caches and clock rates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import process_time
 
 import paceline as pl
 from common import options, report, spread
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Arrival, Event
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.core.events import Arrival, Command, Event
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 
@@ -78,9 +78,15 @@ def make_coordinator(name: str, n: int, events: int) -> Coordinator:
 
 def arrivals(name: str, n: int, events: int) -> list[Event]:
     """Return all events of a simulation."""
-    recorder = _Recorder(pl.Cluster(n, pl.timing.Exponential(mean_s=1.0)), seed=0)
-    recorder.run(make_coordinator(name, n, events))
-    return recorder.events
+    seen: list[Event] = []
+
+    def observe(now: float, event: Event | None, commands: Sequence[Command]) -> None:
+        if event is not None:
+            seen.append(event)
+
+    timed = TimedWorkers(pl.Cluster(n, pl.timing.Exponential(mean_s=1.0)), seed=0)
+    timed.loop().run(make_coordinator(name, n, events), observe)
+    return seen
 
 
 def replay(name: str, n: int, recorded: list[Event], events: int) -> float:
@@ -93,17 +99,6 @@ def replay(name: str, n: int, recorded: list[Event], events: int) -> float:
     took_s = process_time() - begun
     assert coordinator.stopped
     return sum(type(event) is Arrival for event in recorded) / took_s
-
-
-class _Recorder(TimingEngine):
-    def __init__(self, cluster: pl.Cluster, seed: int) -> None:
-        super().__init__(cluster, seed)
-        self.events: list[Event] = []
-
-    def next_event(self) -> Event:
-        event = super().next_event()
-        self.events.append(event)
-        return event
 
 
 if __name__ == "__main__":

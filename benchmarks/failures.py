@@ -28,7 +28,7 @@ from paceline.theory.order_statistics import order_statistic
 from paceline.utils.confidence_intervals import interval_of_mean
 
 sys.path.append(str(Path(__file__).parents[1]))
-from papers.ddp.failing_workers import FailingEngine, Recovery, failures
+from papers.ddp.failing_workers import FailingWorkers, Recovery, failures
 from papers.ddp.patterns import HOUR_S
 from papers.ddp.restarts import CheckpointRestart, best_interval_s
 from papers.ddp.settings import TORCHFT_STEP_S
@@ -132,7 +132,7 @@ def restarts(args: argparse.Namespace, between: Distribution) -> Mapping[str, Ch
 def survived_s(survivor: Survivor, gradient: pl.timing.Gamma, between: Distribution, seed: int) -> list[float]:
     """Return the time of each update until all gradients of the job are used."""
     cluster = pl.Cluster(N, gradient, server=pl.timing.ServerTime(update_s=survivor.more_s))
-    engine = FailingEngine(cluster, seed, failures(between, N, seed), survivor.recovery)
+    engine = FailingWorkers(cluster, seed, failures(between, N, seed), survivor.recovery)
     stop = pl.Stop(gradients=N * UPDATES)
     return update_times_s(engine, Coordinator(parse_plan(survivor.protocol), workers=N, stop=stop))
 

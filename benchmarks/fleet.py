@@ -28,7 +28,7 @@ import simpy
 import paceline as pl
 from common import options, ratios, report, rounded, spread
 from paceline.coordinator.coordinator import Coordinator
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Protocol, as_plan
 
@@ -139,8 +139,9 @@ def by_fleet(chosen: Protocol, cluster: pl.Cluster, updates: int, seed: int) -> 
 
 def by_events(chosen: Protocol, cluster: pl.Cluster, updates: int, seed: int) -> int:
     plan = checked_plan(as_plan(chosen), cluster.n, total=None, per_epoch=None)
-    with TimingEngine(cluster, seed) as engine:
-        engine.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)))
+    engine = TimedWorkers(cluster, seed)
+    with engine.loop() as loop:
+        loop.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)))
     return engine.pushes
 
 

@@ -24,7 +24,7 @@ from common import options, report, rounded, spread
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.core.stop import Stop
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.policies.estimators.arrivals.update_closing import gain
 from paceline.protocols.protocol import Phase, Plan
 
@@ -61,7 +61,7 @@ def clusters(n: int) -> dict[str, dict[str, pl.Cluster]]:
 def updates(phase: Phase, cluster: pl.Cluster, seconds: float, seed: int) -> tuple[list[int], float]:
     """Return the number of gradients of each update of a run, and the time of the last one."""
     sizes: list[int] = []
-    engine = TimingEngine(cluster, seed)
+    engine = TimedWorkers(cluster, seed)
     ended_s = 0.0
 
     def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
@@ -71,8 +71,8 @@ def updates(phase: Phase, cluster: pl.Cluster, seconds: float, seed: int) -> tup
                 sizes.append(len(command.gradients))
                 ended_s = engine.now
 
-    with engine:
-        engine.run(Coordinator(Plan((phase,)), workers=cluster.n, stop=Stop(seconds=seconds)), observe)
+    with engine.loop() as loop:
+        loop.run(Coordinator(Plan((phase,)), workers=cluster.n, stop=Stop(seconds=seconds)), observe)
     return sizes, ended_s
 
 

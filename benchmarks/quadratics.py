@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.clusters.simulated import Cluster
+from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers, TimesOnly
 
 DIMENSIONS = 32
 CONDITION = 1000
@@ -107,14 +107,14 @@ def tuned_time(
     return float(reached[best]), float(rates[best])
 
 
-class QuadraticEngine(TimingEngine):
-    """Engine that computes the gradients of a noisy quadratic on a simulated cluster.
+class Quadratics(TimesOnly):
+    """Parameters of a simulation that are those of a noisy quadratic.
 
     Args:
-        cluster: simulated cluster.
+        workers: simulated workers.
+        count: number of workers.
         problem: quadratic.
         rate: learning rate of the optimizer.
-        seed: seed of the times.
         noise_seed: seed of the noise.
         exact_loss: whether workers report F instead of the loss of their minibatch, F + noise . x.
 
@@ -123,40 +123,46 @@ class QuadraticEngine(TimingEngine):
     """
 
     def __init__(
-        self, cluster: Cluster, problem: Quadratic, rate: float, seed: int, noise_seed: int, exact_loss: bool = False
+        self,
+        workers: TimedWorkers,
+        count: int,
+        problem: Quadratic,
+        rate: float,
+        noise_seed: int,
+        exact_loss: bool = False,
     ) -> None:
-        super().__init__(cluster, seed)
+        super().__init__(workers)
+        self._timed = workers
         self._problem = problem
         self._rate = rate
         self._rng = np.random.default_rng(noise_seed)
         self._exact = exact_loss
         self._x = np.ones(DIMENSIONS)
-        self._read = [self._x] * cluster.n
+        self._read = [self._x] * count
         self._last = self._x
         self._held: list[np.ndarray] = []
         self.losses: list[tuple[float, float]] = [(0.0, float(problem.loss(self._x)))]
 
-    def compute(self, command: events.Compute) -> None:
+    def assigned(self, command: events.Compute) -> None:
         """Begin a gradient at the current version."""
-        super().compute(command)
         self._read[command.worker] = self._x
 
-    def _arrival(self, worker: int, draw: int) -> events.Arrival:
-        x, problem = self._read[worker], self._problem
+    def arrived(self, arrival: events.Arrival, coordinator: Coordinator) -> events.Arrival:
+        """Return the arrival with the loss and the norm of its gradient."""
+        x, problem = self._read[arrival.worker], self._problem
         half = self._rng.standard_normal((2, DIMENSIONS)) * (problem.sigma * sqrt(2))
         noise = half.mean(axis=0)
         self._last = problem.h * x + noise
         loss = float(problem.loss(x)) + (0.0 if self._exact else float(noise @ x))
         between = float(np.square(half[0] - half[1]).sum()) / 4  # two microbatches
-        norm = float(self._last @ self._last)
-        return super()._arrival(worker, draw)._replace(loss=loss, squared_norm=norm, variance=between)
+        return arrival._replace(loss=loss, squared_norm=float(self._last @ self._last), variance=between)
 
     def accept(self, command: events.Accept) -> None:
         """Hold the gradient."""
         super().accept(command)
         self._held.append(self._last)
 
-    def apply(self, command: events.Apply) -> None:
+    def apply(self, command: events.Apply) -> events.Step | None:
         """Step."""
         super().apply(command)
         mean = np.mean(self._held, axis=0)
@@ -164,15 +170,13 @@ class QuadraticEngine(TimingEngine):
         rate = self._rate * command.lr_scale * command.step_scale
         self._x = self._x - rate * mean
         norm = float(mean @ mean)
-        self.losses.append((self.now, float(self._problem.loss(self._x))))
-        if command.measure:
-            self.report_step(
-                command,
-                events.Step(
-                    squared_norm=norm,
-                    progress=rate * norm,
-                    squared_step=rate * rate * norm,
-                    learning_rate=rate,
-                    next_learning_rate=self._rate,
-                ),
-            )
+        self.losses.append((self._timed.now, float(self._problem.loss(self._x))))
+        if not command.measure:
+            return None
+        return events.Step(
+            squared_norm=norm,
+            progress=rate * norm,
+            squared_step=rate * rate * norm,
+            learning_rate=rate,
+            next_learning_rate=self._rate,
+        )

@@ -16,7 +16,8 @@ import paceline as pl
 from common import options, report, spread
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Arrival
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.loop import RunLoop
+from paceline.engines.virtual.timing import TimedWorkers, TimesOnly
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from paceline.recording.recorder import Recorder
@@ -64,13 +65,19 @@ def main() -> None:
     )
 
 
-class Measured(TimingEngine):
-    """Timing simulation with compute times and losses as if gradients were computed."""
+class Measured(TimesOnly):
+    """Parameters of a simulation of times, with compute times and losses as if gradients were computed."""
 
-    def _arrival(self, worker: int, draw: int) -> Arrival:
-        compute_s = self.now - self._started_s[worker]
+    def __init__(self, workers: TimedWorkers) -> None:
+        super().__init__(workers)
+        self._timed = workers
+
+    def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
+        """Return the arrival with a compute time and a loss."""
+        worker, draw = arrival.worker, arrival.draw
+        compute_s = arrival.now - self._timed.started_s(worker)
         loss = 2.3 * exp(-draw / 3000) + 0.003 * ((7 * draw + 13 * worker) % 17)
-        return super()._arrival(worker, draw)._replace(compute_s=compute_s, loss=loss, samples=BATCH_SIZE)
+        return arrival._replace(compute_s=compute_s, loss=loss, samples=BATCH_SIZE)
 
 
 def write_run(path: Path, workers: int, updates: int) -> None:
@@ -87,8 +94,9 @@ def write_run(path: Path, workers: int, updates: int) -> None:
     }
     folder = RunFolder(path, configuration)
     recorder = Recorder(workers, BATCH_SIZE, "", lambda: 0.1, [folder])
-    with Measured(cluster, seed=0) as engine:
-        end = engine.run(coordinator, recorder.observe)
+    timed = TimedWorkers(cluster, seed=0)
+    with RunLoop(timed, Measured(timed), timed) as loop:
+        end = loop.run(coordinator, recorder.observe)
     recorder.end(end, coordinator.version, {})
     folder.close()
 

@@ -30,8 +30,10 @@ import paceline as pl
 from common import options, report, rounded
 from equality import difference
 from paceline.catalogue.parser import parse_plan
-from paceline.core.events import Apply, Arrival, Command, Compute, Event, SetTimer, Step
-from paceline.engines.virtual.parameter_server import VirtualEngine
+from paceline.core.events import Arrival, Command, Compute, Event, SetTimer
+from paceline.engines.loop import RunLoop
+from paceline.engines.virtual.parameter_server import SimulatedServer
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.tensors.flat_buffers import FlatBuffers
@@ -90,38 +92,46 @@ class Seen(NamedTuple):
     model: nn.Module
 
 
-class Again(VirtualEngine):
-    """Engine that replays the events of another engine, with its measurements, and computes the gradients itself."""
+class Again(TimedWorkers):
+    """Workers, and the clock, of a run of which the events are known."""
 
-    def __init__(self, setting: RunConfig, session: Session, events: Sequence[Event], *, rounds: bool) -> None:
-        replica = Replica(setting.job, setting.seed, WORKERS)
-        super().__init__(pl.Cluster(WORKERS), setting.seed, replica, session.server)
-        self._seen = iter(events)
-        self._rounds = rounds
-        self._rounded = replica.layout.allocate()
+    def __init__(self, events: Sequence[Event]) -> None:
+        super().__init__(pl.Cluster(WORKERS), SEED)
+        self._seen = list(reversed(events))
 
-    def next_event(self) -> Event:
-        event = next(self._seen)
+    def next_event(self, on_idle: Callable[[], None]) -> Event:
+        """Return the next event of the other run."""
+        event = self._seen.pop()
         self.now = event.now
-        if isinstance(event, Arrival):
-            work = self._work.get(event.worker)
-            if work is not None and work.draw == event.draw:
-                self._arrival(event.worker, event.draw)
         return event
+
+    def tick(self) -> None:
+        """Leave out the event of a measured step, which the loop makes at the same time."""
+        if self._seen and isinstance(self._seen[-1], UpdateApplied):
+            self.now = self._seen.pop().now
 
     def set_timer(self, command: SetTimer) -> None:
         """Do nothing: expired timers are among the events."""
 
-    def report_step(self, command: Apply, step: Step | None) -> None:
-        """Do nothing: measured steps are among the events."""
 
-    def _compute_gradient(self, work: Compute) -> GradientStats:
-        if not self._rounds:
-            return super()._compute_gradient(work)
+class Measured(SimulatedServer):
+    """Parameters with gradients that are computed again, and arrivals as the other run has measured them."""
+
+    def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
+        """Compute the gradient, and return the arrival as it was."""
+        super().arrived(arrival, coordinator)
+        return arrival
+
+
+class Rounded(Measured):
+    """The same, with numbers that are rounded to bf16 on their way."""
+
+    def _compute_gradient(self, work: Compute, minibatches: int) -> GradientStats:
         self._server.flush()
-        self._rounded.copy_(self._versions[work.version])
-        round_(self._rounded)
-        measured = self._replica.gradient(work.worker, work.draw, work.minibatch, self._rounded, self._gradient)
+        rounded = self._replica.layout.allocate()
+        rounded.copy_(self._versions[work.version])
+        round_(rounded)
+        measured = self._replica.gradient(work.worker, work.draw, work.minibatch, rounded, self._gradient)
         round_(self._gradient)
         return measured
 
@@ -159,7 +169,9 @@ def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
     session = Session(again)
     seen = Seen([], [], session.model)
     coordinator = real.rules.coordinator(real.checked_plan, real.stop)  # with the timeouts of real workers
-    Again(again, session, events, rounds=rounds).run(coordinator, partial(note, seen))
+    replica, timed = Replica(again.job, again.seed, WORKERS), Again(events)
+    parameters = (Rounded if rounds else Measured)(timed, replica, session.server, "float32")
+    RunLoop(timed, parameters, timed).run(coordinator, partial(note, seen))
     return seen
 
 

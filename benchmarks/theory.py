@@ -21,7 +21,7 @@ import paceline as pl
 from common import options, report, rounded
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Command, Event
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 
@@ -118,8 +118,9 @@ def simulated(protocol: pl.plans.Protocol, cluster: pl.Cluster, updates: int, se
         at_s.extend(now for command in commands if type(command) is Apply)
 
     plan = checked_plan(as_plan(protocol), cluster.n, total=None, per_epoch=None)
-    with TimingEngine(cluster, seed) as engine:
-        engine.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)), observe)
+    engine = TimedWorkers(cluster, seed)
+    with engine.loop() as loop:
+        loop.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)), observe)
     return at_s, engine.totals().mean_staleness
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Distribution
 from paceline.core import events
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.utils.rng import stream
 
 
@@ -48,8 +48,8 @@ class Recovery(NamedTuple):
     return_s: float = 0.0
 
 
-class FailingEngine(TimingEngine):
-    """Timing engine whose workers fail at given times; a scripted `Fault` has a draw, which may be interrupted.
+class FailingWorkers(TimedWorkers):
+    """Simulated workers that fail at given times; a scripted `Fault` has a draw, which may be interrupted.
 
     Args:
         cluster: workers and their times.
@@ -65,9 +65,9 @@ class FailingEngine(TimingEngine):
         self._away: set[int] = set()
         self._await_failure()
 
-    def next_event(self) -> events.Event:
+    def next_event(self, on_idle: Callable[[], None]) -> events.Event:
         """Return the earliest event, with the worker that is lost; the server is busy while all others pause."""
-        event = super().next_event()
+        event = super().next_event(on_idle)
         match event:
             case events.Lost():
                 worker = self._live_worker(event.worker)

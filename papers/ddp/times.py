@@ -11,8 +11,8 @@ from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.core.stop import Stop
-from paceline.engines.virtual.allreduce_timing import AllReduceTiming
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.allreduce_timing import TimedAllReduce
+from paceline.engines.virtual.timing import TimedWorkers
 from papers.ddp.patterns import PATTERNS, Death, Pattern
 from papers.ddp.settings import (
     CONTENDERS,
@@ -89,27 +89,27 @@ def slow_share_of(job: str, n: int, pattern: Pattern, name: str, seed: int) -> f
     if not parse_plan(contender.plan(n)).sets_shares:
         return 1 / n
     shares = [0.0] * n
-    engine, coordinator = _parts(contender.plan(n), job, pattern, n, name, seed)
+    timed, coordinator = _parts(contender.plan(n), job, pattern, n, name, seed)
 
     def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
         for command in commands:
             if isinstance(command, events.Compute):
                 shares[command.worker] += command.minibatch.share if command.minibatch is not None else 1.0
 
-    with engine:
-        engine.run(coordinator, observe)
+    with timed.loop() as loop:
+        loop.run(coordinator, observe)
     return shares[-1] / sum(shares)
 
 
-def update_times_s(engine: TimingEngine, coordinator: Coordinator) -> list[float]:
+def update_times_s(timed: TimedWorkers, coordinator: Coordinator) -> list[float]:
     """Simulate a run and return the virtual time of each update."""
     times_s: list[float] = []
 
     def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
-        times_s.extend(engine.now for command in commands if isinstance(command, events.Apply))
+        times_s.extend(timed.now for command in commands if isinstance(command, events.Apply))
 
-    with engine:
-        engine.run(coordinator, observe)
+    with timed.loop() as loop:
+        loop.run(coordinator, observe)
     return times_s
 
 
@@ -123,14 +123,14 @@ def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, se
     return update_times_s(*_parts(plan, job, pattern, n, name, seed))
 
 
-def _parts(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> tuple[TimingEngine, Coordinator]:
-    """Return engine and coordinator of a whole run."""
+def _parts(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> tuple[TimedWorkers, Coordinator]:
+    """Return workers and coordinator of a whole run."""
     cluster = cluster_of(job, n, pattern, CONTENDERS[name], seed)
     parsed, payload_bytes = parse_plan(plan), JOBS[job].payload_bytes
     stop = Stop(updates=-(-JOBS[job].gradients[n] // cluster.n))
-    engine = (
-        AllReduceTiming(cluster, seed, parsed.allreduce, payload_bytes)
+    timed = (
+        TimedAllReduce(cluster, seed, parsed.allreduce, payload_bytes)
         if parsed.allreduce is not None
-        else TimingEngine(cluster, seed, payload_bytes)
+        else TimedWorkers(cluster, seed, payload_bytes)
     )
-    return engine, Coordinator(parsed, workers=cluster.n, stop=stop)
+    return timed, Coordinator(parsed, workers=cluster.n, stop=stop)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import paceline as pl
-from arrival_replay import ArrivalReplay
+from arrival_replay import arrival_replay
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply
 from paceline.core.records import UpdateMade
@@ -123,7 +123,7 @@ def test_two_engines_with_the_same_arrivals_produce_the_same_run(protocol):
     coordinator, server, _ = pieces(job, seed, n, protocol, updates)
     virtual_commands = []
     replica = make_replica(job, seed, n, local_steps=local_steps)
-    replay = ArrivalReplay(pl.Cluster(n), seed, replica, server, local_steps=local_steps, events=events)
+    replay = arrival_replay(pl.Cluster(n), replica, server, events)
     replay.run(coordinator, lambda now, event, commands: virtual_commands.extend(commands))
 
     assert virtual_commands == local_commands

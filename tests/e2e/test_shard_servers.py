@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paceline as pl
-from arrival_replay import ArrivalReplay, noted_events
+from arrival_replay import arrival_replay, noted_events
 from end_when import FOREVER
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.records import GradientArrived, StepMeasured, WorkInterrupted
@@ -56,7 +56,7 @@ def replayed(job, n, protocol, updates, events):
     model = build_model(job, 1)
     server = ParameterServer(job, model, FlatLayout(model), None)
     coordinator = Coordinator(as_plan(protocol), workers=n, stop=pl.Stop(updates=updates))
-    ArrivalReplay(pl.Cluster(n), 1, Replica(job, 1, n), server, events=events).run(coordinator)
+    arrival_replay(pl.Cluster(n), Replica(job, 1, n), server, events).run(coordinator)
     return flat(model.state_dict())
 
 

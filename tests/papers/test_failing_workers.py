@@ -11,7 +11,7 @@ import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply, Joined, Lost
-from papers.ddp.failing_workers import FailingEngine, Failure, Recovery, failures
+from papers.ddp.failing_workers import FailingWorkers, Failure, Recovery, failures
 from paths import ROOT
 
 N = 4
@@ -20,7 +20,7 @@ N = 4
 def run(protocol, failed, recovery, updates=20):
     """Return the time and quorum of each update, and all losses and returns, where a gradient takes a second."""
     cluster = pl.Cluster(N, pl.timing.Deterministic(1.0))
-    engine = FailingEngine(cluster, 0, chain(failed, repeat(Failure(inf, 0))), recovery)
+    engine = FailingWorkers(cluster, 0, chain(failed, repeat(Failure(inf, 0))), recovery)
     applied, changes = [], []
 
     def observe(now, event, commands):
@@ -28,7 +28,7 @@ def run(protocol, failed, recovery, updates=20):
             changes.append((type(event).__name__, event.now, event.worker))
         applied.extend((engine.now, len(command.gradients)) for command in commands if isinstance(command, Apply))
 
-    engine.run(Coordinator(parse_plan(protocol), workers=N, stop=pl.Stop(updates=updates)), observe)
+    engine.loop().run(Coordinator(parse_plan(protocol), workers=N, stop=pl.Stop(updates=updates)), observe)
     return applied, changes
 
 

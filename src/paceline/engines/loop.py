@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -11,6 +11,7 @@ from paceline.core import events
 from paceline.engines.ports import Clock, Parameters, Workers
 from paceline.engines.signals import Signals
 from paceline.recording.metrics.network_counters import NetworkCounters
+from paceline.utils.state_dict import Stateful
 
 Observer = Callable[[float, events.Event | None, Sequence[events.Command]], None]
 
@@ -23,6 +24,7 @@ class RunLoop:
         workers: workers, which add events to the clock.
         parameters: parameters and gradients.
         clock: time, and the events in their order.
+        simulated: parts of a simulation, whose state is the whole state of the run beside coordinator and server.
 
     Attributes:
         is_settled: whether the server has the newest version, so that the run can be saved.
@@ -32,7 +34,10 @@ class RunLoop:
 
     is_settled = True
 
-    def __init__(self, workers: Workers, parameters: Parameters, clock: Clock) -> None:
+    def __init__(
+        self, workers: Workers, parameters: Parameters, clock: Clock, simulated: Sequence[Stateful] = ()
+    ) -> None:
+        self._simulated = simulated
         self.signals = Signals()
         self.network = NetworkCounters()
         self._workers = workers
@@ -63,14 +68,29 @@ class RunLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Release all resources of the run."""
+        self._parameters.close()
         self._workers.close(error)
-        self._clock.close()
+        self._clock.stop()
         self.signals.remove()
 
     def resume_at(self, version: int, now: float) -> None:
         """Start from what the server holds as this version, at this time; call it before `__enter__`."""
-        self._parameters.first_version = version
+        self._parameters.resume_at(version)
         self._clock.now = now
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether `state_dict` has the tasks under way, so that a resumed run goes on as if it had not stopped."""
+        return bool(self._simulated)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the simulation."""
+        return {name: value for part in self._simulated for name, value in part.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state of the same cluster."""
+        for part in self._simulated:
+            part.load_state_dict(state)
 
     def prepare_checkpoint(self) -> bool:
         """Let the workers save the state that only they have; return whether the run may be saved now."""
@@ -88,8 +108,8 @@ class RunLoop:
             first: first event; None begins the run.
         """
         carry_out: dict[type[Any], Callable[[Any], None]] = {
-            events.Compute: self._workers.compute,
-            events.Interrupt: self._workers.interrupt,
+            events.Compute: self._compute,
+            events.Interrupt: self._interrupt,
             events.RestartWorker: self._workers.restart,
             events.Accept: self._parameters.accept,
             events.Apply: self._apply,
@@ -97,6 +117,7 @@ class RunLoop:
             events.SetTimer: self._clock.set_timer,
         }
         self._coordinator = coordinator
+        self._workers.meet(coordinator)
         event = first
         commands = coordinator.begin(self.now) if first is None else coordinator.handle(first)
         while True:
@@ -112,6 +133,14 @@ class RunLoop:
             event = self._next_event()
             commands = coordinator.handle(event)
         return next(command for command in commands if isinstance(command, events.EndRun))
+
+    def _compute(self, command: events.Compute) -> None:
+        self._parameters.assigned(command)
+        self._workers.compute(command)
+
+    def _interrupt(self, command: events.Interrupt) -> None:
+        self._parameters.cancelled(command)
+        self._workers.interrupt(command)
 
     def _apply(self, command: events.Apply) -> None:
         self._workers.lend_cores()
@@ -130,7 +159,12 @@ class RunLoop:
             return self.signals.abort(self.now)
         self._parameters.check(self.now)  # the user's callbacks have just run
         event = self._clock.next_event(self._use_idle_time)
-        return self._parameters.arrived(event, self._coordinator) if isinstance(event, events.Arrival) else event
+        match event:
+            case events.Arrival():
+                return self._parameters.arrived(event, self._coordinator)
+            case events.Lost(worker=worker):
+                self._parameters.lost(worker)
+        return event
 
     def _use_idle_time(self) -> None:
         self._workers.lend_cores()

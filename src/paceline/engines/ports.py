@@ -55,12 +55,16 @@ class Clock(ABC):
         """
 
     @abstractmethod
-    def close(self) -> None:
+    def stop(self) -> None:
         """Release all resources."""
 
 
 class Workers(ABC):
     """Workers of a run: they get tasks, and add what happens to the clock."""
+
+    @abstractmethod
+    def meet(self, coordinator: Coordinator) -> None:
+        """Note the coordinator, of which some workers need to know what it expects."""
 
     @abstractmethod
     def start(self, signals: Signals) -> None:
@@ -100,19 +104,32 @@ class Workers(ABC):
 
 
 class Parameters(ABC):
-    """Parameters of a run, and the gradients that change them.
+    """Parameters of a run, and the gradients that change them."""
 
-    Attributes:
-        first_version: version that the run begins with.
-        not_finite: why the parameters are not finite; empty while they are.
-    """
+    @property
+    @abstractmethod
+    def not_finite(self) -> str:
+        """Why the parameters are not finite; empty while they are."""
 
-    first_version: int
-    not_finite: str
+    @abstractmethod
+    def resume_at(self, version: int) -> None:
+        """Begin with what the server holds as this version."""
 
     @abstractmethod
     def begin(self) -> None:
         """Publish the first version."""
+
+    @abstractmethod
+    def assigned(self, command: Compute) -> None:
+        """Note that a worker gets a task."""
+
+    @abstractmethod
+    def cancelled(self, command: Interrupt) -> None:
+        """Note that the task of a worker is cancelled."""
+
+    @abstractmethod
+    def lost(self, worker: int) -> None:
+        """Note that a worker is lost."""
 
     @abstractmethod
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
@@ -133,3 +150,7 @@ class Parameters(ABC):
     @abstractmethod
     def check(self, now: float) -> None:
         """Check that nothing else has changed the parameters."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the trained parameters to the model, in memory of its own."""

@@ -83,6 +83,6 @@ class RealClock(Clock):
                 heappop(self._timers)
                 self._events.append(Timer(now))
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Wait for no file any more."""
         self._selector.close()

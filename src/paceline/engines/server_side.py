@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from math import prod
 from sys import float_info
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Accept, Apply, Arrival, Step
+from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
 from paceline.engines.ports import Parameters
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers
@@ -26,6 +26,7 @@ class ServerSide(Parameters):
         server: server of the parameters.
         versions: storage of the versions.
         gradients: storage for the gradient of each worker.
+        allocate: function that returns memory for the trained parameters.
         debug: whether a script that changes the server's model is detected.
 
     Attributes:
@@ -33,10 +34,17 @@ class ServerSide(Parameters):
     """
 
     def __init__(
-        self, server: ParameterServer, versions: VersionStore, gradients: list[FlatBuffers], *, debug: bool = False
+        self,
+        server: ParameterServer,
+        versions: VersionStore,
+        gradients: list[FlatBuffers],
+        allocate: Callable[[], FlatBuffers],
+        *,
+        debug: bool = False,
     ) -> None:
-        self.first_version = 0
+        self._allocate = allocate
         self.versions = versions
+        self._first_version = 0
         self._server = server
         self._gradients = gradients
         self._guard = ParameterGuard.for_model(server.model) if debug else None
@@ -47,14 +55,24 @@ class ServerSide(Parameters):
         """Why the parameters are not finite; empty while they are."""
         return self._server.not_finite
 
+    def resume_at(self, version: int) -> None:
+        """Begin with what the server holds as this version."""
+        self._first_version = version
+
     def begin(self) -> None:
         """Publish the first version, in storage that no worker reads."""
-        self._server.publish(self.versions.publish(self.first_version))
+        self._server.publish(self.versions.publish(self._first_version))
         self._snapshot()
 
-    def flush(self) -> None:
-        """Read all gradients that are held, so that workers may overwrite theirs."""
+    def assigned(self, command: Compute) -> None:
+        """Read the gradients that are held: the worker's next gradient overwrites the previous one."""
         self._server.flush()
+
+    def cancelled(self, command: Interrupt) -> None:
+        """Do nothing: the worker reads its version until it has cancelled the task."""
+
+    def lost(self, worker: int) -> None:
+        """Do nothing: its versions were released when its process ended."""
 
     def received(self, worker: int, draw: int, missing: Container[int], version: int | None) -> None:
         """Note a complete gradient, or its notice.
@@ -101,6 +119,10 @@ class ServerSide(Parameters):
     def accumulate(self) -> None:
         """Add the gradients that are held to the mean."""
         self._server.accumulate()
+
+    def close(self) -> None:
+        """Move the parameters to memory of their own: that of the versions may be shared, and ends with the run."""
+        self._server.publish(self._allocate())
 
     def check(self, now: float) -> None:
         """Check that nothing else has changed the parameters."""

@@ -46,7 +46,6 @@ class TaskBoard:
 
     def assign(self, command: Compute) -> None:
         """Give a worker a task, or let the task wait until the worker has cancelled the one before."""
-        self._parameters.flush()  # the worker's next gradient overwrites the previous one
         tasks = self[command.worker]
         if not tasks.is_ready:
             return  # its loss is an event that the coordinator has not handled yet

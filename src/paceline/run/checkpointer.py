@@ -10,7 +10,6 @@ from paceline.checkpoint.store import LATEST, Checkpoints
 from paceline.core.duration import Duration
 from paceline.engines.base import Engine
 from paceline.engines.loop import RunLoop
-from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import RunError, UsageError
 from paceline.recording.event_log import Prefix
 from paceline.recording.recorder import Recorder
@@ -58,7 +57,7 @@ class Checkpointer:
             "server": session.server,
             "recorder": recorder,
         }
-        if isinstance(engine, TimingEngine):
+        if isinstance(engine, RunLoop) and engine.is_simulated:
             self._parts["engine"] = engine
         self._coordinator = session.coordinator
         self._configuration = {**session.configuration, "versions": versions()}

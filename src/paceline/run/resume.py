@@ -15,7 +15,6 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Restarted
 from paceline.engines.base import Engine
 from paceline.engines.loop import RunLoop
-from paceline.engines.virtual.timing import TimingEngine
 from paceline.errors import PacelineError, PacelineWarning, RunError, UsageError
 from paceline.recording.event_log import Prefix, is_cut_short, read_records
 from paceline.recording.history import History
@@ -98,7 +97,7 @@ class Resumption:
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])
         if self._is_seamless:
-            assert isinstance(engine, TimingEngine)
+            assert isinstance(engine, RunLoop)
             engine.load_state_dict(state["engine"])
             return None
         engine.resume_at(self._session.coordinator.version, state["now"])

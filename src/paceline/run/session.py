@@ -19,8 +19,8 @@ from paceline.engines import distributed
 from paceline.engines.base import Engine
 from paceline.engines.local import LocalWorkers
 from paceline.engines.loop import RunLoop
-from paceline.engines.virtual.allreduce import VirtualAllReduce
-from paceline.engines.virtual.parameter_server import VirtualEngine
+from paceline.engines.virtual.allreduce import simulated_allreduce
+from paceline.engines.virtual.parameter_server import simulated_server
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
 from paceline.protocols.allreduce import AllReduceConfig
@@ -174,9 +174,9 @@ class Session:
         allreduce = self.config.plan.allreduce
         if allreduce is not None:
             replica = make_replica(job, seed, cluster.n, device=cluster.device, shards=allreduce.fragments)
-            return VirtualAllReduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
+            return simulated_allreduce(cluster, seed, allreduce, replica, self._workers(allreduce, cluster.n))
         replica = make_replica(job, seed, cluster.n, local_steps=local_steps, device=cluster.device)
-        return VirtualEngine(cluster, seed, replica, self.server, local_steps)
+        return simulated_server(cluster, seed, replica, self.server, local_steps)
 
     def _workers(self, allreduce: AllReduceConfig, n: int) -> list[AllReduceAlgorithm]:
         """Return the all-reduce algorithms of n simulated workers, the first with the parameters of this session."""

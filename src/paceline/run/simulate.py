@@ -17,8 +17,8 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Outcome
 from paceline.core.stop import Stop
-from paceline.engines.virtual.allreduce_timing import AllReduceTiming
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.allreduce_timing import TimedAllReduce
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.engines.virtual.vectorized.accounting import VectorizedAccounting
 from paceline.engines.virtual.vectorized.selection import vectorized_simulation
 from paceline.errors import RunError, UsageError
@@ -177,19 +177,19 @@ def _simulate_by_events(
 ) -> Simulated:
     coordinator = Coordinator(plan, workers=cluster.n, stop=stop, failure_detector=failure_detector)
     if plan.allreduce:
-        engine: TimingEngine = AllReduceTiming(cluster, seed, plan.allreduce, payload_bytes)
+        workers: TimedWorkers = TimedAllReduce(cluster, seed, plan.allreduce, payload_bytes)
     else:
-        engine = TimingEngine(cluster, seed, payload_bytes, plan.local_steps)
-    with engine, _collector_paused():
-        end = engine.run(coordinator)
+        workers = TimedWorkers(cluster, seed, payload_bytes, plan.local_steps)
+    with workers.loop() as loop, _collector_paused():
+        end = loop.run(coordinator)
     if end.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt
     if end.outcome.is_failure:
         raise RunError(f"after {coordinator.version} of {counted(stop.updates or 0, 'update')}: {end.reason}")
-    return _result(engine, cluster, payload_bytes)
+    return _result(workers, cluster, payload_bytes)
 
 
-def _result(done: TimingEngine | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
+def _result(done: TimedWorkers | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
     return Simulated(
         time_s=done.now,
         totals=done.totals(),

@@ -1,7 +1,7 @@
 """Attached loops against a job that is trained in simulation with the arrivals of their run."""
 
 import paceline as pl
-from arrival_replay import ArrivalReplay
+from arrival_replay import arrival_replay
 from loop_parts import BATCH, loss_of, sgd
 from paceline.catalogue.parser import parse_plan
 from paceline.run.config import RunConfig
@@ -29,6 +29,5 @@ def trained_with(events, job, n, protocol, stop):
     plan = parse_plan(protocol)
     session = Session(RunConfig(job=job, plan=plan, cluster=pl.Cluster(n), stop=pl.Stop.parse(stop), seed=SEED))
     replica = make_replica(job, SEED, n, local_steps=plan.local_steps)
-    engine = ArrivalReplay(pl.Cluster(n), SEED, replica, session.server, local_steps=plan.local_steps, events=events)
-    engine.run(session.coordinator)
+    arrival_replay(pl.Cluster(n), replica, session.server, events).run(session.coordinator)
     return list(session.model.state_dict().values())

@@ -1,39 +1,38 @@
-"""Engine that replays the events of another engine's run."""
+"""Events of another run, replayed with gradients that are computed again."""
 
-from paceline.core.events import Arrival
+from paceline.core.events import UpdateApplied
 from paceline.engines import distributed
 from paceline.engines.distributed import ParameterServerEngine
-from paceline.engines.virtual.parameter_server import VirtualEngine
+from paceline.engines.loop import RunLoop
+from paceline.engines.virtual.parameter_server import SimulatedServer
+from paceline.engines.virtual.timing import TimedWorkers
 
 
-class ArrivalReplay(VirtualEngine):
-    """Engine that replays the events of another engine's run and computes the gradients itself."""
+class ReplayedWorkers(TimedWorkers):
+    """Workers, and the clock, of a run of which the events are known."""
 
-    def __init__(self, *args, events, **settings):
-        super().__init__(*args, **settings)
-        self._recorded = iter(events)
+    def __init__(self, cluster, events):
+        super().__init__(cluster, seed=0)
+        self._recorded = list(reversed(events))
 
-    def next_event(self):
-        event = next(self._recorded)
+    def next_event(self, on_idle):
+        event = self._recorded.pop()
         self.now = event.now
-        if isinstance(event, Arrival) and self._draw_of(event.worker) == event.draw:
-            self._steps[event.worker] = event.minibatches
-            return self._arrival(event.worker, event.draw)
         return event
 
-    def _draw_of(self, worker):
-        """Return the draw under way, None if the worker's gradient came although its work was interrupted."""
-        return self._work[worker].draw if worker in self._work else None
-
-    def report_step(self, command, step):
-        if step is not None:  # at its recorded time, which controllers use
-            self._applied = next(self._recorded)._replace(step=step)
+    def tick(self):
+        """Leave out the event of a measured step, which the loop makes at the same time."""
+        if self._recorded and isinstance(self._recorded[-1], UpdateApplied):
+            self.now = self._recorded.pop().now
 
     def set_timer(self, command):
         pass
 
-    def evaluate(self, command):
-        pass
+
+def arrival_replay(cluster, replica, server, events, parameters=SimulatedServer):
+    """Return the loop of a run with these events, of which the gradients are computed again."""
+    workers = ReplayedWorkers(cluster, events)
+    return RunLoop(workers, parameters(workers, replica, server, cluster.network.wire), workers)
 
 
 def noted_events(monkeypatch):

@@ -5,7 +5,7 @@ import numpy as np
 import paceline as pl
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Apply
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.protocol import as_plan
 from paceline.theory import expected
 
@@ -24,8 +24,8 @@ def z_of(protocol, law, n, gradients=10_000, batches=20):
     theory = expected(protocol, pl.Cluster(n, law))
     at_s = []
     coordinator = Coordinator(as_plan(protocol), workers=n, stop=pl.Stop(updates=gradients // theory.k))
-    with TimingEngine(pl.Cluster(n, law), seed=0) as engine:
-        engine.run(coordinator, lambda now, _, commands: at_s.extend(now for each in commands if type(each) is Apply))
+    with TimedWorkers(pl.Cluster(n, law), seed=0).loop() as loop:
+        loop.run(coordinator, lambda now, _, commands: at_s.extend(now for each in commands if type(each) is Apply))
     length = int(0.9 * len(at_s)) // batches
     means = np.diff(at_s[-1 - batches * length :: length]) / length
     return theory, means.mean(), means.std(ddof=1) / batches**0.5

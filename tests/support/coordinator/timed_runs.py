@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.recording.callback import Memory
 from paceline.recording.recorder import Recorder
 from paceline.run.config import RunConfig
@@ -24,7 +24,7 @@ def timed_run(protocol, cluster, stop, worker_timeout_s=None, seed=0):
     )
     memory = Memory()
     recorder = Recorder(cluster.n, config.job.batch_size, "", lambda: 0.1, [memory])
-    with TimingEngine(cluster, seed) as engine:
-        end = engine.run(config.rules.coordinator(config.checked_plan, config.stop), recorder.observe)
+    with TimedWorkers(cluster, seed).loop() as loop:
+        end = loop.run(config.rules.coordinator(config.checked_plan, config.stop), recorder.observe)
     history = pl.results.History(lambda: memory.records, recorder.totals)
     return SimpleNamespace(history=history, time_s=recorder.reached_s, stopped_by=end.outcome, reason=end.reason)

@@ -13,7 +13,7 @@ from coordinator_harness import coordinator
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector, RoundTripFailureDetector
 from paceline.core.events import NOT_JOINED, PAUSE, Accept, Decision, Drop, Lost
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.policies.estimators.timeouts.round_trip_timeout import (
     MOST_SIGMA,
     RoundTripTimeout,
@@ -83,7 +83,7 @@ def decisions(plan, n, law, seed, unit_s, timeout, fault):
 
     failure_detector = FailureDetector(timeout and timeout * unit_s)
     checked = checked_plan(as_plan(plan), n, total=None, per_epoch=None)
-    TimingEngine(cluster, seed).run(
+    TimedWorkers(cluster, seed).loop().run(
         Coordinator(checked, workers=n, stop=pl.Stop(updates=15), failure_detector=failure_detector), observe
     )
     return found

@@ -15,7 +15,7 @@ from paceline.coordinator.minibatch_slices import cut
 from paceline.coordinator.settings import CoordinatorSettings
 from paceline.core.events import Accept, Arrival, Compute, Decision, Lost, Minibatch
 from paceline.core.stop import Stop
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import SetShares
 from paceline.protocols.plan_checks import checked_plan
@@ -125,8 +125,8 @@ def dealt_and_applied(faults, seed, per_run=30):
             if isinstance(command, Compute):
                 given[command.worker, command.draw] = command.minibatch
 
-    with TimingEngine(cluster, seed) as engine:
-        engine.run(driven, observe)
+    with TimedWorkers(cluster, seed).loop() as loop:
+        loop.run(driven, observe)
     return applied, unequal_work
 
 

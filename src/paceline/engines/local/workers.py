@@ -15,6 +15,7 @@ import torch
 
 from paceline.clusters.devices import cores
 from paceline.clusters.local import LocalCluster
+from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.engines.local import messages
 from paceline.engines.local import worker_process as processes
@@ -95,10 +96,11 @@ class LocalWorkers(Workers):
         self._slots = iter(range(3 * n + 4))
         gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
         self.clock = RealClock()
-        self.parameters = ServerSide(server, VersionStore(self._new_slot), gradients, debug=cluster.debug)
+        self.parameters = ServerSide(
+            server, VersionStore(self._new_slot), gradients, layout.allocate, debug=cluster.debug
+        )
         self._versions = self.parameters.versions
         self._tasks = TaskBoard(self.parameters, self._send)
-        self._server = server
         self._job = job
         self._cluster = cluster
         self._seed = seed
@@ -115,6 +117,9 @@ class LocalWorkers(Workers):
         self._failed: set[int] = set()  # workers whose latest process has ended by an exception
         self._first_failure: messages.TaskFailed | None = None
         self._spec: SharedPickle | None = None
+
+    def meet(self, coordinator: Coordinator) -> None:
+        """Do nothing: workers know no more than their tasks."""
 
     def start(self, signals: Signals) -> None:
         """Start the processes, and wait until they are ready or a signal is caught."""
@@ -322,7 +327,6 @@ class LocalWorkers(Workers):
                 peer.process.kill()
                 peer.process.join()
             peer.connection.close()
-        self._server.publish(self._layout.allocate())  # the shared memory ends with the run
         self._memory.close()
         if self._spec is not None:
             self._spec.close()

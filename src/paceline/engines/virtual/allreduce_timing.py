@@ -1,9 +1,9 @@
-"""All-reduce timing in virtual time, without gradients."""
+"""Simulated workers without a server: the times of all-reduce iterations."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, ClassVar
@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.core.events import AbortRun, Compute, Event, Outcome
-from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
+from paceline.engines.virtual.timing import NOT_A_WORKER, TimedWorkers
 from paceline.protocols.allreduce import AllReduceConfig
 
 
-class AllReduceTiming(TimingEngine):
-    """Simulation of the times of all-reduce iterations.
+class TimedAllReduce(TimedWorkers):
+    """Simulated workers of an all-reduce, and the clock of their run.
 
     Worker i has its gradient at f_i; an all-reduce takes t seconds. An iteration ends at max(f_i) + t, and all workers
     continue from there. If sums overlap gradients, worker i contributes at h_i = max(f_i, end of the previous
@@ -41,7 +41,7 @@ class AllReduceTiming(TimingEngine):
     """
 
     _saved: ClassVar[tuple[str, ...]] = (
-        *TimingEngine._saved,
+        *TimedWorkers._saved,
         "_free_s",
         "_lost",
         "_finished_s",
@@ -79,10 +79,21 @@ class AllReduceTiming(TimingEngine):
         self._links_free_s = 0.0  # when the bytes of all sums so far have been sent
         self._sum_ends_s: deque[tuple[int, float]] = deque()  # iteration and end of each sum that is not awaited yet
 
+    @property
+    def lost(self) -> Container[int]:
+        """Workers that were lost, and have had no task since."""
+        return self._lost
+
+    @property
+    def iteration(self) -> int:
+        """Number of iterations that have ended."""
+        return self._iteration
+
     def compute(self, command: Compute) -> None:
         """Start the task when the worker became free, which may be in the past."""
         worker, _, draw, *_ = command
         self.pulls += 1
+        self._lost.discard(worker)
         self._current[worker] = draw
         self._started_s[worker] = self.now
         start_s = min(self._free_s[worker], self.now)
@@ -95,7 +106,7 @@ class AllReduceTiming(TimingEngine):
             heappush(self._heap, (finished_s, self._sequence, worker, draw))
         self._finished_s[worker] = inf if fault is not None and fault.kind == "hang" else finished_s
 
-    def next_event(self) -> Event:
+    def next_event(self, on_idle: Callable[[], None]) -> Event:
         """Return the next gradient of an ended iteration, or the next event before an iteration ends."""
         while not self._arriving:
             if self.fired and (lost := self._lost_by_hanging()):

@@ -1,79 +1,68 @@
-"""Parameter-server engine in virtual time, with real gradients."""
+"""Parameter server of a simulation: real gradients, each computed at its version, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import nan
-from operator import itemgetter
 
-from paceline.clusters.faults import Fault
-from paceline.clusters.simulated import Cluster, RoundTrip
-from paceline.core.events import (
-    AbortRun,
-    Accept,
-    Apply,
-    Arrival,
-    Compute,
-    Evaluate,
-    Evaluated,
-    Interrupt,
-    Lost,
-    Outcome,
-)
+from paceline.clusters.simulated import Cluster
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
 from paceline.core.wire import parse_wire
+from paceline.engines.loop import RunLoop
+from paceline.engines.ports import Parameters
 from paceline.engines.server_side import compensated
 from paceline.engines.virtual.compressed_transfers import transfers_of
-from paceline.engines.virtual.timing import NOT_A_WORKER, TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.version_store import VersionStore
+from paceline.utils.state_dict import Stateful
 from paceline.utils.user_code import at_place
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.replica import GradientStats, Replica, TaskProgress
 
 
-class VirtualEngine(TimingEngine):
-    """Simulated parameter server with real gradients, each computed at its version and only if it will be accepted.
+class SimulatedServer(Stateful, Parameters):
+    """Parameters of a simulation with a server. A gradient is computed when it arrives, if it will be accepted.
 
     Args:
-        cluster: workers and their times.
-        seed: seed of the run, >= 0.
+        workers: simulated workers.
         replica: replica that computes all gradients and evaluations.
         server: owner of the parameters.
-        local_steps: local steps that the replica makes; None for none.
+        wire: format on the network, as in `Torchrun`.
     """
 
-    _saved = (*TimingEngine._saved, "work", "times")
+    _saved = ("work",)
     _parts = ("versions", "optimizers", "transfers")
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        seed: int,
-        replica: Replica,
-        server: ParameterServer,
-        local_steps: LocalSteps | None = None,
-    ) -> None:
-        super().__init__(cluster, seed, replica.layout.gradient_nbytes, local_steps)
+    def __init__(self, workers: TimedWorkers, replica: Replica, server: ParameterServer, wire: str) -> None:
         device = server.device
+        self._workers = workers
         self._replica = replica
-        replica.is_bound_to_server = local_steps is None
         self._optimizers = replica if isinstance(replica, LocalStepsReplica) else None  # of the workers' local steps
-        self._transfers = transfers_of(parse_wire(cluster.network.wire), replica.layout)
+        replica.is_bound_to_server = self._optimizers is None
+        self._transfers = transfers_of(parse_wire(wire), replica.layout)
         self._server = server
         self._versions = VersionStore(lambda: replica.layout.allocate(device))
         self._gradient = replica.layout.allocate(device)
         self._work: dict[int, Compute] = {}
-        self._times: dict[int, RoundTrip] = {}
-        self._duration_s = self._stored_duration_s
         server.publish(self._versions.publish(0))
 
-    def _close(self, error: BaseException | None) -> None:
-        """End the background processes of the replica."""
-        self._replica.close()
+    @property
+    def not_finite(self) -> str:
+        """Why the parameters are not finite; empty while they are."""
+        return self._server.not_finite
 
-    def compute(self, command: Compute) -> None:
+    def resume_at(self, version: int) -> None:
+        """Begin with the parameters of the server as this version."""
+        self._server.publish(self._versions.publish(version))
+
+    def begin(self) -> None:
+        """Do nothing: the first version is published."""
+
+    def assigned(self, command: Compute) -> None:
         """Keep the version until the gradient arrives."""
         old = self._work.pop(command.worker, None)
         if old is not None:  # the worker was declared lost and has joined again
@@ -82,71 +71,73 @@ class VirtualEngine(TimingEngine):
         self._work[command.worker] = command
         if self._transfers is not None:
             self._transfers.receive(command.worker, command.version, self._versions[command.version])
-        super().compute(command)
 
-    def interrupt(self, command: Interrupt) -> None:
-        """Drop the task and release its version."""
-        super().interrupt(command)
+    def cancelled(self, command: Interrupt) -> None:
+        """Release the version of a task."""
         self._versions.release(self._work.pop(command.worker).version)
+
+    def lost(self, worker: int) -> None:
+        """Release the version of a worker's task, and forget what the worker has."""
+        work = self._work.pop(worker, None)
+        if work is not None:
+            self._versions.release(work.version)
+        if self._optimizers is not None:
+            self._optimizers.forget(worker)
+        if self._transfers is not None:
+            self._transfers.forget(worker)
+
+    def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
+        """Return an arrival with the gradient that is computed now; without it if it will not be accepted."""
+        work = self._work.get(arrival.worker)
+        if work is None or work.draw != arrival.draw:
+            return arrival
+        del self._work[arrival.worker]
+        measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
+        is_used = coordinator.would_accept(arrival.worker, arrival.draw)
+        if is_used or self._transfers is not None:  # it would be sent and dropped
+            measured = self._compute_gradient(work, arrival.minibatches)
+        is_fault, times = not arrival.finite, {"compute_s": arrival.compute_s, "minibatches": arrival.minibatches}
+        arrival = compensated(
+            arrival=arrival._replace(**{**measured._asdict(), **times}),
+            coordinator=coordinator,
+            server=self._server,
+            version=work.version,
+            then=self._versions[work.version],
+            gradient=self._gradient,
+        )
+        self._versions.release(work.version)
+        return arrival._replace(finite=False) if is_fault else arrival
 
     def accept(self, command: Accept) -> None:
         """Enqueue the gradient of the latest arrival."""
         self._server.enqueue(self._gradient, command.samples, command.step_scale, command.worker)
 
-    def apply(self, command: Apply) -> None:
+    def apply(self, command: Apply) -> Step | None:
         """Make the update and publish it."""
-        super().apply(command)
-        step = self._server.apply(command, self._versions.publish(command.version))
-        self.report_step(command, step)
-        if self._server.not_finite:
-            self._at(self.now, AbortRun(self.now, Outcome.NOT_FINITE, self._server.not_finite))
+        self._workers.count_update(command)
+        return self._server.apply(command, self._versions.publish(command.version))
 
-    def evaluate(self, command: Evaluate) -> None:
-        """Evaluate the version, in zero virtual time."""
-        metrics = self._replica.evaluate(self._versions[command.version])
-        self._at(self.now, Evaluated(self.now, command.version, metrics))
+    def evaluation(self, version: int) -> Mapping[str, float]:
+        """Return the metrics of a version."""
+        return self._replica.evaluate(self._versions[version])
 
-    def resume_at(self, version: int, now: float) -> None:
-        """Start at this time, with the parameters of the server as this version."""
-        super().resume_at(version, now)
-        self._server.publish(self._versions.publish(version))
+    def accumulate(self) -> None:
+        """Do nothing: the only gradient is read when the next one is computed."""
 
-    def _lose(self, fault: Fault, reason: str) -> Lost:
-        self._versions.release(self._work.pop(fault.worker).version)
-        if self._optimizers is not None:
-            self._optimizers.forget(fault.worker)
-        if self._transfers is not None:
-            self._transfers.forget(fault.worker)
-        return super()._lose(fault, reason)
+    def check(self, now: float) -> None:
+        """Do nothing: only real runs are debugged."""
 
-    def _arrival(self, worker: int, draw: int) -> Arrival:
-        self._finish(worker)
-        work = self._work.pop(worker)
-        measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
-        if self._coordinator.would_accept(worker, draw) or self._transfers is not None:  # it would be sent and dropped
-            measured = self._compute_gradient(work)
-        times = self._times[worker]
-        steps = self._steps.get(worker, 1)
-        arrival = Arrival(self.now, worker, draw, **{**measured._asdict(), **times._asdict(), "minibatches": steps})
-        then = self._versions[work.version]
-        arrival = compensated(
-            arrival=arrival,
-            coordinator=self._coordinator,
-            server=self._server,
-            version=work.version,
-            then=then,
-            gradient=self._gradient,
-        )
-        self._versions.release(work.version)
-        return arrival
+    def close(self) -> None:
+        """End the background processes of the replica."""
+        self._replica.close()
 
-    def _compute_gradient(self, work: Compute) -> GradientStats:
+    def _compute_gradient(self, work: Compute, minibatches: int) -> GradientStats:
         self._server.flush()  # the next gradient overwrites the only gradient buffer
         if self._replica.prefetches:
             self._replica.prefetch(self._in_flight())
         self._replica.progress = TaskProgress.of(work)
         if self._optimizers is not None:
-            self._optimizers.steps = self._steps[work.worker]
+            self._optimizers.steps = minibatches
         transfers = self._transfers
         with at_place(f"after update {work.version}"):
             version = self._versions[work.version] if transfers is None else transfers.received(work.worker)
@@ -158,14 +149,24 @@ class VirtualEngine(TimingEngine):
 
     def _in_flight(self) -> Iterator[UpcomingMinibatch]:
         """Yield the tasks in flight, in the order of their arrivals."""
-        for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
-            if worker != NOT_A_WORKER and self._current[worker] == draw and worker in self._work:
+        for worker, draw in self._workers.in_flight():
+            if worker in self._work:
                 yield UpcomingMinibatch(worker, draw, self._work[worker].minibatch)
 
-    def _local_round_trip(self, command: Compute, local_steps: LocalSteps) -> RoundTrip:
-        self._times[command.worker] = times = super()._local_round_trip(command, local_steps)
-        return times
 
-    def _stored_duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
-        self._times[worker] = times = self._round_trips.times(worker, draw, start_s, share)
-        return times.total_s
+def simulated_server(
+    cluster: Cluster, seed: int, replica: Replica, server: ParameterServer, local_steps: LocalSteps | None = None
+) -> RunLoop:
+    """Return the loop of a simulation with a server and real gradients.
+
+    Args:
+        cluster: workers and their times.
+        seed: seed of the run, >= 0.
+        replica: replica that computes all gradients and evaluations.
+        server: owner of the parameters.
+        local_steps: local steps that the replica makes; None for none.
+    """
+    workers = TimedWorkers(cluster, seed, replica.layout.gradient_nbytes, local_steps, keeps_times=True)
+    parameters = SimulatedServer(workers, replica, server, cluster.network.wire)
+    workers.evaluation = parameters.evaluation
+    return RunLoop(workers, parameters, workers, simulated=[workers, parameters])

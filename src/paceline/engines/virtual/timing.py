@@ -1,26 +1,30 @@
-"""Discrete-event simulation of a parameter server's timing, without gradients."""
+"""Simulated workers of a parameter server: a discrete-event simulation of their times."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from math import inf
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster, RoundTrip
+from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
-from paceline.engines.base import Engine
+from paceline.engines.loop import RunLoop
+from paceline.engines.ports import Clock, Parameters, Workers
+from paceline.engines.signals import Signals
 from paceline.protocols.local_steps import LocalSteps
 from paceline.recording.history import Totals
-from paceline.utils.state_dict import Stateful
+from paceline.utils.state_dict import Stateful, check_kind
 
 NOT_A_WORKER = -1
 
 
-class TimingEngine(Stateful, Engine):
-    """Discrete-event engine for times alone.
+class TimedWorkers(Stateful, Workers, Clock):
+    """Simulated workers, and the clock of their run, which is that of events.
 
     `now` is the clock of the parameter server: an arrival is handled when the server is free.
 
@@ -29,8 +33,10 @@ class TimingEngine(Stateful, Engine):
         seed: seed of the run, >= 0.
         payload_bytes: bytes of the parameters, and of a gradient, >= 0.
         local_steps: local steps of each worker's work; None for one gradient.
+        keeps_times: whether arrivals have the parts of their round trips.
 
     Attributes:
+        evaluation: function that returns the metrics of a version; None without parameters.
         pulls: number of tasks.
         fired: scripted faults that have occurred.
     """
@@ -49,11 +55,19 @@ class TimingEngine(Stateful, Engine):
     )
 
     def __init__(
-        self, cluster: Cluster, seed: int, payload_bytes: float = 0, local_steps: LocalSteps | None = None
+        self,
+        cluster: Cluster,
+        seed: int,
+        payload_bytes: float = 0,
+        local_steps: LocalSteps | None = None,
+        *,
+        keeps_times: bool = False,
     ) -> None:
-        super().__init__()
+        self.now = 0.0
+        self.evaluation: Callable[[int], Mapping[str, float]] | None = None
         self._round_trips = cluster.round_trips(seed, payload_bytes)
-        self._duration_s = self._round_trips.duration_s
+        self._times: dict[int, RoundTrip] | None = {} if keeps_times else None  # of the newest task of each worker
+        self._duration_s = self._kept_duration_s if keeps_times else self._round_trips.duration_s
         self._local_steps = local_steps
         self._steps: dict[int, int] = {}  # of the newest task of each worker that makes local steps
         self._confirm = None if self._round_trips.is_certain else self._round_trips.confirm
@@ -81,7 +95,30 @@ class TimingEngine(Stateful, Engine):
         """Number of arrivals."""
         return self._arrivals
 
-    def next_event(self) -> events.Event:
+    def loop(self) -> RunLoop:
+        """Return the loop of a run without parameters."""
+        return RunLoop(self, TimesOnly(self), self, simulated=[self])
+
+    # --- clock --------------------------------------------------------------------------------------------
+
+    def begin(self, signals: Signals) -> None:
+        """Do nothing: time passes from event to event."""
+
+    def tick(self) -> None:
+        """Do nothing, as `begin`."""
+
+    def add(self, event: events.Event) -> None:
+        """Schedule an event of this moment."""
+        self._at(self.now, event)
+
+    def set_timer(self, command: events.SetTimer) -> None:
+        """Schedule a timer."""
+        self._at(command.at_s, events.Timer(command.at_s))
+
+    def stop(self) -> None:
+        """Do nothing: there are no resources."""
+
+    def next_event(self, on_idle: Callable[[], None]) -> events.Event:
         """Return the earliest event that was not cancelled."""
         while True:
             if self.fired and (lost := self._lost_by_hanging()):
@@ -106,6 +143,15 @@ class TimingEngine(Stateful, Engine):
             if arrived is not None:
                 return arrived
 
+    # --- workers ------------------------------------------------------------------------------------------
+
+    def meet(self, coordinator: Coordinator) -> None:
+        """Note the coordinator, on whose timeout depends when a worker that hangs is lost."""
+        self._coordinator = coordinator
+
+    def start(self, signals: Signals) -> None:
+        """Do nothing: there are no processes."""
+
     def compute(self, command: events.Compute) -> None:
         """Schedule the arrival of the gradient after a round trip."""
         worker, _, draw, minibatch, *_ = command
@@ -125,31 +171,46 @@ class TimingEngine(Stateful, Engine):
         self._totals.interrupted += 1
         self._finish(command.worker)
 
-    def restart_worker(self, command: events.RestartWorker) -> None:
+    def restart(self, command: events.RestartWorker) -> None:
         """Do nothing: times belong to the number of a worker, so another process would be as slow."""
 
-    def accept(self, command: events.Accept) -> None:
-        """Count the task as useful."""
-        self._useful_s += self.now - self._started_s[command.worker]
+    def evaluate(self, command: events.Evaluate) -> None:
+        """Evaluate the version, in zero virtual time; without parameters there is nothing to evaluate."""
+        if self.evaluation is not None:
+            self.add(events.Evaluated(self.now, command.version, self.evaluation(command.version)))
 
-    def apply(self, command: events.Apply) -> None:
-        """Count the gradients of the update, and advance the clock by the server's time."""
+    def lend_cores(self) -> None:
+        """Do nothing: virtual time does not depend on cores."""
+
+    def save_after(self, draws: Mapping[int, int]) -> None:
+        """Do nothing: the state of the simulation is saved as a whole."""
+
+    def close(self, error: BaseException | None) -> None:
+        """Do nothing, as `start`."""
+
+    # --- accounts -----------------------------------------------------------------------------------------
+
+    def started_s(self, worker: int) -> float:
+        """Return when the newest task of a worker was begun."""
+        return self._started_s[worker]
+
+    def in_flight(self) -> Iterator[tuple[int, int]]:
+        """Yield worker and draw of the tasks in flight, in the order of their arrivals."""
+        for _, _, worker, draw in sorted(self._heap, key=itemgetter(0, 1)):
+            if worker != NOT_A_WORKER and self._current[worker] == draw:
+                yield worker, draw
+
+    def count_useful(self, worker: int) -> None:
+        """Count the newest task of a worker as useful."""
+        self._useful_s += self.now - self._started_s[worker]
+
+    def count_update(self, command: events.Apply) -> None:
+        """Count the gradients of an update, and advance the clock by the server's time."""
         totals = self._totals
         totals.updates += 1
         for gradient in command.gradients:
             totals.staleness[gradient.staleness] += 1
         self.now += self._update_s
-
-    def evaluate(self, command: events.Evaluate) -> None:
-        """Do nothing: there are no parameters."""
-
-    def set_timer(self, command: events.SetTimer) -> None:
-        """Schedule a timer."""
-        self._at(command.at_s, events.Timer(command.at_s))
-
-    def resume_at(self, version: int, now: float) -> None:
-        """Start at this time."""
-        self.now = now
 
     def totals(self) -> Totals:
         """Return the totals so far, with one sample per gradient."""
@@ -165,15 +226,16 @@ class TimingEngine(Stateful, Engine):
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the pending events and the tasks of the workers."""
         totals = vars(self._totals) | {"staleness": Counter(self._totals.staleness)}
-        return {"totals": totals, **super().state_dict()}
+        kept = {} if self._times is None else {"times": dict(self._times)}
+        return {"totals": totals, **super().state_dict(), **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state of the same cluster."""
         self._totals = Totals(**state["totals"])
         super().load_state_dict({"steps": {}, **state})  # missing in early runs
-
-    def _close(self, error: BaseException | None) -> None:
-        """Do nothing: there are no processes."""
+        if self._times is not None:
+            check_kind("times", state["times"], self._times)
+            self._times = dict(state["times"])
 
     def _finish(self, worker: int) -> None:
         self._current[worker] = 0
@@ -182,12 +244,22 @@ class TimingEngine(Stateful, Engine):
     def _arrival(self, worker: int, draw: int) -> events.Arrival:
         self._arrivals += 1
         self._finish(worker)
-        return events.Arrival(self.now, worker, draw, minibatches=self._steps.get(worker, 1))
+        minibatches = self._steps.get(worker, 1)
+        if self._times is None:
+            return events.Arrival(self.now, worker, draw, minibatches=minibatches)
+        return events.Arrival(self.now, worker, draw, minibatches=minibatches, **self._times[worker]._asdict())
+
+    def _kept_duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
+        assert self._times is not None
+        self._times[worker] = times = self._round_trips.times(worker, draw, start_s, share)
+        return times.total_s
 
     def _local_round_trip(self, command: events.Compute, local_steps: LocalSteps) -> RoundTrip:
         worker, _, draw, minibatch, *_ = command
         most = local_steps.most if minibatch is None else minibatch.length
         times, self._steps[worker] = self._round_trips.local_steps(worker, draw, self.now, local_steps, most)
+        if self._times is not None:
+            self._times[worker] = times
         return times
 
     def _at(self, at_s: float, event: events.Event) -> None:
@@ -217,3 +289,55 @@ class TimingEngine(Stateful, Engine):
     def _lose(self, fault: Fault, reason: str) -> events.Lost:
         self._finish(fault.worker)
         return events.Lost(self.now, fault.worker, reason)
+
+
+class TimesOnly(Parameters):
+    """Parameters of a simulation of times alone: none.
+
+    Args:
+        workers: workers, which count what becomes of their gradients.
+    """
+
+    def __init__(self, workers: TimedWorkers) -> None:
+        self._workers = workers
+
+    @property
+    def not_finite(self) -> str:
+        """Nothing."""
+        return ""
+
+    def resume_at(self, version: int) -> None:
+        """Do nothing."""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def assigned(self, command: events.Compute) -> None:
+        """Do nothing."""
+
+    def cancelled(self, command: events.Interrupt) -> None:
+        """Do nothing."""
+
+    def lost(self, worker: int) -> None:
+        """Do nothing."""
+
+    def arrived(self, arrival: events.Arrival, coordinator: Coordinator) -> events.Arrival:
+        """Return the arrival."""
+        return arrival
+
+    def accept(self, command: events.Accept) -> None:
+        """Count the task as useful."""
+        self._workers.count_useful(command.worker)
+
+    def apply(self, command: events.Apply) -> None:
+        """Count the gradients of the update."""
+        self._workers.count_update(command)
+
+    def accumulate(self) -> None:
+        """Do nothing."""
+
+    def check(self, now: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

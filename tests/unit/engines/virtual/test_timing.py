@@ -6,7 +6,7 @@ import paceline as pl
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Apply, Drop, Joined, Lost
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from selections import parametrize_few
@@ -123,8 +123,8 @@ def test_a_busy_server_limits_the_throughput():
 
 
 def test_a_checkpoint_from_before_local_steps_is_loaded():
-    engine, again = (TimingEngine(pl.Cluster(2, pl.timing.Deterministic(1.0)), seed=0) for _ in range(2))
-    engine.run(Coordinator(as_plan(pl.bsp()), workers=2, stop=pl.Stop(updates=3)))
+    engine, again = (TimedWorkers(pl.Cluster(2, pl.timing.Deterministic(1.0)), seed=0) for _ in range(2))
+    engine.loop().run(Coordinator(as_plan(pl.bsp()), workers=2, stop=pl.Stop(updates=3)))
     state = engine.state_dict()
     del state["steps"]
     again.load_state_dict(state)
@@ -138,7 +138,7 @@ def simulated_with(*faults, updates, n=2, protocol=None, **knobs):
     """Return the engine, its events but arrivals, its drops, and (seconds, gradients) of each update."""
     plan = checked_plan(as_plan(protocol or pl.bsp()), n, total=None, per_epoch=None)
     coordinator = Coordinator(plan, workers=n, stop=pl.Stop(updates=updates), **knobs)
-    engine = TimingEngine(pl.Cluster(n, pl.timing.Deterministic(1.0), faults=faults), seed=0)
+    engine = TimedWorkers(pl.Cluster(n, pl.timing.Deterministic(1.0), faults=faults), seed=0)
     events, drops, made = [], [], []
 
     def observe(now, event, commands):
@@ -147,7 +147,7 @@ def simulated_with(*faults, updates, n=2, protocol=None, **knobs):
         drops.extend((now, command.worker, command.reason) for command in commands if isinstance(command, Drop))
         made.extend((now, len(command.gradients)) for command in commands if isinstance(command, Apply))
 
-    engine.end = engine.run(coordinator, observe)
+    engine.end = engine.loop().run(coordinator, observe)
     return engine, events, drops, made
 
 

@@ -17,7 +17,7 @@ from paceline.clusters.timing.trace import TraceRow
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Apply, Compute, Decision
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.engines.virtual.vectorized import renewal
 from paceline.engines.virtual.vectorized.lockstep import Lockstep
 from paceline.engines.virtual.vectorized.renewal import Renewal
@@ -56,7 +56,7 @@ class Seen:
 
 def by_events(protocol, cluster, updates, seed=0, payload_bytes=0):
     plan = checked_plan(as_plan(protocol), cluster.n, total=None, per_epoch=None)
-    engine = TimingEngine(cluster, seed, payload_bytes)
+    engine = TimedWorkers(cluster, seed, payload_bytes)
     made, given = [], Counter()
 
     def observe(now, event, commands):
@@ -66,7 +66,7 @@ def by_events(protocol, cluster, updates, seed=0, payload_bytes=0):
                 made.append((now, [gradient.staleness for gradient in command.gradients]))
             assert not (isinstance(command, Decision) and command.kind == "lost")
 
-    engine.run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)), observe)
+    engine.loop().run(Coordinator(plan, workers=cluster.n, stop=pl.Stop(updates=updates)), observe)
     assert engine.pulls == given[Compute]
     return seen(made, engine)
 

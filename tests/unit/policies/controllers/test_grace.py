@@ -7,7 +7,7 @@ from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.core.stop import Stop
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.errors import UsageError
 from paceline.protocols.plan_checks import checked_plan
 from tiny_jobs import tiny_job
@@ -17,7 +17,7 @@ def updates_of(plan, seconds, **more):
     """Return (seconds since the update before, gradients, reason) of each update of workers with these times."""
     cluster = pl.Cluster(len(seconds), pl.timing.Deterministic(1.0), speed=[1 / each for each in seconds], **more)
     times, found = [0.0], []
-    engine = TimingEngine(cluster, seed=0)
+    engine = TimedWorkers(cluster, seed=0)
 
     def observe(now, event, commands):
         for each in commands:
@@ -25,8 +25,8 @@ def updates_of(plan, seconds, **more):
                 found.append((pytest.approx(engine.now - times[-1]), len(each.gradients), each.reason))
                 times.append(engine.now)
 
-    with engine:
-        engine.run(Coordinator(parse_plan(plan), workers=cluster.n, stop=Stop(updates=5)), observe)
+    with engine.loop() as loop:
+        loop.run(Coordinator(parse_plan(plan), workers=cluster.n, stop=Stop(updates=5)), observe)
     return found
 
 

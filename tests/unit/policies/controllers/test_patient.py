@@ -6,7 +6,7 @@ import paceline as pl
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.core.stop import Stop
-from paceline.engines.virtual.timing import TimingEngine
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.errors import PacelineWarning
 from paceline.protocols.protocol import Phase, Plan
 from selections import parametrize_few
@@ -19,15 +19,15 @@ STEADY = pl.timing.Uniform(0.98, 1.02)
 def updates_of(cluster, phi, base="k_sync", seconds=120.0):
     """Return (time, gradients, reason) of each update under `patient` with a known phi."""
     found = []
-    engine = TimingEngine(cluster, seed=1)
+    engine = TimedWorkers(cluster, seed=1)
 
     def observe(now, event, commands):
         applied = [each for each in commands if isinstance(each, events.Apply)]
         found.extend((engine.now, len(each.gradients), each.reason) for each in applied)
 
     phase = Phase(pl.patient(base=base).protocol, controllers=(pl.controllers.Patient(phi=phi),))
-    with engine:
-        engine.run(Coordinator(Plan((phase,)), workers=cluster.n, stop=Stop(seconds=seconds)), observe)
+    with engine.loop() as loop:
+        loop.run(Coordinator(Plan((phase,)), workers=cluster.n, stop=Stop(seconds=seconds)), observe)
     return found
 
 
