@@ -14,7 +14,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,8 @@ import paceline as pl
 from common import options, report, rounded
 from equality import difference
 from paceline.catalogue.parser import parse_plan
-from paceline.core.events import Arrival, Command, Compute, Event, SetTimer
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import Arrival, Command, Compute, Event, SetTimer, UpdateApplied
 from paceline.engines.loop import RunLoop
 from paceline.engines.virtual.parameter_server import SimulatedServer
 from paceline.engines.virtual.timing import TimedWorkers
