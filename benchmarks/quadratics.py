@@ -131,7 +131,6 @@ class Quadratics(TimesOnly):
         noise_seed: int,
         exact_loss: bool = False,
     ) -> None:
-        super().__init__(workers)
         self._timed = workers
         self._problem = problem
         self._rate = rate
@@ -159,12 +158,10 @@ class Quadratics(TimesOnly):
 
     def accept(self, command: events.Accept) -> None:
         """Hold the gradient."""
-        super().accept(command)
         self._held.append(self._last)
 
     def apply(self, command: events.Apply) -> events.Step | None:
         """Step."""
-        super().apply(command)
         mean = np.mean(self._held, axis=0)
         self._held.clear()
         rate = self._rate * command.lr_scale * command.step_scale

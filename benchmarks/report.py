@@ -69,7 +69,6 @@ class Measured(TimesOnly):
     """Parameters of a simulation of times, with compute times and losses as if gradients were computed."""
 
     def __init__(self, workers: TimedWorkers) -> None:
-        super().__init__(workers)
         self._timed = workers
 
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:

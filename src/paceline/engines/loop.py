@@ -8,7 +8,7 @@ from typing import Any, Self, final
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
-from paceline.engines.ports import Clock, Parameters, Workers
+from paceline.engines.ports import Clock, Follower, Parameters, Workers
 from paceline.engines.signals import Signals
 from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.utils.state_dict import Stateful
@@ -25,6 +25,9 @@ class RunLoop:
         parameters: parameters and gradients.
         clock: time, and the events in their order.
         simulated: parts of a simulation, whose state is the whole state of the run beside coordinator and server.
+        follower: observer that lets another process repeat the run; None for none.
+        signals: record of the signals that this process gets; None for a new one.
+        network: counts of the connections of this process; None for none.
 
     Attributes:
         is_settled: whether the server has the newest version, so that the run can be saved.
@@ -35,11 +38,20 @@ class RunLoop:
     is_settled = True
 
     def __init__(
-        self, workers: Workers, parameters: Parameters, clock: Clock, simulated: Sequence[Stateful] = ()
+        self,
+        workers: Workers,
+        parameters: Parameters,
+        clock: Clock,
+        *,
+        simulated: Sequence[Stateful] = (),
+        follower: Follower | None = None,
+        signals: Signals | None = None,
+        network: NetworkCounters | None = None,
     ) -> None:
+        self.signals = signals or Signals()
+        self.network = network or NetworkCounters()
         self._simulated = simulated
-        self.signals = Signals()
-        self.network = NetworkCounters()
+        self._follower = follower
         self._workers = workers
         self._parameters = parameters
         self._clock = clock
@@ -56,11 +68,10 @@ class RunLoop:
         self.signals.install()
         try:
             self._parameters.begin()
-            self._workers.start(self.signals)
+            self._is_ready = self._workers.start(self.signals)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
-        self._is_ready = not self.signals.caught
         self._clock.begin(self.signals)
         return self
 
@@ -111,7 +122,7 @@ class RunLoop:
             events.Compute: self._compute,
             events.Interrupt: self._interrupt,
             events.RestartWorker: self._workers.restart,
-            events.Accept: self._parameters.accept,
+            events.Accept: self._accept,
             events.Apply: self._apply,
             events.Evaluate: self._workers.evaluate,
             events.SetTimer: self._clock.set_timer,
@@ -125,14 +136,20 @@ class RunLoop:
                 action = carry_out.get(type(command))  # other commands are only recorded
                 if action is not None and self._is_ready:
                     action(command)
+            if self._follower is not None:
+                self._follower.on_commands()
             if observe is not None:
                 observe(self.now, event, commands)
             if coordinator.stopped:
                 break
             coordinator.prepare()
             event = self._next_event()
+            if self._follower is not None:
+                self._follower.on_event(event)
             commands = coordinator.handle(event)
-        return next(command for command in commands if isinstance(command, events.EndRun))
+        last = next(command for command in commands if isinstance(command, events.EndRun))
+        self._workers.ended(last)
+        return last
 
     def _compute(self, command: events.Compute) -> None:
         self._parameters.assigned(command)
@@ -142,8 +159,12 @@ class RunLoop:
         self._parameters.cancelled(command)
         self._workers.interrupt(command)
 
+    def _accept(self, command: events.Accept) -> None:
+        self._workers.accepted(command)
+        self._parameters.accept(command)
+
     def _apply(self, command: events.Apply) -> None:
-        self._workers.lend_cores()
+        self._workers.updating(command)
         step = self._parameters.apply(command)
         self._clock.tick()
         if step is not None:
@@ -167,5 +188,7 @@ class RunLoop:
         return event
 
     def _use_idle_time(self) -> None:
+        if self._follower is not None:
+            self._follower.before_wait()
         self._workers.lend_cores()
         self._parameters.accumulate()

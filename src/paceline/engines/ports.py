@@ -11,6 +11,7 @@ from paceline.core.events import (
     Apply,
     Arrival,
     Compute,
+    EndRun,
     Evaluate,
     Event,
     Interrupt,
@@ -67,8 +68,8 @@ class Workers(ABC):
         """Note the coordinator, of which some workers need to know what it expects."""
 
     @abstractmethod
-    def start(self, signals: Signals) -> None:
-        """Start the workers, and wait until they are ready or a signal is caught."""
+    def start(self, signals: Signals) -> bool:
+        """Start the workers, and wait until they are ready or a signal is caught; return whether they are ready."""
 
     @abstractmethod
     def compute(self, command: Compute) -> None:
@@ -87,8 +88,20 @@ class Workers(ABC):
         """Start to evaluate a version; an `Evaluated` event follows."""
 
     @abstractmethod
+    def accepted(self, command: Accept) -> None:
+        """Note that the gradient of a worker is accepted."""
+
+    @abstractmethod
+    def updating(self, command: Apply) -> None:
+        """Note that an update is made now."""
+
+    @abstractmethod
     def lend_cores(self) -> None:
         """Let the server compute on cores that no worker uses, if they are known."""
+
+    @abstractmethod
+    def ended(self, command: EndRun) -> None:
+        """Note the end of the run, which its workers have to know."""
 
     @abstractmethod
     def save_after(self, draws: Mapping[int, int]) -> None:
@@ -154,3 +167,19 @@ class Parameters(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the trained parameters to the model, in memory of its own."""
+
+
+class Follower(ABC):
+    """Observer of a loop, of which another process repeats the events."""
+
+    @abstractmethod
+    def on_event(self, event: Event) -> None:
+        """Note an event, before the coordinator handles it."""
+
+    @abstractmethod
+    def on_commands(self) -> None:
+        """Note that the commands of an event are carried out, before the run is recorded."""
+
+    @abstractmethod
+    def before_wait(self) -> None:
+        """Do work while there is nothing else to do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -30,6 +30,11 @@ class RealClock(Clock):
         self._begun_s = time.monotonic() - self.now
         self.watch(signals.reader, lambda: self.add(signals.abort(self.now)))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run has begun."""
+        return self._begun_s > 0
+
     def elapsed_s(self) -> float:
         """Return the seconds since the run began."""
         return time.monotonic() - self._begun_s
@@ -49,6 +54,15 @@ class RealClock(Clock):
     def add(self, event: Event) -> None:
         """Add an event of this moment."""
         self._events.append(event)
+
+    def replace(self, events: Iterable[Event]) -> None:
+        """Replace all events by others."""
+        self._events = deque(events)
+
+    def read(self, timeout_s: float) -> None:
+        """Read the files that can be read within a time."""
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
 
     def fail_after_events(self, failure: Exception) -> None:
         """Raise an error once all events have been returned."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from math import prod
 from sys import float_info
+from typing import Protocol
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
@@ -13,6 +14,19 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.tensors.version_store import VersionStore
 from paceline.worker.parameter_guard import ParameterGuard
+
+
+class OtherShards(Protocol):
+    """Servers of the other shards, which do what this one does."""
+
+    def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
+        """Compensate the parts of a gradient that was computed at this version."""
+
+    def accept(self, command: Accept) -> None:
+        """Add the parts of a gradient to the pending update."""
+
+    def apply(self, update: Apply, is_read: bool) -> None:
+        """Make an update, in other storage if the previous version is still read."""
 
 
 class ServerSide(Parameters):
@@ -26,7 +40,8 @@ class ServerSide(Parameters):
         server: server of the parameters.
         versions: storage of the versions.
         gradients: storage for the gradient of each worker.
-        allocate: function that returns memory for the trained parameters.
+        allocate: function that returns memory for the trained parameters, if that of the versions ends with the run.
+        shards: servers of the other shards; None without any.
         debug: whether a script that changes the server's model is detected.
 
     Attributes:
@@ -38,13 +53,15 @@ class ServerSide(Parameters):
         server: ParameterServer,
         versions: VersionStore,
         gradients: list[FlatBuffers],
-        allocate: Callable[[], FlatBuffers],
         *,
+        allocate: Callable[[], FlatBuffers] | None = None,
+        shards: OtherShards | None = None,
         debug: bool = False,
     ) -> None:
         self._allocate = allocate
         self.versions = versions
         self._first_version = 0
+        self._shards = shards
         self._server = server
         self._gradients = gradients
         self._guard = ParameterGuard.for_model(server.model) if debug else None
@@ -54,6 +71,11 @@ class ServerSide(Parameters):
     def not_finite(self) -> str:
         """Why the parameters are not finite; empty while they are."""
         return self._server.not_finite
+
+    @property
+    def first_version(self) -> int:
+        """Version that the run begins with."""
+        return self._first_version
 
     def resume_at(self, version: int) -> None:
         """Begin with what the server holds as this version."""
@@ -94,6 +116,8 @@ class ServerSide(Parameters):
         version = self._read_by.pop((arrival.worker, arrival.draw), None)
         if version is None:
             return arrival
+        if self._shards is not None and will_be_compensated(arrival, coordinator):
+            self._shards.compensate(arrival, coordinator, version)
         arrival = compensated(
             arrival=arrival,
             coordinator=coordinator,
@@ -107,11 +131,15 @@ class ServerSide(Parameters):
 
     def accept(self, command: Accept) -> None:
         """Add the gradient of a worker to the pending update."""
+        if self._shards is not None:
+            self._shards.accept(command)
         gradient = self._gradients[command.worker]
         self._server.enqueue(gradient, command.samples, command.step_scale, command.worker)
 
     def apply(self, command: Apply) -> Step | None:
         """Make the update and publish it."""
+        if self._shards is not None:
+            self._shards.apply(command, is_read=self.versions.is_newest_read)
         step = self._server.apply(command, self.versions.publish(command.version))
         self._snapshot()
         return step
@@ -121,8 +149,9 @@ class ServerSide(Parameters):
         self._server.accumulate()
 
     def close(self) -> None:
-        """Move the parameters to memory of their own: that of the versions may be shared, and ends with the run."""
-        self._server.publish(self._allocate())
+        """Move the parameters to memory of their own, if that of the versions ends with the run."""
+        if self._allocate is not None:
+            self._server.publish(self._allocate())
 
     def check(self, now: float) -> None:
         """Check that nothing else has changed the parameters."""

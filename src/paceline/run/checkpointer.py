@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from paceline.checkpoint.store import LATEST, Checkpoints
 from paceline.core.duration import Duration
-from paceline.engines.base import Engine
 from paceline.engines.loop import RunLoop
+from paceline.engines.run import Run
 from paceline.errors import RunError, UsageError
 from paceline.recording.event_log import Prefix
 from paceline.recording.recorder import Recorder
@@ -47,7 +47,7 @@ class Checkpointer:
     def __init__(
         self,
         session: Session,
-        engine: Engine | RunLoop,
+        engine: Run,
         recorder: Recorder,
         folder: RunFolder,
         policy: CheckpointPolicy,

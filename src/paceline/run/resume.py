@@ -13,8 +13,8 @@ from paceline.checkpoint.store import Checkpoints
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Restarted
-from paceline.engines.base import Engine
 from paceline.engines.loop import RunLoop
+from paceline.engines.run import Run
 from paceline.errors import PacelineError, PacelineWarning, RunError, UsageError
 from paceline.recording.event_log import Prefix, is_cut_short, read_records
 from paceline.recording.history import History
@@ -85,14 +85,14 @@ class Resumption:
         """Return the records up to the checkpoint."""
         return History(lambda: read_records(self._log, self.kept.size_bytes if self.kept else 0))
 
-    def load(self, engine: Engine | RunLoop, recorder: Recorder) -> Restarted | None:
+    def load(self, engine: Run, recorder: Recorder) -> Restarted | None:
         """Load the state into all parts; return the first event of the resumed run, None if no task was lost."""
         if self._state is None:
             return None
         with believed(f"the checkpoint in {self._path}", RunError):
             return self._load(self._state, engine, recorder)
 
-    def _load(self, state: Mapping[str, Any], engine: Engine | RunLoop, recorder: Recorder) -> Restarted | None:
+    def _load(self, state: Mapping[str, Any], engine: Run, recorder: Recorder) -> Restarted | None:
         self._session.coordinator.load_state_dict(state["coordinator"])
         self._session.server.load_state_dict(state["server"])
         recorder.load_state_dict(state["recorder"])

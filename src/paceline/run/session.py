@@ -16,9 +16,9 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.wire import parse_wire
 from paceline.engines import distributed
-from paceline.engines.base import Engine
 from paceline.engines.local import LocalWorkers
 from paceline.engines.loop import RunLoop
+from paceline.engines.run import Run
 from paceline.engines.virtual.allreduce import simulated_allreduce
 from paceline.engines.virtual.parameter_server import simulated_server
 from paceline.errors import UsageError
@@ -152,7 +152,7 @@ class Session:
             local_steps=local_steps,
         )
 
-    def engine(self) -> Engine | RunLoop:
+    def engine(self) -> Run:
         """Return what runs on the cluster."""
         job, cluster, seed = self.config.job, self.config.cluster, self.config.seed
         if isinstance(cluster, LocalCluster):

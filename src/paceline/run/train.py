@@ -24,9 +24,8 @@ from paceline.core.duration import Duration
 from paceline.core.events import Command, Event, Outcome
 from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
-from paceline.engines.base import Engine
 from paceline.engines.distributed import End, FollowedRunEnded, RunFinished, is_restart, tell_launcher
-from paceline.engines.loop import RunLoop
+from paceline.engines.run import Run
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import Job
@@ -347,7 +346,7 @@ def _run_session(
 
 def _carry_out(
     coordinator: Coordinator,
-    engine: Engine | RunLoop,
+    engine: Run,
     recorder: Recorder,
     checkpointer: Checkpointer | None,
     first: Event | None,

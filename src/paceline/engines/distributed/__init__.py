@@ -15,11 +15,10 @@ from paceline.core.wire import parse_wire
 from paceline.engines.distributed.allreduce.elastic_group import check_summable
 from paceline.engines.distributed.allreduce.engine import AllReduceEngine
 from paceline.engines.distributed.node_worker.follower import follow
-from paceline.engines.distributed.parameter_server.engine import ParameterServerEngine
-from paceline.engines.distributed.parameter_server.followed_engine import FollowedEngine
+from paceline.engines.distributed.parameter_server.remote_workers import RemoteWorkers
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.shard_server import serve_shard
-from paceline.engines.distributed.parameter_server.standby import FollowedRunEnded, StandbyEngine
+from paceline.engines.distributed.parameter_server.standby import FollowedRunEnded, Standby
 from paceline.engines.distributed.parameter_server.worker_process import serve
 from paceline.engines.distributed.rank import THIS_PROCESS, HostProcess, Rank
 from paceline.engines.distributed.rendezvous.handshake import SAMPLES, WORLD_SIZE, RunFinished
@@ -27,6 +26,7 @@ from paceline.engines.distributed.rendezvous.rendezvous import is_restart, reach
 from paceline.engines.distributed.rendezvous.session import failed_end
 from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S, Sidecar
 from paceline.engines.distributed.transport.messages import End
+from paceline.engines.loop import RunLoop
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
 from paceline.server.parameter_server import ParameterServer
@@ -42,11 +42,11 @@ __all__ = [
     "End",
     "FollowedRunEnded",
     "HostProcess",
-    "ParameterServerEngine",
     "Rank",
     "RunFinished",
     "ShardClients",
     "Sidecar",
+    "Standby",
     "check_summable",
     "failed_end",
     "is_restart",
@@ -60,8 +60,8 @@ __all__ = [
 
 def make_engine(
     rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients, stop: str
-) -> ParameterServerEngine | StandbyEngine | AllReduceEngine:
-    """Return the engine of rank 0 or its standby under a protocol with a server, or of any rank under one without.
+) -> RunLoop | Standby | AllReduceEngine:
+    """Return what runs at rank 0 or its standby under a protocol with a server, or at any rank under one without.
 
     Args:
         rank: settings of this process.
@@ -72,9 +72,9 @@ def make_engine(
     """
     allreduce = rank.plan.allreduce
     if rank.cluster.is_standby:
-        return StandbyEngine(rank, server, layout, stop)
+        return Standby(rank, server, layout, stop)
     if allreduce is None:
-        return (FollowedEngine if rank.cluster.standby else ParameterServerEngine)(rank, server, layout, shards)
+        return RemoteWorkers(rank, server, layout, shards).loop()
     if server.device.type != "cpu" and parse_wire(rank.cluster.wire) is not None:
         raise UsageError(
             f"wire={rank.cluster.wire!r}: sums on {server.device} are in float32; omit wire, or give device='cpu'"

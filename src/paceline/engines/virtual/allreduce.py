@@ -118,14 +118,12 @@ class SimulatedAverage(Stateful, Parameters):
 
     def accept(self, command: Accept) -> None:
         """Add the payload of the worker."""
-        self._timed.count_useful(command.worker)
         self._add(command.worker, is_first=not self._shares)
         self._accepted.add(command.worker)
         self._shares += self._share(command.samples)
 
     def apply(self, command: Apply) -> Step | None:
         """Apply the sum in every worker."""
-        self._timed.count_update(command)
         for worker in [worker for number, worker in enumerate(self._workers) if number not in self._contributed]:
             worker.skip()
         self._contributed.clear()
@@ -144,7 +142,7 @@ class SimulatedAverage(Stateful, Parameters):
         self._shares = 0.0
         return step
 
-    def evaluation(self, version: int) -> Mapping[str, float]:
+    def evaluation(self, version: int) -> dict[str, float]:
         """Return the metrics of the average, or of the mean of the workers' weights where they differ."""
         first = self._workers[0]
         with first.keeping_average():

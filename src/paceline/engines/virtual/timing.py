@@ -64,7 +64,7 @@ class TimedWorkers(Stateful, Workers, Clock):
         keeps_times: bool = False,
     ) -> None:
         self.now = 0.0
-        self.evaluation: Callable[[int], Mapping[str, float]] | None = None
+        self.evaluation: Callable[[int], dict[str, float]] | None = None
         self._round_trips = cluster.round_trips(seed, payload_bytes)
         self._times: dict[int, RoundTrip] | None = {} if keeps_times else None  # of the newest task of each worker
         self._duration_s = self._kept_duration_s if keeps_times else self._round_trips.duration_s
@@ -97,7 +97,7 @@ class TimedWorkers(Stateful, Workers, Clock):
 
     def loop(self) -> RunLoop:
         """Return the loop of a run without parameters."""
-        return RunLoop(self, TimesOnly(self), self, simulated=[self])
+        return RunLoop(self, TimesOnly(), self, simulated=[self])
 
     # --- clock --------------------------------------------------------------------------------------------
 
@@ -149,8 +149,9 @@ class TimedWorkers(Stateful, Workers, Clock):
         """Note the coordinator, on whose timeout depends when a worker that hangs is lost."""
         self._coordinator = coordinator
 
-    def start(self, signals: Signals) -> None:
-        """Do nothing: there are no processes."""
+    def start(self, signals: Signals) -> bool:
+        """Return True: there are no processes."""
+        return True
 
     def compute(self, command: events.Compute) -> None:
         """Schedule the arrival of the gradient after a round trip."""
@@ -185,6 +186,9 @@ class TimedWorkers(Stateful, Workers, Clock):
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Do nothing: the state of the simulation is saved as a whole."""
 
+    def ended(self, command: events.EndRun) -> None:
+        """Do nothing, as `start`."""
+
     def close(self, error: BaseException | None) -> None:
         """Do nothing, as `start`."""
 
@@ -200,11 +204,11 @@ class TimedWorkers(Stateful, Workers, Clock):
             if worker != NOT_A_WORKER and self._current[worker] == draw:
                 yield worker, draw
 
-    def count_useful(self, worker: int) -> None:
+    def accepted(self, command: events.Accept) -> None:
         """Count the newest task of a worker as useful."""
-        self._useful_s += self.now - self._started_s[worker]
+        self._useful_s += self.now - self._started_s[command.worker]
 
-    def count_update(self, command: events.Apply) -> None:
+    def updating(self, command: events.Apply) -> None:
         """Count the gradients of an update, and advance the clock by the server's time."""
         totals = self._totals
         totals.updates += 1
@@ -292,14 +296,7 @@ class TimedWorkers(Stateful, Workers, Clock):
 
 
 class TimesOnly(Parameters):
-    """Parameters of a simulation of times alone: none.
-
-    Args:
-        workers: workers, which count what becomes of their gradients.
-    """
-
-    def __init__(self, workers: TimedWorkers) -> None:
-        self._workers = workers
+    """Parameters of a simulation of times alone: none."""
 
     @property
     def not_finite(self) -> str:
@@ -326,12 +323,11 @@ class TimesOnly(Parameters):
         return arrival
 
     def accept(self, command: events.Accept) -> None:
-        """Count the task as useful."""
-        self._workers.count_useful(command.worker)
+        """Do nothing."""
 
-    def apply(self, command: events.Apply) -> None:
-        """Count the gradients of the update."""
-        self._workers.count_update(command)
+    def apply(self, command: events.Apply) -> events.Step | None:
+        """Return no step."""
+        return None
 
     def accumulate(self) -> None:
         """Do nothing."""

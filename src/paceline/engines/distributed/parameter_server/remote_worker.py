@@ -15,14 +15,14 @@ from paceline.engines.distributed.transport.task_messages import (
     RemoteTaskCancelled,
     RemoteTaskDone,
 )
-from paceline.engines.worker_pool import PoolWorker
+from paceline.engines.task_board import WorkerTasks
 
 NO_VERSION = -1
 
 
 def processes_of(workers: Iterable[RemoteWorker]) -> set[str]:
     """Return the processes of the workers that are ready, each as in `Hello`."""
-    return {worker.process for worker in workers if worker.is_ready}
+    return {worker.process for worker in workers if worker.tasks.is_ready}
 
 
 class ArrivingGradient(NamedTuple):
@@ -39,7 +39,7 @@ class ArrivingGradient(NamedTuple):
     contents_s: float
 
 
-class RemoteWorker(PoolWorker):
+class RemoteWorker:
     """Worker, or evaluator, in another process.
 
     A gradient has arrived when its last part has arrived at its server. Rank 0 also receives the scalars, and the
@@ -49,8 +49,10 @@ class RemoteWorker(PoolWorker):
     Args:
         peer: process of the worker.
         shards: numbers of the shard servers, which have to admit the worker before it is given a task.
+        tasks: tasks of the worker.
 
     Attributes:
+        tasks: as given.
         peer_id: id of the process.
         worker: number of the worker.
         connection: connection to the process.
@@ -63,8 +65,8 @@ class RemoteWorker(PoolWorker):
         unneeded: newest draw whose gradient the worker knows to be unneeded; 0 for none.
     """
 
-    def __init__(self, peer: AcceptedPeer, shards: Iterable[int]) -> None:
-        super().__init__()
+    def __init__(self, peer: AcceptedPeer, shards: Iterable[int], tasks: WorkerTasks) -> None:
+        self.tasks = tasks
         self.peer_id = peer.peer_id
         self.worker = peer.worker
         self.connection = peer.connection
@@ -87,7 +89,7 @@ class RemoteWorker(PoolWorker):
 
     def tell_if_unneeded(self, would_accept: Callable[[int, int], bool]) -> None:
         """Tell the worker if the gradient of its task cannot be used any more; of one that it cancels it knows that."""
-        task = self.working
+        task = self.tasks.working
         if task is not None and task.draw > self.unneeded and not would_accept(self.worker, task.draw):
             self.unneeded = task.draw
             self.connection.send(GradientUnneeded(task.draw))
@@ -96,7 +98,7 @@ class RemoteWorker(PoolWorker):
         """Return what is wrong with an answer to a task, empty if nothing is, and for any other message."""
         match message:
             case RemoteTaskDone(draw=draw) | RemoteTaskCancelled(draw=draw) if (
-                self.working is None or self.working.draw != draw
+                self.tasks.working is None or self.tasks.working.draw != draw
             ):
                 return f"it answered task {draw}, which it did not have"
             case RemoteTaskDone(draw=draw, is_notice=True) if draw > self.unneeded:

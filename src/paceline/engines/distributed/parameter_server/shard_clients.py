@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from paceline.checkpoint import codec
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Apply, Arrival
+from paceline.core.events import Accept, Apply, Arrival
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerEvent, PeerLost, PeerMessage
 from paceline.engines.distributed.transport import messages, task_messages
@@ -114,6 +114,10 @@ class ShardClients(ShardPeers):
         for number, connection in self._connections.items():
             connection.send(command)
             self._busy.add(number)
+
+    def accept(self, command: Accept) -> None:
+        """Add the parts of a gradient to the pending update."""
+        self.send(task_messages.AcceptGradient(command.worker, command.samples, command.step_scale))
 
     def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
         """Compensate the parts of a gradient that was computed at this version."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import selectors
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+
+import torch
 
 from paceline.clusters.devices import cores
+from paceline.clusters.launch_env import STANDBY
 from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
@@ -20,7 +21,6 @@ from paceline.core.events import (
     EndRun,
     Evaluate,
     Evaluated,
-    Event,
     Interrupt,
     Joined,
     Lost,
@@ -28,14 +28,16 @@ from paceline.core.events import (
     RestartWorker,
 )
 from paceline.core.index_bits import IndexBits
-from paceline.engines.base import Observer
 from paceline.engines.distributed.failed_worker import why_failed
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
-from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
+from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker, processes_of
 from paceline.engines.distributed.parameter_server.restart_wait import RestartWait
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
+from paceline.engines.distributed.parameter_server.standby_follower import StandbyFollower
+from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
+from paceline.engines.distributed.parameter_server.succession import Succession
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
     GRACE_S,
@@ -50,20 +52,26 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     QueueHandler,
 )
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
-from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0
+from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0, publish_successor, tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
 from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
-from paceline.engines.server_side import will_be_compensated
-from paceline.engines.worker_pool import WorkerPoolEngine
+from paceline.engines.loop import RunLoop
+from paceline.engines.ports import Workers
+from paceline.engines.real_clock import RealClock
+from paceline.engines.server_side import ServerSide
+from paceline.engines.signals import Signals
+from paceline.engines.task_board import TaskBoard
 from paceline.errors import RunError, UsageError
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout, flat_copy
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
+from paceline.worker.replica import TaskProgress
 
 LOG = RankLogger(__name__)
 POLL_S = 0.2
@@ -71,52 +79,141 @@ MIN_BYTES_PER_S = 50e6  # slowest link over which the final parameters are sent 
 
 
 # Long: it handles each message of each kind of peer, and what a message causes is a method.
-class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
-    """Engine of rank 0 under a protocol with a server.
+class RemoteWorkers(Workers):
+    """Workers in processes on any host, and the evaluator, at rank 0 of a protocol with a server.
 
     Args:
         rank: settings of this process.
         server: server of the parameters, or of their first shard.
         layout: layout of what the server holds.
         shards: clients of the servers of the other shards.
+        succession: for a standby, how it takes the place of rank 0; None for rank 0.
+
+    Attributes:
+        clock: clock of the run.
+        parameters: parameters of the run.
+        signals: signals that this process gets.
+        follower: stream to the standby of this process; None without one.
     """
 
-    def __init__(self, rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients) -> None:
-        self._cluster = cluster = rank.cluster
+    def __init__(
+        self,
+        rank: Rank,
+        server: ParameterServer,
+        layout: FlatLayout,
+        shards: ShardClients,
+        succession: Succession | None = None,
+    ) -> None:
         self._rank = rank
+        self._cluster = cluster = rank.cluster
+        self._server = server
+        self._shards = shards
+        self._succession = succession
         self._needs_evaluator = rank.job.eval_data is not None
         self._wire = make_wire(cluster.wire, layout, loads_numba=True)
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
-        self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
-        super().__init__(server, self._published, [layout.allocate() for _ in range(cluster.n)], debug=cluster.debug)
+        self._gradients = [layout.allocate() for _ in range(cluster.n)]
+        self.clock = RealClock()
+        self.parameters = ServerSide(
+            server, self._published, self._gradients, debug=cluster.debug, shards=shards if shards.numbers else None
+        )
         self.signals = rank.process.signals(cluster.notice)
-        self.network = rank.transport.counters
-        self._shards = shards
+        self._tasks = TaskBoard(self.parameters, self._send)
+        self._threads = torch.get_num_threads()
+        self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
         self._handler = QueueHandler(self._peer_events)
         self._acceptor: Acceptor | None = None
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
+        self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
+        self._saved_draws: Mapping[int, int] = {}  # newest accepted draw of each worker in the newest checkpoint
+        self._first_version = 0
         self._joined = 0  # number of workers so far
         self._loop_options = LoopOptions(server)
-        self._newest_told = 0  # version at which the workers were told which gradients are unneeded
         self._evaluator: RemoteWorker | None = None
+        self._unevaluated: Evaluate | None = None  # waits until there is an evaluator
         self._sidecars: list[Sidecar] = []
         self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
         self._end = messages.End("", "")
+        self.follower: StandbyFollower | None = None
+        if cluster.standby and succession is None:
+            stream = StandbyStream(layout, self._peer_events, self._processes, rank.folder)
+            self.follower = StandbyFollower(stream, self.signals, cluster)
 
-    def _start_workers(self) -> None:
+    def loop(self) -> RunLoop:
+        """Return the loop of the run."""
+        return RunLoop(
+            self,
+            self.parameters,
+            self.clock,
+            follower=self.follower,
+            signals=self.signals,
+            network=self._rank.transport.counters,
+        )
+
+    def meet(self, coordinator: Coordinator) -> None:
+        """Note the coordinator, which knows whose gradients are unneeded."""
+        self._coordinator = coordinator
+
+    def start(self, signals: Signals) -> bool:
+        """Listen, start the processes of this host, and wait until those that the run needs have joined."""
         self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
+        self.clock.watch(self._peer_events, self._read)
+        if self._succession is None:
+            self._begin()
+        else:
+            self._succeed(self._succession)
+        self.clock.replace(not_joined(self._cluster, self._ready(), self.clock.now))
+        return not signals.caught
+
+    def _begin(self) -> None:
         self._acceptor = listen_as_rank_0(
             self._cluster, self._rank.transport, self._job_spec, self._buffers(), self._handler
         )
         beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
         self._sidecars += [self._rank.process.start_sidecar(number) for number in beside]
-        self._selector.register(self._peer_events, selectors.EVENT_READ)
         await_workers(self._cluster, self._ready, self._read_for_a_moment, self._missing)
-        self._shards.init(self._first_version)
-        self._events = deque(not_joined(self._cluster, self._ready(), self.now))
+        self._shards.init(self.parameters.first_version)
+        if self.follower is not None:
+            self.follower.stream.send_begin()
+            self._server.on_mean = self.follower.stream.add_mean
+
+    def _succeed(self, succession: Succession) -> None:
+        assert self._acceptor is not None
+        self._acceptor.is_open = True
+        publish_successor(self._cluster, self._acceptor.address)
+        if self._needs_evaluator:
+            self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n, self._acceptor.address))
+        succession.await_workers(self._lacks, self._read_for_a_moment, self._cluster.start_timeout_s)
+
+    def listen(self, host: str, port: int) -> int:
+        """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
+        self._acceptor = Acceptor(
+            transport=self._rank.transport,
+            host=host,
+            port=port,
+            job_spec=self._job_spec,
+            buffers=self._buffers(),
+            handler=self._handler,
+        )
+        self._acceptor.is_open = False
+        return self._acceptor.address[1]
+
+    def stop_listening(self) -> None:
+        """Close what `listen` has opened, if the run has not."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+
+    def _lacks(self) -> str:
+        """Return what a standby waits for before it goes on; nothing after a signal."""
+        assert self._succession is not None
+        return "" if self.signals.caught else self._succession.lacks(self._processes())
+
+    def _processes(self) -> set[str]:
+        return processes_of(self._workers.values())
 
     def _buffers(self) -> list[WireBuffer | None]:
         """Return memory for a gradient of each worker, and None for the evaluator, shard servers and the standby."""
@@ -125,23 +222,26 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
 
     def _ready(self) -> Collection[int]:
         """Return the workers that take part; all after a signal, which ends the run."""
-        ready = [number for number, worker in self._workers.items() if worker.is_ready]
+        ready = [number for number, worker in self._workers.items() if worker.tasks.is_ready]
         return range(self._cluster.n) if self.signals.caught else ready
 
     def _missing(self) -> str:
         """Return the missing processes that are no workers."""
         if missing := self._shards.missing:
             return f"the server of shard {', '.join(map(str, missing))}"
-        is_complete = not self._needs_evaluator or self._evaluator is not None or self.signals.caught
-        return "" if is_complete else "the evaluator"
+        if self._needs_evaluator and self._evaluator is None and not self.signals.caught:
+            return "the evaluator"
+        is_missing = self.follower is not None and self.follower.stream.is_missing and not self.signals.caught
+        return "the standby" if is_missing else ""
 
     def _read_for_a_moment(self) -> None:
-        for key, _ in self._selector.select(timeout=POLL_S):
-            self._read(key)
+        self.clock.read(POLL_S)
         for sidecar in self._sidecars:
             sidecar.check()
 
-    def _close(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None) -> None:
+        """Tell all processes the end of the run, and release what it has started."""
+        torch.set_num_threads(self._threads)
         for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
             sidecar.kill()  # the evaluator, whose result is no longer needed
         if self._acceptor is not None:
@@ -155,10 +255,12 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._peers.clear()
         self._workers.clear()
         self._evaluator = self._acceptor = None
-        self._selector.close()
 
     def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
         """Send the end of the run and the final parameters to all processes, and wait until they have gone."""
+        if self.follower is not None and self.follower.has_handed_over:
+            return
+        following = self.follower.stream.send_end(end) if self.follower is not None else []
         acceptor.announce_end(end)
         late = [event.peer for event in self._peer_events.drain() if isinstance(event, PeerJoined)]
         for peer in late:
@@ -169,46 +271,71 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._shards.send(end)
         peer_ids = [*self._peers, *self._shards.peer_ids, *(peer.peer_id for peer in late)]
         acceptor.join(peer_ids, GRACE_S + len(peer_ids) * final.nbytes / MIN_BYTES_PER_S)
+        if following:
+            acceptor.join(following, GRACE_S)
 
-    def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
-        """Run to the end and return the last command, which is sent to the workers too."""
-        last = super().run(coordinator, observe, first)
+    def ended(self, command: EndRun) -> None:
+        """Note the end, of which `close` tells the workers."""
         self._log_link(self._link_monitor.final_report())
         self._server.gather_shards()
-        self._end = successful_end(last, self.now, coordinator)
-        return last
+        self._end = successful_end(command, self.clock.now, self._coordinator)
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    def apply(self, command: Apply) -> None:
-        """Make the update on all shards, in other storage if the previous version is still read, and publish it."""
-        self._shards.apply(command, is_read=self._published.is_newest_read)
-        super().apply(command)
+    def compute(self, command: Compute) -> None:
+        """Give a worker a task."""
+        self._tasks.assign(command)
 
-    def accept(self, command: Accept) -> None:
-        """Add all parts of a gradient to the pending update."""
-        self._shards.send(task_messages.AcceptGradient(command.worker, command.samples, command.step_scale))
+    def interrupt(self, command: Interrupt) -> None:
+        """Ask a worker to cancel its task."""
+        if self._tasks.cancels(command):
+            worker = self._workers[command.worker]
+            worker.last = ("interrupted", 0)
+            worker.unneeded = command.draw
+            worker.connection.send(task_messages.CancelTask(command.draw))
+
+    def restart(self, command: RestartWorker) -> None:
+        """Keep the worker: only its launcher can restart it."""
+
+    def accepted(self, command: Accept) -> None:
+        """Note what became of the gradient, for the worker's next task."""
         self._workers[command.worker].last = ("used", command.staleness)
-        super().accept(command)
 
-    def _compensated(self, arrival: Arrival) -> Arrival:
-        version = self._read_by.get((arrival.worker, arrival.draw))
-        if version is not None and will_be_compensated(arrival, self._coordinator):
-            self._shards.compensate(arrival, self._coordinator, version)
-        return super()._compensated(arrival)
+    def updating(self, command: Apply) -> None:
+        """Tell workers whose gradients are unneeded."""
+        for worker in self._workers.values():
+            worker.tell_if_unneeded(self._coordinator.would_accept)
+
+    def lend_cores(self) -> None:
+        """Do nothing: the cores of this host are divided among its processes."""
+
+    def save_after(self, draws: Mapping[int, int]) -> None:
+        """Let each worker save its state after this draw, with its next task."""
+        self._saved_draws = draws
+
+    def evaluate(self, command: Evaluate) -> None:
+        """Send the version to the evaluator, once there is one."""
+        version = self._published.acquire(command.version)
+        if self._evaluator is None:
+            self._unevaluated = command
+            return
+        self._shards.send(task_messages.AssignEvaluation(self._evaluator.peer_id, command.version))
+        self._evaluator.evaluating.add(command.version)
+        self._evaluator.connection.send(task_messages.RemoteEvaluateTask(command.version), [(0, version.memory)])
 
     def _on_version_released(self, version: int) -> None:
         self._shards.send(task_messages.ReleaseVersion(version))
 
-    def _send(self, worker: RemoteWorker, command: Compute) -> None:
+    def _send(self, command: Compute) -> None:
+        worker = self._workers[command.worker]
         sends_version, debug = worker.newest_sent != command.version, self._cluster.debug
-        last, staleness = worker.last
         buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)
+        last, staleness = worker.last
         task = task_messages.RemoteTask.of(
             command,
             sends_version=sends_version,
-            run_s=self._elapsed_s(),
-            progress=self._progress(command, last, staleness),
+            run_s=self.clock.elapsed_s(),
+            progress=TaskProgress.of(command, last, staleness, self._saved_draws.get(command.worker, 0)),
             is_difference=is_difference,
             checksum=checksum(self._published.held_by(worker.peer_id, command.version)) if debug else None,
         )
@@ -220,41 +347,23 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         )
         worker.connection.send(task, buckets)
 
-    def _cancel_task(self, worker: RemoteWorker, command: Interrupt) -> None:
-        worker.last = ("interrupted", 0)
-        worker.unneeded = command.draw
-        worker.connection.send(task_messages.CancelTask(command.draw))
-
-    def restart_worker(self, command: RestartWorker) -> None:
-        """Keep the worker: only its launcher can restart it."""
-
-    def evaluate(self, command: Evaluate) -> None:
-        """Send the version to the evaluator."""
-        assert self._evaluator is not None
-        version = self._versions.acquire(command.version)
-        self._shards.send(task_messages.AssignEvaluation(self._evaluator.peer_id, command.version))
-        self._evaluator.evaluating.add(command.version)
-        self._evaluator.connection.send(task_messages.RemoteEvaluateTask(command.version), [(0, version.memory)])
-
     # --- events -------------------------------------------------------------------------------------------
 
-    def next_event(self) -> Event:
-        """Tell workers whose gradients are unneeded, and wait for a worker, a timer or a signal."""
-        if self._coordinator.version > self._newest_told:
-            self._newest_told = self._coordinator.version
-            for worker in self._workers.values():
-                worker.tell_if_unneeded(self._coordinator.would_accept)
-        return super().next_event()
-
-    def _read(self, key: selectors.SelectorKey) -> None:
+    def _read(self) -> None:
         self._handle(self._peer_events.get())
 
     def _handle(self, event: PeerEvent) -> None:
+        stream = self.follower.stream if self.follower is not None else None
         match event:
+            case PeerMessage() | PeerLost() if stream is not None and stream.is_from(event):
+                self._on_standby(stream, event)
+            case PeerMessage(peer_id, StandbyForgotten()) if stream is not None:
+                if peer_id in self._peers:
+                    stream.forget(self._peers[peer_id].process)
             case PeerJoined(peer):
                 self._on_join(peer)
             case PeerRejected(reason):
-                if not self._begun_s:
+                if not self.clock.has_begun:
                     raise UsageError(reason)
                 LOG.warning("rejected a process: %s", reason)
             case PeerMessage(peer_id) | PeerLost(peer_id) if number := self._shards.number_of(peer_id):
@@ -265,31 +374,48 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
                 self._on_gone(self._peers.pop(peer_id), reason)
             case AllWorkersLost(joined) if joined == self._joined:
                 reason = f"all workers are gone and none has joined for {self._cluster.start_timeout_s:g} s"
-                self._events.append(AbortRun(self._elapsed_s(), Outcome.NO_WORKERS, reason))
+                self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.NO_WORKERS, reason))
             case Exception() as error:
                 raise error
 
+    def _on_standby(self, stream: StandbyStream, event: PeerMessage | PeerLost) -> None:
+        stream.on_event(event)
+        stream.send_address(self._peers.values())
+        if stream.is_lost:
+            for worker in self._peers.values():
+                worker.connection.send(StandbyLost())
+
     def _on_join(self, peer: AcceptedPeer) -> None:
+        if self.follower is not None and peer.worker == self._cluster.standby_number:
+            self.follower.stream.on_join(peer)
+            tell_launcher(self._cluster, STANDBY)
+            return
         if peer.worker > self._cluster.n:
             self._shards.on_join(peer.worker - self._cluster.n, peer)
             return
         self._shards.send_addresses([peer])
         for previous in [each for each in self._peers.values() if each.worker == peer.worker]:
             self._disconnect(previous, "replaced by another process")  # its host may be gone
-        worker = self._peers[peer.peer_id] = RemoteWorker(peer, self._shards.numbers)
+        worker = self._peers[peer.peer_id] = RemoteWorker(peer, self._shards.numbers, self._tasks[peer.worker])
         self._admit(worker)
+        if self.follower is not None:
+            self.follower.stream.send_address([peer])
 
     def _admit(self, worker: RemoteWorker) -> None:
         """Let a worker take part if all shard servers have admitted it."""
         if worker.not_admitted_by:
             return
-        worker.is_ready = True
+        worker.tasks.is_ready = True
         if worker.worker == self._cluster.n:
             self._evaluator = worker
+            waiting, self._unevaluated = self._unevaluated, None
+            if waiting is not None:
+                self.evaluate(waiting)
+                self._published.release(waiting.version)
         else:
             self._workers[worker.worker] = worker
             self._joined += 1
-            self._events.append(Joined(self._elapsed_s(), worker.worker))
+            self.clock.add(Joined(self.clock.elapsed_s(), worker.worker))
 
     def _on_shard_event(self, number: int, event: PeerMessage | PeerLost) -> None:
         if isinstance(event, PeerLost):
@@ -321,24 +447,24 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
             case task_messages.RemoteTaskDone() as done:
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
-                self._on_idle(worker)
+                self._tasks.on_idle(worker.worker)
             case task_messages.EvaluationResult(version) as result:
                 try:
                     metrics = worker.metrics_of(result)
                 except ValueError as error:
                     self._disconnect(worker, str(error))
                     return
-                self._versions.release(version)
-                self._events.append(Evaluated(self._elapsed_s(), version, metrics))
+                self._published.release(version)
+                self.clock.add(Evaluated(self.clock.elapsed_s(), version, metrics))
             case messages.Leave(reason):
                 self._disconnect(worker, reason)
             case messages.Pause(reason):
-                self._events.append(Lost(self._elapsed_s(), worker.worker, reason))
+                self.clock.add(Lost(self.clock.elapsed_s(), worker.worker, reason))
             case messages.Resume():
-                self._events.append(Joined(self._elapsed_s(), worker.worker))
+                self.clock.add(Joined(self.clock.elapsed_s(), worker.worker))
             case messages.Failed() as failed:
                 reason = why_failed(failed, worker.worker, self._rank.folder)
-                if not self._begun_s:
+                if not self.clock.has_begun:
                     raise RunError(f"worker {worker.worker} failed while it started: {reason}")
                 self._disconnect(worker, reason)
 
@@ -351,7 +477,9 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         if not done.is_notice:
             report = self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, sum(seconds.values()))
             self._log_link(report)
-        self._on_gradient(worker.worker, done.draw, done.stats, IndexBits(done.missing), **seconds)
+        arrival = Arrival(self.clock.elapsed_s(), worker.worker, done.draw, **done.stats._asdict())
+        self.clock.add(arrival._replace(**seconds))
+        self._tasks.on_gradient(worker.worker, IndexBits(done.missing))
 
     def _log_link(self, report: str | None) -> None:
         if report is not None:
@@ -362,13 +490,17 @@ class ParameterServerEngine(WorkerPoolEngine[RemoteWorker]):
         self._published.forget(worker.peer_id)
         if worker is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
-        self._on_lost(worker.worker, worker, reason)
+        worker.tasks.is_ready = False
+        self._tasks.on_lost(worker.worker)
+        self.clock.add(Lost(self.clock.elapsed_s(), worker.worker, reason))
         self._log_link(self._link_monitor.on_lost(worker.worker))
-        if not self._begun_s or any(each.is_ready for each in self._workers.values()):
+        if self.follower is not None:
+            self.follower.stream.check_workers()
+        if not self.clock.has_begun or any(each.tasks.is_ready for each in self._workers.values()):
             return
         if reason == END_OF_LOOP:  # no launcher starts this worker again
             every = "every worker has left by the end of its loop"
-            self._events.append(AbortRun(self._elapsed_s(), Outcome.STOPPED, every))
+            self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.STOPPED, every))
         else:
             self._restart_wait.begin(self._joined)
 
