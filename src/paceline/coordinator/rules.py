@@ -126,7 +126,7 @@ class Rules(Struct, frozen=True, kw_only=True):
                 batch_size=self.batch_size,
                 measure_steps=self.measure_steps,
             ),
-            minibatches=self.minibatches and self.minibatches.sampler(stop),
+            minibatches=None if self.minibatches is None else self.minibatches.sampler(stop),
             failure_detector=failure_detector or self._failure_detector(),
         )
 

@@ -56,11 +56,10 @@ class RunLoop:
         self.signals.install()
         try:
             self._parameters.begin()
-            self._workers.start(self.signals)
+            self._is_ready = self._workers.start(self.signals)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
-        self._is_ready = not self.signals.caught
         self._clock.begin(self.signals)
         return self
 

@@ -67,8 +67,8 @@ class Workers(ABC):
         """Note the coordinator, of which some workers need to know what it expects."""
 
     @abstractmethod
-    def start(self, signals: Signals) -> None:
-        """Start the workers, and wait until they are ready or a signal is caught."""
+    def start(self, signals: Signals) -> bool:
+        """Start the workers, and wait until they are ready or a signal is caught; return whether they are ready."""
 
     @abstractmethod
     def compute(self, command: Compute) -> None:

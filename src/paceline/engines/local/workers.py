@@ -121,13 +121,13 @@ class LocalWorkers(Workers):
     def meet(self, coordinator: Coordinator) -> None:
         """Do nothing: workers know no more than their tasks."""
 
-    def start(self, signals: Signals) -> None:
+    def start(self, signals: Signals) -> bool:
         """Start the processes, and wait until they are ready or a signal is caught."""
         self._spec = self._pack()
         try:
             for worker in range(self._cluster.n):
                 if signals.caught:
-                    return
+                    return False
                 self._workers[worker] = self._start_process(worker)
             if self._job.eval_data is not None:
                 self._evaluator = self._start_process(self._cluster.n)
@@ -138,6 +138,7 @@ class LocalWorkers(Workers):
                 raise
         for worker in self._workers:
             self._tasks[worker].is_ready = not signals.caught
+        return not signals.caught
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -201,8 +202,8 @@ class LocalWorkers(Workers):
             case messages.TaskDone():
                 self._respawns[worker] = 0
                 push_s = time.monotonic() - reply.sent_s  # at most until the arrival
-                seconds = {"pull_s": reply.pull_s, "push_s": push_s}
-                self.clock.add(events.Arrival(now, worker, reply.draw, **seconds, **reply.measured._asdict()))
+                arrival = events.Arrival(now, worker, reply.draw, pull_s=reply.pull_s, **reply.measured._asdict())
+                self.clock.add(arrival._replace(push_s=push_s))
                 self._tasks.on_gradient(worker, reply.missing)
             case messages.TaskCancelled():
                 self._tasks.on_idle(worker)

@@ -144,7 +144,7 @@ class SimulatedAverage(Stateful, Parameters):
         self._shares = 0.0
         return step
 
-    def evaluation(self, version: int) -> Mapping[str, float]:
+    def evaluation(self, version: int) -> dict[str, float]:
         """Return the metrics of the average, or of the mean of the workers' weights where they differ."""
         first = self._workers[0]
         with first.keeping_average():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import nan
 
 from paceline.clusters.simulated import Cluster
@@ -117,7 +117,7 @@ class SimulatedServer(Stateful, Parameters):
         self._workers.count_update(command)
         return self._server.apply(command, self._versions.publish(command.version))
 
-    def evaluation(self, version: int) -> Mapping[str, float]:
+    def evaluation(self, version: int) -> dict[str, float]:
         """Return the metrics of a version."""
         return self._replica.evaluate(self._versions[version])
 

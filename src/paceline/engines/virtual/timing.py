@@ -64,7 +64,7 @@ class TimedWorkers(Stateful, Workers, Clock):
         keeps_times: bool = False,
     ) -> None:
         self.now = 0.0
-        self.evaluation: Callable[[int], Mapping[str, float]] | None = None
+        self.evaluation: Callable[[int], dict[str, float]] | None = None
         self._round_trips = cluster.round_trips(seed, payload_bytes)
         self._times: dict[int, RoundTrip] | None = {} if keeps_times else None  # of the newest task of each worker
         self._duration_s = self._kept_duration_s if keeps_times else self._round_trips.duration_s
@@ -149,8 +149,9 @@ class TimedWorkers(Stateful, Workers, Clock):
         """Note the coordinator, on whose timeout depends when a worker that hangs is lost."""
         self._coordinator = coordinator
 
-    def start(self, signals: Signals) -> None:
-        """Do nothing: there are no processes."""
+    def start(self, signals: Signals) -> bool:
+        """Return True: there are no processes."""
+        return True
 
     def compute(self, command: events.Compute) -> None:
         """Schedule the arrival of the gradient after a round trip."""
@@ -329,9 +330,10 @@ class TimesOnly(Parameters):
         """Count the task as useful."""
         self._workers.count_useful(command.worker)
 
-    def apply(self, command: events.Apply) -> None:
+    def apply(self, command: events.Apply) -> events.Step | None:
         """Count the gradients of the update."""
         self._workers.count_update(command)
+        return None
 
     def accumulate(self) -> None:
         """Do nothing."""
