@@ -11,8 +11,8 @@ import paceline as pl
 from end_when import FOREVER, EndWhen
 from machine_speed import scaled
 from paceline.core.records import GradientArrived, WorkerJoined, WorkerLost
-from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.distributed.allreduce.membership import MembershipServer
+from paceline.engines.distributed.parameter_server.remote_workers import RemoteWorkers
 from ranks import free_port, lost, ranks, run, used_by
 from this_process import wait_until, what_is_open
 from tiny_counting import BATCH, counting_job, times_applied
@@ -152,7 +152,7 @@ def test_rank_0_leaves_nothing_behind_when_the_run_fails():
 @pytest.mark.parametrize(
     ("protocol", "part", "name"),
     [
-        ("asp", ParameterServerEngine, "_send_end"),
+        ("asp", RemoteWorkers, "_send_end"),
         pytest.param("all_reduce", MembershipServer, "close", marks=pytest.mark.slow),
     ],
 )

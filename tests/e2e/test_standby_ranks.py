@@ -24,14 +24,14 @@ from paceline.cli import main
 from paceline.clusters.launch_env import SIDECAR
 
 if SIDECAR in os.environ:
-    from paceline.engines.distributed.parameter_server.standby import StandbyEngine
-    take_over = StandbyEngine._take_over
+    from paceline.engines.distributed.parameter_server.standby import Standby
+    take_over = Standby._take_over
 
     def take_over_after_sigterm(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return take_over(*arguments)
 
-    StandbyEngine._take_over = take_over_after_sigterm
+    Standby._take_over = take_over_after_sigterm
 main()
 """
 

@@ -5,7 +5,7 @@ from torch import nn
 
 import paceline as pl
 from end_when import FOREVER
-from paceline.engines.distributed import ParameterServerEngine
+from paceline.engines.distributed.parameter_server.remote_workers import RemoteWorkers
 from paceline.engines.distributed.rendezvous import first_workers, rendezvous
 from rank_threads import ranks
 from tiny_jobs import batch_norm_net, tiny_job
@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_come_and_an_address_in_use(caplog, monkeypatch):
 
 def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
     with ranks(2, tiny_job(), protocol="asp", stop="updates=5") as job:
-        announce = ParameterServerEngine._send_end
+        announce = RemoteWorkers._send_end
 
         def come_back_after(engine, acceptor, end):
             announce(engine, acceptor, end)
@@ -95,7 +95,7 @@ def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
             assert left.value.code == 0
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(ParameterServerEngine, "_send_end", come_back_after)
+            patched.setattr(RemoteWorkers, "_send_end", come_back_after)
             job.start(1)
             assert job.serve().reason == "5 updates made"
     assert "the run has ended already (5 updates made): this process exits" in caplog.text

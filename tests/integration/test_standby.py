@@ -3,7 +3,6 @@
 import re
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +11,9 @@ import paceline as pl
 from end_when import FOREVER
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
-from paceline.engines.distributed.parameter_server.standby import StandbyEngine
+from paceline.engines.distributed.parameter_server.standby import Standby
 from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
-from paceline.engines.distributed.parameter_server.succeeding_engine import SucceedingEngine
+from paceline.engines.distributed.parameter_server.succession import Succession
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
 from rank_threads import LIMIT_S, ranks, run
@@ -305,14 +304,14 @@ def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_
 
 @pytest.mark.slow
 def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkeypatch):
-    read = StandbyEngine._read
+    events_of = Standby._events_of
 
-    def read_after_sigterm(engine, message):
+    def read_after_sigterm(standby, message):
         if isinstance(message, Exception):  # rank 0 is lost
-            engine._leave("SIGTERM")
-        read(engine, message)
+            standby._leave("SIGTERM")
+        return events_of(standby, message)
 
-    monkeypatch.setattr(StandbyEngine, "_read", read_after_sigterm)
+    monkeypatch.setattr(Standby, "_events_of", read_after_sigterm)
     killing = KillRankZero(10)
     settings = {"protocol": "bsp", "stop": FOREVER, "callbacks": [killing], "out": tmp_path / "run"}
     with ranks(4, tiny_job(), {**STANDBY, "start_timeout_s": 1.0}, **settings) as job:
@@ -365,14 +364,11 @@ def test_two_sides_that_do_not_reach_each_other_are_not_two_runs(tmp_path):
 
 
 def test_a_standby_counts_processes_and_not_numbers_of_workers():
-    def lacking(here):
-        signals = SimpleNamespace(caught="")
-        workers = {number: SimpleNamespace(process=each, is_ready=True) for number, each in enumerate(here)}
-        engine = SimpleNamespace(signals=signals, known_processes=("a", "b", "c"), _workers=workers)
-        return SucceedingEngine._lacking(engine)
-
-    assert lacking({"a", "another with the number of b", "another with the number of c"}) == "1 more workers of rank 0"
-    assert lacking({"a", "c"}) == ""
+    succession = Succession()
+    succession.known_processes = ("a", "b", "c")
+    others = {"another with the number of b", "another with the number of c"}
+    assert succession.lacks({"a", *others}) == "1 more workers of rank 0"
+    assert succession.lacks({"a", "c"}) == ""
 
 
 def outcome_of(job, name):

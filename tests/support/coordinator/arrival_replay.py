@@ -1,8 +1,6 @@
 """Events of another run, replayed with gradients that are computed again."""
 
 from paceline.core.events import UpdateApplied
-from paceline.engines import distributed
-from paceline.engines.distributed import ParameterServerEngine
 from paceline.engines.loop import RunLoop
 from paceline.engines.virtual.parameter_server import SimulatedServer
 from paceline.engines.virtual.timing import TimedWorkers
@@ -37,16 +35,15 @@ def arrival_replay(cluster, replica, server, events, parameters=SimulatedServer)
 
 def noted_events(monkeypatch):
     """Return a list to which the events of the next run with a server are added."""
-    heard = []
+    heard, run = [], RunLoop.run
 
-    class Noting(ParameterServerEngine):
-        def run(self, coordinator, observe=None, first=None):
-            def note(now, event, commands):
-                if event is not None:
-                    heard.append(event)
-                observe(now, event, commands)
+    def noting(loop, coordinator, observe=None, first=None):
+        def note(now, event, commands):
+            if event is not None:
+                heard.append(event)
+            observe(now, event, commands)
 
-            return super().run(coordinator, note, first)
+        return run(loop, coordinator, note, first)
 
-    monkeypatch.setattr(distributed, "ParameterServerEngine", Noting)
+    monkeypatch.setattr(RunLoop, "run", noting)
     return heard

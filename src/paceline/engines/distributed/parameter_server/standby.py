@@ -300,8 +300,11 @@ class Standby:
             return loop.run(coordinator, seen, restarted)
 
     def _read(self) -> Iterator[Event]:
-        """Wait for a message, and return the events in it."""
-        match self._received.get():
+        return self._events_of(self._received.get())
+
+    def _events_of(self, message: Message | Exception) -> Iterator[Event]:
+        """Handle a message, and return the events in it."""
+        match message:
             case messages.FollowUpdate(events, version, missing, processes, tensors=tensors):
                 self._processes = decoded(processes, at_most(list[str], self._rank.cluster.n), "processes")
                 if version:
