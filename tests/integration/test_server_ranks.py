@@ -11,7 +11,7 @@ from end_when import FOREVER, EndWhen
 from halves import halves_job
 from machine_speed import scaled
 from paceline.core.records import GradientArrived, RunResumed, WorkerJoined, WorkerLost, WorkInterrupted
-from paceline.engines.distributed.parameter_server import engine as engine_module
+from paceline.engines.distributed.parameter_server import remote_workers
 from rank_threads import ranks, run
 from ranks import flat, lost, used_by
 from selections import each_value_once, parametrize_few
@@ -290,7 +290,7 @@ FAULTS = {"healthy": None, "killed": pl.Fault(worker=1, draw=3), "hung": pl.Faul
 @pytest.mark.parametrize("name", ["healthy", "killed", "hung"])
 def test_rank_0_leaves_nothing_behind(name, monkeypatch):
     fault = FAULTS[name]
-    monkeypatch.setattr(engine_module, "GRACE_S", 0.2)
+    monkeypatch.setattr(remote_workers, "GRACE_S", 0.2)
 
     def has_fired(seen):
         if fault is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -473,12 +474,12 @@ class RemoteWorkers(Workers):
         if arriving is None:
             return
         done = arriving.done
-        seconds = worker.on_delivered(arriving)
+        seconds: dict[str, Any] = worker.on_delivered(arriving)
         if not done.is_notice:
             report = self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, sum(seconds.values()))
             self._log_link(report)
-        arrival = Arrival(self.clock.elapsed_s(), worker.worker, done.draw, **done.stats._asdict())
-        self.clock.add(arrival._replace(**seconds))
+        now = self.clock.elapsed_s()
+        self.clock.add(Arrival(now, worker.worker, done.draw, **seconds, **done.stats._asdict()))
         self._tasks.on_gradient(worker.worker, IndexBits(done.missing))
 
     def _log_link(self, report: str | None) -> None:
