@@ -1,4 +1,4 @@
-"""All-reduce engine: every rank trains, and all run the same coordinator on the same events."""
+"""Run of one rank without a server: every rank trains, and all run the same coordinator on the same events."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
+from types import TracebackType
 from typing import Any, Self
 
+import torch
 from msgspec.structs import replace
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     AbortRun,
-    Accept,
     Apply,
-    Compute,
     EndRun,
     Evaluate,
     Evaluated,
     Event,
-    Interrupt,
     Outcome,
-    RestartWorker,
     UpdateApplied,
 )
 from paceline.core.wire import parse_wire
-from paceline.engines.base import Observer
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import MembershipChanged
+from paceline.engines.distributed.allreduce.group_clock import GroupClock
 from paceline.engines.distributed.allreduce.interruption import Interruption
 from paceline.engines.distributed.allreduce.local_step import LocalStep, StepTimes, arrivals_of
 from paceline.engines.distributed.allreduce.member import MembershipClient
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.allreduce.rank_checkpoints import RankCheckpoints
+from paceline.engines.distributed.allreduce.rank_ports import RankTasks, SummedParameters
 from paceline.engines.distributed.allreduce.step_reports import StepReports
 from paceline.engines.distributed.allreduce.sum_queue import SumQueue
 from paceline.engines.distributed.rank import Rank
@@ -41,16 +40,16 @@ from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
 from paceline.engines.distributed.transport.messages import End
 from paceline.engines.distributed.transport.sum_messages import StepSummary
-from paceline.engines.wall_clock import WallClockEngine
+from paceline.engines.loop import Observer, RunLoop
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.allreduce.base import AllReduceAlgorithm
-from paceline.worker.replica import Replica, TaskProgress
+from paceline.worker.replica import Replica
 
 
 # Long: the steps of an iteration, and the ways in which it ends, share the state of this rank.
-class AllReduceEngine(WallClockEngine):
-    """Engine of every rank under a protocol without a server.
+class AllReduceRun:
+    """Run of a rank under a protocol without a server.
 
     An iteration: compute the gradient; report it; start the sum; compute the next gradient meanwhile, if the protocol
     allows it; wait for the reports of all ranks; wait for the sum that the protocol awaits now. Then all gradients
@@ -67,10 +66,12 @@ class AllReduceEngine(WallClockEngine):
 
     Attributes:
         end: end of the run, after `run`.
+        is_settled: whether the average contains all updates, so that the run can be saved.
+        signals: signals that this process gets.
+        network: counts of the connections of this process.
     """
 
     def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
-        super().__init__()
         self._rank = rank
         self._process = rank.process
         self._cluster = cluster = rank.cluster
@@ -83,12 +84,16 @@ class AllReduceEngine(WallClockEngine):
         self._number = cluster.worker
         self._local_step = LocalStep(rank, replica, algorithm)
         self._interruption = Interruption(rank, self.signals)
-        reports = StepReports(self._elapsed_s, len(algorithm.server.optimizer.param_groups))
+        self._clock = GroupClock(self._advance)
+        self._workers = RankTasks(replica)
+        # A signal reaches all ranks with the next iteration, so it does not end the loop of one.
+        self._loop = RunLoop(self._workers, SummedParameters(self._apply), self._clock)
+        self._threads = torch.get_num_threads()
+        self.is_settled = True
+        reports = StepReports(self._clock.elapsed_s, len(algorithm.server.optimizer.param_groups))
         self._membership: GroupMembership = (
             MembershipServer(rank, job_spec, reports) if cluster.is_server else MembershipClient(rank, job_spec)
         )
-        self._tasks: dict[int, Compute] = {}
-        self._evaluation: Evaluate | None = None
         self._iteration = 0
         self._sums = SumQueue(allreduce, algorithm, replica.layout, parse_wire(cluster.wire))
         self._not_summed: Apply | None = None  # newest update, if the average does not contain it
@@ -96,7 +101,6 @@ class AllReduceEngine(WallClockEngine):
         self._has_taken_part = False
         self._is_to_reform = False
         self._times = StepTimes(allreduce, now=0.0)
-        self._common_s = 0.0  # time of the newest events
         self.end = End("", "")
 
     def __enter__(self) -> Self:
@@ -107,10 +111,26 @@ class AllReduceEngine(WallClockEngine):
         except BaseException as error:
             self._close(error)
             raise
-        return super().__enter__()
+        self.signals.install()
+        self._clock.begin(self.signals)
+        return self
 
-    def _start(self) -> None:
-        """Do nothing: all ranks have joined."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Leave the group and release all resources."""
+        torch.set_num_threads(self._threads)
+        self._close(error)
+        self.signals.remove()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.now
+
+    def resume_at(self, version: int, now: float) -> None:
+        """Start the clock at this time."""
+        self._clock.now = now
 
     def run(self, coordinator: Coordinator, observe: Observer | None = None, first: Event | None = None) -> EndRun:
         """Run to the end and return the last command; ranks other than 0 wait until rank 0 has ended the run too."""
@@ -118,7 +138,7 @@ class AllReduceEngine(WallClockEngine):
         try:
             first = self._begin([first] if first is not None else [])
             while True:
-                last = super().run(coordinator, observe, first)
+                last = self._loop.run(coordinator, observe, first)
                 self._finish()
                 if self._membership.is_over():
                     self._checkpoints.at_end(coordinator.version)
@@ -138,24 +158,7 @@ class AllReduceEngine(WallClockEngine):
         """Let all ranks save the state that only they have, after the next settled update."""
         return self._checkpoints.prepare(self._coordinator.version)
 
-    # --- commands -----------------------------------------------------------------------------------------
-
-    def compute(self, command: Compute) -> None:
-        """Record the task of a worker."""
-        self._replica.progress = TaskProgress(self._coordinator.version, self._coordinator.workload)
-        self._tasks[command.worker] = command
-
-    def interrupt(self, command: Interrupt) -> None:
-        """Remove the task of a worker."""
-        self._tasks.pop(command.worker, None)
-
-    def restart_worker(self, command: RestartWorker) -> None:
-        """Keep the worker: only its launcher can restart it."""
-
-    def accept(self, command: Accept) -> None:
-        """Do nothing: the gradient is part of the sum already."""
-
-    def apply(self, command: Apply) -> None:
+    def _apply(self, command: Apply) -> None:
         """Apply the sum; in an iteration without one, record that."""
         self._not_summed = command
         self.is_settled = False
@@ -166,47 +169,32 @@ class AllReduceEngine(WallClockEngine):
         if self.is_settled:
             self._checkpoints.after_update(command.version)
         if self._cluster.is_server:
-            self.now = max(self.now, self._elapsed_s())
-
-    def evaluate(self, command: Evaluate) -> None:
-        """Evaluate before the next iteration."""
-        self._evaluation = command
-
-    # --- events -------------------------------------------------------------------------------------------
-
-    def next_event(self) -> Event:
-        """Run iterations until there is an event; all events up to that time come in the same order on all ranks."""
-        event = super().next_event()
-        self.now = max(self.now, event.now)
-        return event
+            self._clock.now = max(self._clock.now, self._clock.elapsed_s())
 
     def _advance(self) -> None:
         try:
-            if self._evaluation is not None:
-                self._evaluate(self._evaluation)
+            if self._workers.evaluation is not None:
+                self._evaluate(self._workers.evaluation)
             elif self._is_to_reform:
                 raise MembershipChanged
             else:
                 self._iterate()
         except MembershipChanged:
-            self._events.extend(self._restore_from(self._membership.form(self._state, self._timeout_s)))
-
-    def _following(self) -> Event:
-        """Return the next event; a signal reaches all ranks with the next iteration."""
-        applied, self._applied = self._applied, None
-        return applied if applied is not None else self.next_event()
+            self._clock.extend(self._restore_from(self._membership.form(self._state, self._timeout_s)))
 
     def _iterate(self) -> None:
         if self._interruption.leaves_alone and isinstance(self._membership, MembershipClient):
             self._membership.leave(self._interruption.reason)
             raise SystemExit(self._cluster.leaving_status)
-        task = self._tasks.get(self._number)
+        task = self._workers.tasks.get(self._number)
         report = self._local_step.contribute(task, self.now, self._coordinator.expected_update())
         times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
         about = {"generation": self._membership.generation, **self._interruption.in_report}
-        self._membership.report(replace(report, **about, **times, saves=self._checkpoints.is_asked), self._tasks)
+        self._membership.report(
+            replace(report, **about, **times, saves=self._checkpoints.is_asked), self._workers.tasks
+        )
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
         since_s = time.monotonic()
@@ -218,28 +206,28 @@ class AllReduceEngine(WallClockEngine):
         self._sums.on_wait(iteration)
         self._times.on_step(summary, since_s)
         if awaited:
-            self._times.on_sum(awaited[-1].completion, begun_s=self._begun_s, reports_s=awaited[-1].reports_s)
+            self._times.on_sum(awaited[-1].completion, begun_s=self._clock.begun_s, reports_s=awaited[-1].reports_s)
         self._iteration = iteration
         self._add_events(summary)
 
     def _add_events(self, summary: StepSummary) -> None:
         """Turn the reports of all ranks into events."""
         if self._cluster.is_server:
-            self.now = self._elapsed_s()  # the sum is complete
+            self._clock.now = self._clock.elapsed_s()  # the sum is complete
         if self._allreduce.sums == "gradients":  # the step is common to all ranks
             self._local_step.on_reports(summary)
-        now = self._common_s = summary.now
+        now = self._clock.common_s = summary.now
         common: dict[str, Any] = {"now": now, "pull_s": min(report.waited_s for report in summary.reports.values())}
         if self._cluster.is_server:
             common |= {"sum_s": self._times.sum_s, "left_over_s": self._times.overhead_s}
         arrivals = arrivals_of(summary, self._allreduce, self._coordinator.joining)
         for arrival in arrivals:
-            assert self._tasks.pop(arrival.worker).draw == arrival.draw, "all ranks make the same decisions"
-        self._events.extend(arrival._replace(**common) for arrival in arrivals)
-        self._add_timers(now, now)  # after the gradients, so that no worker counts as silent
+            assert self._workers.tasks.pop(arrival.worker).draw == arrival.draw, "all ranks make the same decisions"
+        self._clock.extend(arrival._replace(**common) for arrival in arrivals)
+        self._clock.ring(now)  # after the gradients, so that no worker counts as silent
         ending = [report for report in summary.reports.values() if report.interruption]
         if ending:
-            self._events.append(AbortRun(now, Outcome(ending[0].outcome), ending[0].interruption))
+            self._clock.add(AbortRun(now, Outcome(ending[0].outcome), ending[0].interruption))
         self._is_to_reform = summary.reforms
 
     def _apply_sum(self, total: FlatBuffers, update: Apply, fragment: int | None) -> None:
@@ -252,7 +240,7 @@ class AllReduceEngine(WallClockEngine):
         step = self._algorithm.apply_sum(total, shares, update, fragment)
         self._local_step.snapshot(f"applied version {update.version}")
         if step is not None:
-            self._applied = UpdateApplied(self._common_s, update.version, step)
+            self._clock.applied = UpdateApplied(self._clock.common_s, update.version, step)
 
     def _update_average(self) -> None:
         """Move the average to the mean of the workers' parameters, which does not change the workers' own ones."""
@@ -267,14 +255,14 @@ class AllReduceEngine(WallClockEngine):
             self._update_average()
             metrics = self._membership.metrics(self._measure)
         self._local_step.snapshot(f"evaluated version {command.version}")
-        self._events.append(Evaluated(self._common_s, command.version, metrics))
-        self._evaluation = None
+        self._clock.add(Evaluated(self._clock.common_s, command.version, metrics))
+        self._workers.evaluation = None
         self._times.on_free()
 
     def _measure(self) -> dict[str, float]:
         begun_s = time.monotonic()
         metrics = self._replica.evaluate(self._algorithm.average)
-        self._begun_s += time.monotonic() - begun_s  # the run's clock stands still
+        self._clock.begun_s += time.monotonic() - begun_s  # the run's clock stands still
         return metrics
 
     def _finish(self) -> None:
@@ -287,17 +275,17 @@ class AllReduceEngine(WallClockEngine):
 
     def _begin(self, events: list[Event]) -> Event | None:
         """Form the first group and start from the state of rank 0."""
-        self._common_s = self.now
+        self._clock.common_s = self.now
 
         def make_state(changes: list[Event]) -> dict[str, Any]:
-            self._events.clear()
+            self._clock.clear()
             return self._state([*events, *changes])
 
         return self._first(self._membership.form(make_state, self._cluster.start_timeout_s))
 
     def _first(self, state: Mapping[str, Any]) -> Event | None:
-        self._events.extend(self._restore_from(state))
-        return self._events.popleft() if self._events and self._coordinator.has_begun else None
+        self._clock.extend(self._restore_from(state))
+        return self._clock.take() if self._coordinator.has_begun else None
 
     def _state(self, events: list[Event]) -> dict[str, Any]:
         """Return the state of this process before these events."""
@@ -305,10 +293,10 @@ class AllReduceEngine(WallClockEngine):
         return {
             "coordinator": coordinator.state_dict() if coordinator.has_begun else None,
             "server": self._algorithm.server.state_dict(),
-            "work": self._tasks,
-            "timers": self._timers,
-            "asked": self._evaluation,
-            "now": self._common_s,
+            "work": self._workers.tasks,
+            "timers": self._clock.timers,
+            "asked": self._workers.evaluation,
+            "now": self._clock.common_s,
             "events": events,
         }
 
@@ -324,19 +312,19 @@ class AllReduceEngine(WallClockEngine):
         self._algorithm.restore_from(state["server"], own)
         self._has_taken_part = True
         self._local_step.snapshot(f"began at {state['now']:.3g} s")
-        self._tasks = dict(state["work"])
-        self._timers = list(state["timers"])
-        self._evaluation = state["asked"]
-        self._common_s = state["now"]
-        self.now = max(self.now, self._common_s)
+        self._workers.tasks = dict(state["work"])
+        self._clock.timers = list(state["timers"])
+        self._workers.evaluation = state["asked"]
+        self._clock.common_s = state["now"]
+        self._clock.now = max(self._clock.now, self._clock.common_s)
         events: list[Event] = state["events"]
-        self._events.clear()
+        self._clock.clear()
         self._sums.leave_group()
         self._not_summed = None
         self._local_step.discard_prefetched()
         self.is_settled = True
         self._iteration = 0
-        self._times = StepTimes(self._allreduce, self._elapsed_s())
+        self._times = StepTimes(self._allreduce, self._clock.elapsed_s())
         self._is_to_reform = False
         return events
 
