@@ -29,7 +29,7 @@ def run():
 
 
 def test_there_is_an_example_for_each_part():
-    assert list(EXAMPLES) == ["protocol", "controller", "compensator", "engine"]
+    assert list(EXAMPLES) == ["protocol", "controller", "compensator", "cluster"]
 
 
 def test_the_added_protocol_simulates_and_trains(run):
@@ -53,7 +53,7 @@ def test_the_added_compensator_scales_the_steps_of_stale_gradients(run):
     assert all(arrival.compensations[0][1] == 1 / (1 + 0.5 * arrival.staleness) for arrival in stale)
 
 
-def test_the_added_engine_runs_a_protocol(run):
-    example = run("engine")
+def test_the_added_cluster_runs_a_protocol(run):
+    example = run("cluster")
     assert example["end"].outcome is Outcome.UPDATES
-    assert example["engine"].now == 40  # ten updates of 4 s, the time of the slowest worker
+    assert example["workers"].now == 40  # ten updates of 4 s, the time of the slowest worker
