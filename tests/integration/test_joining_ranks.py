@@ -87,8 +87,8 @@ def test_a_worker_that_comes_back_after_the_end_leaves_with_status_0(caplog):
     with ranks(2, tiny_job(), protocol="asp", stop="updates=5") as job:
         announce = RemoteWorkers._send_end
 
-        def come_back_after(engine, acceptor, end):
-            announce(engine, acceptor, end)
+        def come_back_after(workers, end):
+            announce(workers, end)
             job.start(1)
             with pytest.raises(SystemExit) as left:
                 job.end(1)

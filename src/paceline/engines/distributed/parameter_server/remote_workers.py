@@ -1,9 +1,12 @@
-"""Parameter server engine: coordinator and server in this process, workers in processes on any host."""
+"""Remote workers: processes on any host, at the process of the coordinator and the server."""
+
+# Long: a class with a method for what each message of each kind of peer causes.
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +38,7 @@ from paceline.engines.distributed.parameter_server.loop_options import LoopOptio
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker, processes_of
 from paceline.engines.distributed.parameter_server.restart_wait import RestartWait
+from paceline.engines.distributed.parameter_server.server_processes import ServerProcesses
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.standby_follower import StandbyFollower
 from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
@@ -43,7 +47,6 @@ from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
     GRACE_S,
     AcceptedPeer,
-    Acceptor,
     AllWorkersLost,
     PeerEvent,
     PeerJoined,
@@ -53,9 +56,8 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     QueueHandler,
 )
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
-from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0, publish_successor, tell_launcher
+from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
@@ -93,6 +95,7 @@ class RemoteWorkers(Workers):
     Attributes:
         clock: clock of the run.
         parameters: parameters of the run.
+        processes: acceptor, and the processes of this host.
         signals: signals that this process gets.
         follower: stream to the standby of this process; None without one.
     """
@@ -122,25 +125,23 @@ class RemoteWorkers(Workers):
         self._tasks = TaskBoard(self.parameters, self._send)
         self._threads = torch.get_num_threads()
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
-        self._job_spec = rank.make_job_spec(server.model)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
-        self._handler = QueueHandler(self._peer_events)
-        self._acceptor: Acceptor | None = None
+        self.processes = ServerProcesses(
+            rank, rank.make_job_spec(server.model), self._buffers(), QueueHandler(self._peer_events)
+        )
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
         self._saved_draws: Mapping[int, int] = {}  # newest accepted draw of each worker in the newest checkpoint
-        self._first_version = 0
         self._joined = 0  # number of workers so far
         self._loop_options = LoopOptions(server)
         self._evaluator: RemoteWorker | None = None
         self._unevaluated: Evaluate | None = None  # waits until there is an evaluator
-        self._sidecars: list[Sidecar] = []
         self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
         self._end = messages.End("", "")
         self.follower: StandbyFollower | None = None
         if cluster.standby and succession is None:
-            stream = StandbyStream(layout, self._peer_events, self._processes, rank.folder)
+            stream = StandbyStream(layout, self._peer_events, self._present, rank.folder)
             self.follower = StandbyFollower(stream, self.signals, cluster)
 
     def loop(self) -> RunLoop:
@@ -170,11 +171,7 @@ class RemoteWorkers(Workers):
         return not signals.caught
 
     def _begin(self) -> None:
-        self._acceptor = listen_as_rank_0(
-            self._cluster, self._rank.transport, self._job_spec, self._buffers(), self._handler
-        )
-        beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
-        self._sidecars += [self._rank.process.start_sidecar(number) for number in beside]
+        self.processes.start()
         await_workers(self._cluster, self._ready, self._read_for_a_moment, self._missing)
         self._shards.init(self.parameters.first_version)
         if self.follower is not None:
@@ -182,38 +179,14 @@ class RemoteWorkers(Workers):
             self._server.on_mean = self.follower.stream.add_mean
 
     def _succeed(self, succession: Succession) -> None:
-        assert self._acceptor is not None
-        self._acceptor.is_open = True
-        publish_successor(self._cluster, self._acceptor.address)
-        if self._needs_evaluator:
-            self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n, self._acceptor.address))
-        succession.await_workers(self._lacks, self._read_for_a_moment, self._cluster.start_timeout_s)
+        def lacks() -> str:
+            return "" if self.signals.caught else succession.lacks(self._present())
 
-    def listen(self, host: str, port: int) -> int:
-        """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
-        self._acceptor = Acceptor(
-            transport=self._rank.transport,
-            host=host,
-            port=port,
-            job_spec=self._job_spec,
-            buffers=self._buffers(),
-            handler=self._handler,
-        )
-        self._acceptor.is_open = False
-        return self._acceptor.address[1]
+        self.processes.succeed()
+        succession.await_workers(lacks, self._read_for_a_moment, self._cluster.start_timeout_s)
 
-    def stop_listening(self) -> None:
-        """Close what `listen` has opened, if the run has not."""
-        if self._acceptor is not None:
-            self._acceptor.close()
-            self._acceptor = None
-
-    def _lacks(self) -> str:
-        """Return what a standby waits for before it goes on; nothing after a signal."""
-        assert self._succession is not None
-        return "" if self.signals.caught else self._succession.lacks(self._processes())
-
-    def _processes(self) -> set[str]:
+    def _present(self) -> set[str]:
+        """Return the processes of the workers that take part."""
         return processes_of(self._workers.values())
 
     def _buffers(self) -> list[WireBuffer | None]:
@@ -237,32 +210,24 @@ class RemoteWorkers(Workers):
 
     def _read_for_a_moment(self) -> None:
         self.clock.read(POLL_S)
-        for sidecar in self._sidecars:
-            sidecar.check()
+        self.processes.check()
 
     def close(self, error: BaseException | None) -> None:
         """Tell all processes the end of the run, and release what it has started."""
         torch.set_num_threads(self._threads)
-        for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
-            sidecar.kill()  # the evaluator, whose result is no longer needed
-        if self._acceptor is not None:
-            self._send_end(self._acceptor, failed_end(error) if error else self._end)
+        end = failed_end(error) if error else self._end
         self._restart_wait.close()
-        if self._acceptor is None or self._acceptor.close():
-            self._rank.close()
-            self._peer_events.close()
-        for sidecar in self._sidecars:
-            sidecar.stop()
+        self.processes.close(partial(self._send_end, end), self._peer_events.close)
         self._peers.clear()
         self._workers.clear()
-        self._evaluator = self._acceptor = None
+        self._evaluator = None
 
-    def _send_end(self, acceptor: Acceptor, end: messages.End) -> None:
+    def _send_end(self, end: messages.End) -> None:
         """Send the end of the run and the final parameters to all processes, and wait until they have gone."""
         if self.follower is not None and self.follower.has_handed_over:
             return
         following = self.follower.stream.send_end(end) if self.follower is not None else []
-        acceptor.announce_end(end)
+        self.processes.announce(end)
         late = [event.peer for event in self._peer_events.drain() if isinstance(event, PeerJoined)]
         for peer in late:
             peer.connection.send(end)
@@ -271,9 +236,9 @@ class RemoteWorkers(Workers):
             worker.connection.send(end.with_parameters(final))
         self._shards.send(end)
         peer_ids = [*self._peers, *self._shards.peer_ids, *(peer.peer_id for peer in late)]
-        acceptor.join(peer_ids, GRACE_S + len(peer_ids) * final.nbytes / MIN_BYTES_PER_S)
+        self.processes.join(peer_ids, GRACE_S + len(peer_ids) * final.nbytes / MIN_BYTES_PER_S)
         if following:
-            acceptor.join(following, GRACE_S)
+            self.processes.join(following, GRACE_S)
 
     def ended(self, command: EndRun) -> None:
         """Note the end, of which `close` tells the workers."""
@@ -506,10 +471,8 @@ class RemoteWorkers(Workers):
             self._restart_wait.begin(self._joined)
 
     def _disconnect(self, worker: RemoteWorker, reason: str) -> None:
-        """Disconnect a process, which waits for that if it leaves on purpose."""
-        assert self._acceptor is not None
         del self._peers[worker.peer_id]
-        self._acceptor.disconnect(worker.peer_id, GRACE_S)
+        self.processes.disconnect(worker.peer_id)
         self._on_gone(worker, reason)
 
 

@@ -239,7 +239,7 @@ class Standby:
         self._session = join_rank_0(cluster, self._rank.transport, hello)
         given = cluster.standby_address
         host, port = host_and_port(given) if given else (self._session.connection.local_host, 0)
-        port = self._successor.listen(host, port)
+        port = self._successor.processes.listen(host, port)
         self._session.listen(self._received.put, self._received.put)
         self._session.connection.send(StandbyListens(port))
         return self
@@ -250,7 +250,7 @@ class Standby:
         """Close all connections."""
         if self._session is not None:
             self._session.close()
-        self._successor.stop_listening()
+        self._successor.processes.stop_listening()
 
     def resume_at(self, version: int, now: float) -> None:
         """Follow from this time."""

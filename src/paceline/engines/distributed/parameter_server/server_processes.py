@@ -1,0 +1,113 @@
+"""Processes around a server: those of its host that it starts, and the acceptor by which all others come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from paceline.engines.distributed.rank import Rank
+from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Acceptor, QueueHandler
+from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0, publish_successor
+from paceline.engines.distributed.rendezvous.sidecar import Sidecar
+from paceline.engines.distributed.transport.messages import End
+from paceline.engines.distributed.transport.wire import WireBuffer
+
+
+class ServerProcesses:
+    """Acceptor of a server, and its sidecars: a worker beside rank 0, and the evaluator.
+
+    Args:
+        rank: settings of this process.
+        job_spec: settings that must be equal on all processes.
+        buffers: memory for a gradient of each worker, and None for each other process that may come.
+        handler: receiver of what comes from other processes.
+    """
+
+    def __init__(
+        self, rank: Rank, job_spec: dict[str, Any], buffers: Sequence[WireBuffer | None], handler: QueueHandler
+    ) -> None:
+        self._rank = rank
+        self._cluster = rank.cluster
+        self._needs_evaluator = rank.job.eval_data is not None
+        self._job_spec = job_spec
+        self._buffers = buffers
+        self._handler = handler
+        self._acceptor: Acceptor | None = None
+        self._sidecars: list[Sidecar] = []
+
+    def start(self) -> None:
+        """Listen where every rank finds rank 0, and start the processes of this host."""
+        self._acceptor = listen_as_rank_0(
+            self._cluster, self._rank.transport, self._job_spec, self._buffers, self._handler
+        )
+        beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
+        self._sidecars += [self._rank.process.start_sidecar(number) for number in beside]
+
+    def listen(self, host: str, port: int) -> int:
+        """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
+        self._acceptor = Acceptor(
+            transport=self._rank.transport,
+            host=host,
+            port=port,
+            job_spec=self._job_spec,
+            buffers=self._buffers,
+            handler=self._handler,
+        )
+        self._acceptor.is_open = False
+        return self._acceptor.address[1]
+
+    def succeed(self) -> None:
+        """Admit workers where this process listens, and start an evaluator."""
+        assert self._acceptor is not None
+        self._acceptor.is_open = True
+        publish_successor(self._cluster, self._acceptor.address)
+        if self._needs_evaluator:
+            self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n, self._acceptor.address))
+
+    def check(self) -> None:
+        """Check that the processes of this host live.
+
+        Raises:
+            RunError: one has ended.
+        """
+        for sidecar in self._sidecars:
+            sidecar.check()
+
+    def disconnect(self, peer_id: int) -> None:
+        """Disconnect a process, which waits for that if it leaves on purpose."""
+        assert self._acceptor is not None
+        self._acceptor.disconnect(peer_id, GRACE_S)
+
+    def announce(self, end: End) -> None:
+        """Let processes that come now know the end of the run."""
+        assert self._acceptor is not None
+        self._acceptor.announce_end(end)
+
+    def join(self, peer_ids: Iterable[int], timeout_s: float) -> None:
+        """Wait until processes have gone."""
+        assert self._acceptor is not None
+        self._acceptor.join([*peer_ids], timeout_s)
+
+    def stop_listening(self) -> None:
+        """Close what `listen` has opened, if the run has not."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+
+    def close(self, send_end: Callable[[], None], on_closed: Callable[[], None]) -> None:
+        """End all processes.
+
+        Args:
+            send_end: function that tells the connected processes the end of the run.
+            on_closed: function that is called when all connections are closed.
+        """
+        for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
+            sidecar.kill()  # the evaluator, whose result is no longer needed
+        if self._acceptor is not None:
+            send_end()
+        if self._acceptor is None or self._acceptor.close():
+            self._rank.close()
+            on_closed()
+        for sidecar in self._sidecars:
+            sidecar.stop()
+        self._acceptor = None
