@@ -274,7 +274,7 @@ def _train(config: RunConfig) -> tuple[nn.Module, distributed.End]:
     """Train with the other ranks, of which only rank 0 writes a run folder."""
     session = Session(config)
     engine = session.engine()
-    assert isinstance(engine, distributed.AllReduceRun)
+    assert isinstance(engine, distributed.RankRun)
     with engine:
         engine.run(session.coordinator)
     model = session.model.cpu()

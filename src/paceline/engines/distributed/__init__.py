@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.core.wire import parse_wire
 from paceline.engines.distributed.allreduce.elastic_group import check_summable
-from paceline.engines.distributed.allreduce.rank_run import AllReduceRun
+from paceline.engines.distributed.allreduce.rank_run import RankRun
 from paceline.engines.distributed.node_worker.follower import follow
 from paceline.engines.distributed.parameter_server.remote_workers import RemoteWorkers
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
@@ -38,11 +38,11 @@ __all__ = [
     "SAMPLES",
     "THIS_PROCESS",
     "WORLD_SIZE",
-    "AllReduceRun",
     "End",
     "FollowedRunEnded",
     "HostProcess",
     "Rank",
+    "RankRun",
     "RunFinished",
     "ShardClients",
     "Sidecar",
@@ -60,7 +60,7 @@ __all__ = [
 
 def make_engine(
     rank: Rank, server: ParameterServer, layout: FlatLayout, shards: ShardClients, stop: str
-) -> RunLoop | Standby | AllReduceRun:
+) -> RunLoop | Standby | RankRun:
     """Return what runs at rank 0 or its standby under a protocol with a server, or at any rank under one without.
 
     Args:
@@ -81,7 +81,7 @@ def make_engine(
         )
     settings = {"device": server.device, "debug": rank.cluster.debug, "shards": allreduce.fragments}
     replica = rank.process.replica(rank.job, rank.seed, rank.cluster.n, **settings)
-    return AllReduceRun(rank, allreduce, replica, make_algorithm(allreduce, server, layout))
+    return RankRun(rank, allreduce, replica, make_algorithm(allreduce, server, layout))
 
 
 def serve_rank(rank: Rank, train: Callable[[], tuple[nn.Module, End]]) -> tuple[nn.Module, End]:

@@ -48,7 +48,7 @@ from paceline.worker.replica import Replica
 
 
 # Long: the steps of an iteration, and the ways in which it ends, share the state of this rank.
-class AllReduceRun:
+class RankRun:
     """Run of a rank under a protocol without a server.
 
     An iteration: compute the gradient; report it; start the sum; compute the next gradient meanwhile, if the protocol

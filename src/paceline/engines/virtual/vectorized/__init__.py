@@ -1,4 +1,4 @@
 """Vectorized timing simulation: arrays over workers instead of single events.
 
-Updates and their times are bit-identical to those of the coordinator with the `TimingEngine`.
+Updates and their times are bit-identical to those of the coordinator with `TimedWorkers`.
 """
