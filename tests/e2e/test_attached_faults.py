@@ -100,7 +100,8 @@ def test_the_state_of_rank_0_goes_to_the_server_and_back(start):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_killed_rank_and_one_that_comes_back(num_workers, start, tmp_path):
     faults = {"1": (2, KILL), "2": (3, KILL)}
-    ranks = start(4, protocol="k_sync(k=1)", faults=faults, free_steps=5, num_workers=num_workers)
+    patient = {"worker_timeout_s": scaled(120)}  # two ranks wait until the lost one has started again
+    ranks = start(4, protocol="k_sync(k=1)", faults=faults, free_steps=5, num_workers=num_workers, attach=patient)
     for rank in (1, 2):
         ranks.end(rank, -signal.SIGKILL)
     ranks.start(2)
