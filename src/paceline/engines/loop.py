@@ -142,6 +142,7 @@ class RunLoop:
                 observe(self.now, event, commands)
             if coordinator.stopped:
                 break
+            self._workers.on_commands()
             coordinator.prepare()
             event = self._next_event()
             if self._follower is not None:
@@ -190,5 +191,4 @@ class RunLoop:
     def _use_idle_time(self) -> None:
         if self._follower is not None:
             self._follower.before_wait()
-        self._workers.lend_cores()
         self._parameters.accumulate()

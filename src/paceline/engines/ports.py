@@ -96,8 +96,8 @@ class Workers(ABC):
         """Note that an update is made now."""
 
     @abstractmethod
-    def lend_cores(self) -> None:
-        """Let the server compute on cores that no worker uses, if they are known."""
+    def on_commands(self) -> None:
+        """Note that the commands of an event are carried out and the run goes on."""
 
     @abstractmethod
     def ended(self, command: EndRun) -> None:

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 
+from machine_speed import scaled
 from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
@@ -14,6 +15,8 @@ from paceline.user_loop.loop_replica import Exchange
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.sample_digest import sample_digest
 from rank_threads import LIMIT_S, TOKEN, Killed
+
+START_TIMEOUT_S = scaled(10.0)
 
 
 class Rank(SteppingHost):
@@ -48,7 +51,7 @@ class AllReduceLoops:
         self._network = MemoryNetwork()
         self._count = count
         self._plan = parse_plan(protocol)
-        self._torchrun = {"start_timeout_s": 5.0, **(torchrun or {})}
+        self._torchrun = {"start_timeout_s": START_TIMEOUT_S, **(torchrun or {})}
         self._accumulate = settings.pop("accumulate", 1)
         self._clip_norm = settings.pop("clip_norm", None)
         self._returns = settings.pop("returns", False)

@@ -22,7 +22,7 @@ from paceline.user_loop.sample_digest import sample_digest
 from paceline.user_loop.server_process import ServerHost
 from rank_threads import LIMIT_S, TOKEN
 
-START_TIMEOUT_S = scaled(5.0)
+START_TIMEOUT_S = scaled(10.0)
 
 
 class Server(ServerHost):
@@ -146,7 +146,11 @@ class AttachedThreads:
             thread.join(LIMIT_S)
             assert not thread.is_alive(), f"a loop does not end: {self.answers}"
         if self.server is not None:
-            self.server.wait()
+            try:
+                self.server.wait()
+            except Exception as error:
+                error.add_note(f"the ranks: {self.answers}")
+                raise
         return self.answers
 
     def _loop(self, loop, rank):

@@ -4,8 +4,10 @@ The functions have the names of those in `ranks`, which starts processes.
 """
 
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from contextlib import contextmanager
+
+from torch.optim import optimizer as torch_optimizer
 
 import paceline as pl
 from machine_speed import scaled
@@ -25,6 +27,16 @@ from ranks import launchers, portable
 
 LIMIT_S = scaled(20)
 TOKEN = "a secret of the tests that is hard to guess"
+
+
+class SharedHooks(OrderedDict):
+    """Hooks of all optimizers of a process, which one rank may change while an optimizer of another one steps."""
+
+    def values(self):
+        return list(super().values())
+
+
+torch_optimizer._global_optimizer_pre_hooks = SharedHooks()
 
 
 class Killed(BaseException):

@@ -170,8 +170,12 @@ class LocalWorkers(Workers):
         """Do nothing: a worker learns it with its next task."""
 
     def updating(self, command: events.Apply) -> None:
-        """Let the server use idle cores."""
-        self.lend_cores()
+        """Let the server use idle cores for the step."""
+        self._lend_cores()
+
+    def on_commands(self) -> None:
+        """Let the server use idle cores until the next event."""
+        self._lend_cores()
 
     def ended(self, command: events.EndRun) -> None:
         """Do nothing: processes are ended by `close`."""
@@ -180,7 +184,7 @@ class LocalWorkers(Workers):
         """Let each worker save its state after this draw, with its next task."""
         self._saved_draws = draws
 
-    def lend_cores(self) -> None:
+    def _lend_cores(self) -> None:
         """Use as many threads as there are cores without a worker: two threads on one core wait for each other."""
         torch.set_num_threads(max(1, cores() - self._tasks.busy * self._cluster.worker_threads))
 

@@ -180,8 +180,8 @@ class TimedWorkers(Stateful, Workers, Clock):
         if self.evaluation is not None:
             self.add(events.Evaluated(self.now, command.version, self.evaluation(command.version)))
 
-    def lend_cores(self) -> None:
-        """Do nothing: virtual time does not depend on cores."""
+    def on_commands(self) -> None:
+        """Do nothing, as `start`."""
 
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Do nothing: the state of the simulation is saved as a whole."""

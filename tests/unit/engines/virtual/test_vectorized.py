@@ -143,6 +143,7 @@ def test_the_vectorized_simulation_equals_the_coordinator(data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=5_000)
 @given(data=st.data())
 def test_the_vectorized_simulation_equals_the_coordinator_in_many_cases(data):

@@ -57,8 +57,8 @@ class RankTasks(Workers):
     def updating(self, command: Apply) -> None:
         """Do nothing, as `accepted`."""
 
-    def lend_cores(self) -> None:
-        """Do nothing: the cores of this host are divided among its processes."""
+    def on_commands(self) -> None:
+        """Do nothing, as `accepted`."""
 
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Do nothing: each rank saves its state with that of the run."""

@@ -134,6 +134,7 @@ class RemoteWorkers(Workers):
         self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
         self._saved_draws: Mapping[int, int] = {}  # newest accepted draw of each worker in the newest checkpoint
         self._joined = 0  # number of workers so far
+        self._has_updated = False  # whether an update was made by the commands that are carried out
         self._loop_options = LoopOptions(server)
         self._evaluator: RemoteWorker | None = None
         self._unevaluated: Evaluate | None = None  # waits until there is an evaluator
@@ -268,12 +269,15 @@ class RemoteWorkers(Workers):
         self._workers[command.worker].last = ("used", command.staleness)
 
     def updating(self, command: Apply) -> None:
-        """Tell workers whose gradients are unneeded."""
-        for worker in self._workers.values():
-            worker.tell_if_unneeded(self._coordinator.would_accept)
+        """Note that the update may make gradients unneeded."""
+        self._has_updated = True
 
-    def lend_cores(self) -> None:
-        """Do nothing: the cores of this host are divided among its processes."""
+    def on_commands(self) -> None:
+        """Tell workers whose gradients an update has made unneeded and no command has cancelled."""
+        if self._has_updated:
+            self._has_updated = False
+            for worker in self._workers.values():
+                worker.tell_if_unneeded(self._coordinator.would_accept)
 
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Let each worker save its state after this draw, with its next task."""

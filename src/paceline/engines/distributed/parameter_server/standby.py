@@ -117,7 +117,7 @@ class _FollowedWorkers(Workers, Clock):
     def updating(self, command: Apply) -> None:
         """Do nothing, as `meet`."""
 
-    def lend_cores(self) -> None:
+    def on_commands(self) -> None:
         """Do nothing, as `meet`."""
 
     def save_after(self, draws: Mapping[int, int]) -> None:
