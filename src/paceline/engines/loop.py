@@ -143,7 +143,7 @@ class RunLoop:
             if coordinator.stopped:
                 break
             self._workers.on_commands()
-            coordinator.prepare()
+            coordinator.prepare()  # while the workers compute, so that the next decision takes less time
             event = self._next_event()
             if self._follower is not None:
                 self._follower.on_event(event)

@@ -261,7 +261,7 @@ class LocalWorkers(Workers):
         if self._failed == self._lost_for_good and self._first_failure is not None:
             error = RunError(f"every worker failed, the first one with: {self._first_failure.message}")
             error.__cause__ = RemoteTracebackError(self._first_failure.details)
-            self.clock.fail_after_events(error)
+            self.clock.fail_after_events(error)  # so that the log of the run has all losses
         else:
             reason = "every worker process has ended"
             self.clock.add(events.AbortRun(self.clock.elapsed_s(), events.Outcome.NO_WORKERS, reason))
@@ -292,7 +292,7 @@ class LocalWorkers(Workers):
         assert self._spec is not None
         has_children = worker < self._cluster.n and self._job.loader_workers > 0
         arguments = processes.ProcessArguments(spec=self._spec, worker=worker, memory=self._memory, connection=theirs)
-        with closing(theirs):
+        with closing(theirs):  # else the pipe of a process that has ended would stay open
             process = self._launcher.start(target, arguments, has_children=has_children)
         peer = _Peer(process, ours)
         self.clock.watch(ours, partial(self._read, worker, peer))
@@ -330,7 +330,7 @@ class LocalWorkers(Workers):
         """End the processes; workers with a state of their own may save it before."""
         torch.set_num_threads(self._threads)
         for worker, peer in self._workers.items():
-            self._memory.interrupt(worker, sys.maxsize)
+            self._memory.interrupt(worker, sys.maxsize)  # of any draw, also one that it has not begun
             peer.send(None)
         if self._evaluator is not None:
             self._evaluator.process.kill()

@@ -107,7 +107,7 @@ class GroupMembership(ABC):
 
     def _close_group(self, end: End) -> None:
         if self.group is not None:
-            if end.has_failed:
+            if end.has_failed:  # at a normal end, other ranks may still be summing
                 self.group.abort()
             self.group.close()
         self.group = None

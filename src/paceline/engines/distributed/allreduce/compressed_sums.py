@@ -28,7 +28,7 @@ class CompressedSum:
     """
 
     def __init__(self, code: Code, layout: FlatLayout) -> None:
-        self._format = CompressedFormat(code, layout, loads_numba=True)
+        self._format = CompressedFormat(code, layout, loads_numba=True)  # each rank steps an optimizer (decision 0027)
         self.left_out = layout.allocate()
         self._decoded = layout.allocate()
 

@@ -91,6 +91,7 @@ class ElasticGroup:
         """
         if not self._peers:
             return
+        # A connection that fails after this is a broken link, not a rank that still computes (decision 0010).
         missing = self._await_members("ready", timeout_s)
         if missing:
             raise MissingPeers(missing)

@@ -80,7 +80,7 @@ class GroupClock(Clock):
         while not self._events:
             self._advance()
         event = self._events.popleft()
-        self.now = max(self.now, event.now)
+        self.now = max(self.now, event.now)  # the clock of rank 0 already counts the sum
         return event
 
     def stop(self) -> None:

@@ -251,7 +251,7 @@ class LocalStep:
             contribution = self._algorithm.contribute(
                 stats.squared_norm, stats.samples / self._replica.batch_size, update
             )
-            drop_counts(self._algorithm.payload, command.worker)
+            drop_counts(self._algorithm.payload, command.worker)  # whole numbers are those of worker 0, never sums
         else:
             self._algorithm.skip()
         self.snapshot(f"contributed its draw {command.draw}")

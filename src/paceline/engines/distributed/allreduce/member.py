@@ -183,6 +183,7 @@ class MembershipClient(GroupMembership):
                 is_summing = self.group is not None and self.group.is_waiting
                 self._send(sum_messages.Progress(self.generation, self._steps, is_summing))
             case sum_messages.CheckLinks():
+                # The check waits for keys of the other members, which arrive in this thread.
                 threading.Thread(target=self._check_links, args=(message, self._newest), daemon=True).start()
             case messages.End() as end:
                 if end.has_failed:

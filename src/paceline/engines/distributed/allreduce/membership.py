@@ -38,7 +38,7 @@ from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
-POLL_S = 0.05
+POLL_S = 0.05  # between two looks for a SIGTERM that is held
 ALTERNATIVES = "torchrun(min_workers=1) continues without it, paceline run from the last checkpoint in out="
 
 
@@ -222,6 +222,7 @@ class MembershipServer(GroupMembership):
         """Handle the loss of a rank."""
         with self._lock:
             for peers in (self._members, self._joining):
+                # Another process may have taken the number of this one.
                 if (known := peers.get(peer.worker)) is not None and known.peer_id == peer.peer_id:
                     del peers[peer.worker]
                     if peers is self._members:

@@ -34,6 +34,7 @@ class ProgressMonitor:
         """Return the workers that have begun fewer steps than rank 0 in this group and do not wait for a sum."""
         with self._changed:
             self._answers.clear()
+        # Without the lock: `on_progress` takes it while its caller holds the lock of the members.
         members = self._send_all(ProgressRequest(generation))
         with self._changed:
             self._changed.wait_for(lambda: self._answers.keys() >= members, ANSWER_S)

@@ -304,6 +304,7 @@ class RankRun:
         """Continue from the state of rank 0; return the events that follow."""
         if state["coordinator"] is not None:
             self._coordinator.load_state_dict(state["coordinator"])
+        # A rank that has trained keeps its own momentum, which rank 0 does not have.
         own = (
             self._algorithm.own_state()
             if self._has_taken_part

@@ -138,5 +138,5 @@ class SumQueue:
         """Forget all sums but a complete one whose update is still to come: the update may wait for a lost worker."""
         kept = [each for each in self._sums if each.is_complete and each.update is None][-1:]
         for each in kept:
-            each.iteration = 0
+            each.iteration = 0  # the next group counts its iterations from there
         self._sums = deque(kept)

@@ -107,7 +107,7 @@ class LinkMonitor:
         times = sorted(seconds for seconds, _ in self._first.values())
         compute_s = times[min(self._awaited // 2, len(times) - 1)]
         fastest_s = max(1e-9, min(seconds for _, seconds in self._first.values()))
-        bytes_per_s = self._given or 2 * self._largest / fastest_s
+        bytes_per_s = self._given or 2 * self._largest / fastest_s  # a version and a gradient take that time
         share = link_utilization(self._n, self._largest, compute_s, bytes_per_s)
         wanted = recommended_shards(self._n, self._nbytes, compute_s, bytes_per_s)
         self.is_bottleneck = wanted > self._shards

@@ -114,7 +114,7 @@ class RemoteWorkers(Workers):
         self._shards = shards
         self._succession = succession
         self._needs_evaluator = rank.job.eval_data is not None
-        self._wire = make_wire(cluster.wire, layout, loads_numba=True)
+        self._wire = make_wire(cluster.wire, layout, loads_numba=True)  # it steps an optimizer (decision 0027)
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
         self._gradients = [layout.allocate() for _ in range(cluster.n)]
         self.clock = RealClock()
@@ -168,6 +168,7 @@ class RemoteWorkers(Workers):
             self._begin()
         else:
             self._succeed(self._succession)
+        # the coordinator begins with all workers
         self.clock.replace(not_joined(self._cluster, self._ready(), self.clock.now))
         return not signals.caught
 
@@ -229,6 +230,7 @@ class RemoteWorkers(Workers):
             return
         following = self.follower.stream.send_end(end) if self.follower is not None else []
         self.processes.announce(end)
+        # They have joined since the loop took its last event.
         late = [event.peer for event in self._peer_events.drain() if isinstance(event, PeerJoined)]
         for peer in late:
             peer.connection.send(end)
@@ -342,7 +344,7 @@ class RemoteWorkers(Workers):
                 self._on_message(self._peers[peer_id], event)
             case PeerLost(peer_id, reason) if peer_id in self._peers:
                 self._on_gone(self._peers.pop(peer_id), reason)
-            case AllWorkersLost(joined) if joined == self._joined:
+            case AllWorkersLost(joined) if joined == self._joined:  # no worker has joined since the wait began
                 reason = f"all workers are gone and none has joined for {self._cluster.start_timeout_s:g} s"
                 self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.NO_WORKERS, reason))
             case Exception() as error:
@@ -381,7 +383,7 @@ class RemoteWorkers(Workers):
             waiting, self._unevaluated = self._unevaluated, None
             if waiting is not None:
                 self.evaluate(waiting)
-                self._published.release(waiting.version)
+                self._published.release(waiting.version)  # which `evaluate` has acquired once more
         else:
             self._workers[worker.worker] = worker
             self._joined += 1

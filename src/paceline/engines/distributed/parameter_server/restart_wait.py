@@ -31,4 +31,4 @@ class RestartWait:
         """End all waits."""
         for timer in self._timers:
             timer.cancel()
-            timer.join()
+            timer.join()  # it may be using the queue, which is closed next

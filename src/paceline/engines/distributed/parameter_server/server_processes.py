@@ -105,7 +105,7 @@ class ServerProcesses:
             sidecar.kill()  # the evaluator, whose result is no longer needed
         if self._acceptor is not None:
             send_end()
-        if self._acceptor is None or self._acceptor.close():
+        if self._acceptor is None or self._acceptor.close():  # else a callback may still use what is closed here
             self._rank.close()
             on_closed()
         for sidecar in self._sidecars:

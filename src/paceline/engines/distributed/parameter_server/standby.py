@@ -288,13 +288,14 @@ class Standby:
                 observe(now, event, commands)
 
         if coordinator.awaits_step:
+            # Rank 0 was lost before it sent the step of its update; this process has made the same step.
             assert self._parameters.step is not None
             applied = UpdateApplied(self.now, coordinator.version, self._parameters.step)
             seen(self.now, applied, coordinator.handle(applied))
         loop = self._successor.loop()
         loop.resume_at(coordinator.version, self.now)
         self._succession.known_processes = self._processes
-        loop.signals.caught = self._leaves_on
+        loop.signals.caught = self._leaves_on  # a SIGTERM that came before the takeover saves the run
         restarted = Restarted(self.now, self._rank.cluster.n, self._stop)
         with loop:
             return loop.run(coordinator, seen, restarted)

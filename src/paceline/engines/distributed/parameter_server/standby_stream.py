@@ -150,7 +150,7 @@ class StandbyStream:
         self.flush()  # whose memory is used again
         if self._peer is None:
             return
-        self._mean.copy_(mean)
+        self._mean.copy_(mean)  # it is sent later, and the server uses its memory again
         self._unsent = self._followed(update.version, mean.missing, mean=self._mean.memory)
 
     def send(self) -> None:

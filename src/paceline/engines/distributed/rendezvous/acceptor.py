@@ -212,6 +212,7 @@ class Acceptor:
         """Stop to listen and close all connections; return whether all callbacks have returned."""
         self._listener.close()
         with self._changed:
+            # These processes still have to receive the end of the run.
             late = [peer_id for peer_id, served in self._connections.items() if served.is_undecided]
             is_announced = self._end is not None
         if is_announced:
@@ -225,7 +226,7 @@ class Acceptor:
     # --- callbacks, in the thread of the sockets ----------------------------------------------------------
 
     def _on_connection(self, connection: Connection) -> None:
-        connection.accepts_state = False
+        connection.accepts_state = False  # a process that joins may not choose how much memory is allocated
         served = _ServedConnection(self, connection, next(self._peer_ids), self._handler)
         with self._changed:
             self._connections[served.peer_id] = served

@@ -76,7 +76,7 @@ class CommandSidecar(Sidecar):
 
     def __init__(self, worker: int, server: tuple[str, int] | None = None) -> None:
         super().__init__(worker)
-        command = [sys.executable, *sys.orig_argv[1:]]
+        command = [sys.executable, *sys.orig_argv[1:]]  # `sys.argv` lacks the options of Python, as -m
         environment = {**os.environ, SIDECAR: str(worker), **({SERVER: "{}:{}".format(*server)} if server else {})}
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 

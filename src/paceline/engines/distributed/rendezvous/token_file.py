@@ -35,7 +35,7 @@ def create_token(ranks: LaunchEnv) -> str:
     """
     token, path = make_token(), token_path(ranks)
     with _private_folder(path.parent, create=True) as folder:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        fcntl.flock(folder, fcntl.LOCK_EX)  # `remove_token` compares and removes under the same lock
         unfinished = f".{secrets.token_hex(8)}"
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
         try:
@@ -123,7 +123,7 @@ def _read(folder: int, path: Path) -> str:
         UsageError: the file is not private to this user.
     """
     _check_private(path, os.lstat(path.name, dir_fd=folder), stat.S_IFREG, FILE_MODE)
-    descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+    descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)  # a link may have replaced the file
     with os.fdopen(descriptor, "rb") as file:
         return file.read(MOST_BYTES).decode("ascii", errors="replace")
 

@@ -181,9 +181,9 @@ class Connection:
         except queue.Empty:
             raise ConnectionLost(f"no message came within {timeout_s:g} s") from None
         if isinstance(arrived, str):
-            self._inbox.put(arrived)
+            self._inbox.put(arrived)  # for the next call, or the listener
             raise ConnectionLost(arrived)
-        if self._inbox.qsize() == MAX_WAITING - 1:
+        if self._inbox.qsize() == MAX_WAITING - 1:  # it was full, so reading had stopped
             self._control.resume()
         return arrived.message
 
@@ -253,6 +253,7 @@ class Connection:
         message: Message = messages.decode(content, of_peer=not self.accepts_state)
         if isinstance(message, StateMessage):
             message = self._with_tensors(message)
+        # The buckets are copied, because the reader uses its memory again.
         arrival = ArrivedMessage(
             message=message, buckets=bytes(buckets), tensors=tensors, at_s=time.monotonic(), nbytes=len(content)
         )

@@ -200,7 +200,7 @@ class Listener:
                 self._reject(candidate, RejectionCause.OTHER_RUN, OTHER_RUN)
                 return
             self._drop(candidate)
-            if preamble.is_control:
+            if preamble.is_control:  # the data socket would report the same once more
                 self._counters.on_rejected(RejectionCause.OTHER_VERSION)
                 self._on_reject(
                     f"a process at {candidate.host} runs paceline {preamble.version}, this one {ours.version}: "

@@ -98,7 +98,7 @@ class AbortableGroup:
         self._store = store
         self._check()
         self._gloo = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)
-        if self.is_aborted:
+        if self.is_aborted:  # before there was a connection that `abort` could close
             self.abort()
         self._check()
         self._authenticate_peers(key, timedelta(seconds=PROOF_TIMEOUTS * timeout_s))

@@ -96,6 +96,7 @@ class TokenSecurity(Security):
 
     def _proof(self, nonces: bytes, *, is_server: bool) -> bytes:
         """Return the proof of one side, given the random numbers of the client and of the server."""
+        # The name of the side keeps a proof from being sent back to the side that made it.
         return hmac.digest(self._key, (b"server" if is_server else b"client") + nonces, "sha256")
 
 

@@ -94,7 +94,7 @@ class SocketLoop:
         while not self._is_closed:
             for key, _ in self._selector.select(self._timeout_s()):
                 self._try(key.data)
-            for _ in range(len(self._calls)):
+            for _ in range(len(self._calls)):  # those that these calls add wait until the sockets were read
                 self._try(self._calls.popleft())
             now_s = time.monotonic()
             while self._timers and self._timers[0][0] <= now_s:

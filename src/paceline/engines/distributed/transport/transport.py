@@ -165,7 +165,7 @@ class Transport:
             UsageError: the address is not this host's, or its port is in use.
         """
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that is started again takes the same port
         self._tune(sock)  # accepted sockets inherit it
         try:
             sock.bind((host, port))

@@ -74,6 +74,7 @@ class WireFormat(Wire):
 
     def overflows(self, memory: Tensor, squared_norm: float) -> bool:
         """Return whether rounding has made a number of a finite gradient, given its squared norm, infinite."""
+        # No number exceeds the norm, so most gradients are not read again.
         if not self.is_rounding or squared_norm <= torch.finfo(self._rounded_to).max ** 2:
             return False
         numbers = [
