@@ -108,7 +108,7 @@ class LaunchEnv:
         local = _number(environment, "LOCAL_WORLD_SIZE", 1, world_size, default=1)
         sidecar = environment.get(SIDECAR)
         has_nodes = environment.get(NODE) or environment.get(NODES)
-        single = {} if has_nodes or local < world_size else {NODE: "0", NODES: "1"}
+        single = {} if has_nodes or local < world_size else {NODE: "0", NODES: "1"}  # all processes are on this host
         return cls(
             rank=_number(environment, "RANK", 0, None),
             world_size=world_size,

@@ -199,13 +199,14 @@ class LaunchSupervisor:
                 LOG.warning("rank %d was stopped for %.3g s, and is ended", rank, now - each.stopped_s)
                 actions.append(KillRank(rank))
                 each.stopped_s = inf
+            # The ranks may allow another silence meanwhile, since that follows the times of their updates.
             each.look_s = min(now + LOOK_S, each.stopped_s + silence_s) if each.stopped_s < inf else inf
         return actions
 
     def on_unreachable(self, rank: int, now: float) -> list[LaunchAction]:
         """Handle a rank that cannot be started again, because the launcher on the host of rank 0 does not answer."""
         each = self._ranks[rank]
-        each.starts -= 1
+        each.starts -= 1  # `_make` has counted one that was not made
         if now < each.ended_s + UNREACHABLE_S:
             each.phase = RankPhase.WAITING
             each.due_s = now + RETRY_S

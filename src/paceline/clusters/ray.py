@@ -122,6 +122,7 @@ class Ray:
     def actor_options(self, *, is_server: bool) -> dict[str, Any]:
         """Return the options of an actor, as of ``ray.remote``."""
         given = dict(self.resources(is_server=is_server))
+        # An actor that Ray itself makes again would have an address that no other rank gets (decision 0028).
         options: dict[str, Any] = {"num_cpus": given.pop(CPU, 1), "num_gpus": given.pop(GPU, 0), "max_restarts": 0}
         if MEMORY in given:
             options["memory"] = given.pop(MEMORY)

@@ -181,7 +181,7 @@ class Coordinator:
         if run.stopped and type(event) is not events.Restarted:
             return commands
         run.now = event.now
-        if type(event) is events.Arrival:
+        if type(event) is events.Arrival:  # almost every event, so it is looked for first
             self._updates.arrive(event)
         else:
             self._handle_rare(event)
@@ -285,7 +285,7 @@ class Coordinator:
             self._handle_timer()
         elif cut_short:
             self._handle_evaluation(cut_short)
-        for worker, state in self._workers.items():
+        for worker, state in self._workers.items():  # an end by rejected gradients is not noted in `cut_short`
             if not run.stopped:
                 self._updates.check_rejections(worker, state)
         if not run.stopped:
@@ -301,6 +301,7 @@ class Coordinator:
             phases.enter_next()
             phases.check()
         self._membership.join_all(workers)
+        # After an update that was cut short, `check_stop` opens the next one, and asks then.
         if is_new_plan and phases.has_controllers and run.cut_short != "update":
             phases.ask("open")
         self._dispatcher.is_due = True

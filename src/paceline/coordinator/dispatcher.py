@@ -177,8 +177,9 @@ class Dispatcher(Stateful):
 
     def expected_work(self, version: int) -> dict[int, Compute]:
         """Return the work on this version by worker, in their order, if every busy worker delivers."""
-        coming = deepcopy(self._minibatches)
+        coming = deepcopy(self._minibatches)  # a forecast deals none of them
         work = {}
+        # gradients that are summed arrive in the order of workers
         for worker in [*self._idle, *sorted(self._in_flight)]:
             if self.is_limited and coming is not None and not coming.has_next(worker):
                 continue

@@ -133,7 +133,7 @@ class RoundTripFailureDetector(FailureDetector):
             return ""
         shrinks = self._timeout.timeout_s < self.timeout_s
         self.timeout_s = self._timeout.timeout_s
-        self._set(None if shrinks else self._timer_s)
+        self._set(None if shrinks else self._timer_s)  # a timer for the longer timeout would be late
         if self._logged_s / NOTICEABLE < self.timeout_s < self._logged_s * NOTICEABLE:
             return ""
         self._logged_s = self.timeout_s

@@ -58,6 +58,7 @@ class MinibatchSampler:
             return self._next_of_queue(worker, count)
         reserve = self._reserves.setdefault(worker, deque())
         self._fill(reserve, self._ahead + 1)
+        # The last minibatch of the longest reserve would be needed last.
         return reserve.popleft() if reserve else max(self._reserves.values(), key=len).pop()
 
     def upcoming(self, worker: int) -> tuple[Minibatch, ...]:
@@ -124,7 +125,7 @@ class MinibatchSampler:
 
     def assign_shards(self, live: list[int]) -> None:
         """Assign every shard to its own worker if that is live, and the other shards to live workers in turn."""
-        heirs = [worker for worker in live if worker >= len(self._queues)] or live
+        heirs = [worker for worker in live if worker >= len(self._queues)] or live  # these have no shard of their own
         orphans = [shard for shard in self._owners if shard not in live]
         self._owners = {shard: shard for shard in self._owners}
         self._owners |= {shard: heirs[i % len(heirs)] for i, shard in enumerate(orphans) if heirs}

@@ -90,6 +90,7 @@ class PendingUpdate(Stateful):
     def due(self) -> str:
         """Return the reason why the update is due, or an empty string."""
         held = len(self.held)
+        # The effective quorum changes with every event, so it is never computed (decision 0002).
         if held >= self.quorum or self._closed_because or (held and self.quorum == inf and not self.awaited):
             return self._closed_because or self.reason
         return ""

@@ -94,11 +94,11 @@ class PhaseRunner:
         """Begin the next phase."""
         ended = self._progress.end
         if self.has_controllers:
-            self.ask("end")
+            self.ask("end")  # so that it readmits workers that it has excluded (decision 0016)
         self._index += 1
         phase = self._plan.phases[self._index]
         self._select(phase)
-        self._controllers.begin(self._table.live or 1)
+        self._controllers.begin(self._table.live or 1)  # all workers may be lost
         if self._momentum is not None:
             self._momentum.begin(self._run.workload)
         self._timers.clear()

@@ -165,7 +165,7 @@ class UpdateRunner:
             worker.status = EXCLUDED
             self._phases.ask("arrival", arrival=event, busy_s=_busy_s(event, worker), staleness=staleness)
         else:
-            self._membership.observe(event.worker, event.now - worker.started_s)
+            self._membership.observe(event.worker, event.now - worker.started_s)  # its timeout was too short
             self._drop(event, staleness, LATE_RETURN)
             self._membership.join(event.worker)
 
@@ -176,6 +176,7 @@ class UpdateRunner:
         update, dispatcher = self._update, self._dispatcher
         if reason := update.due():
             self._make(reason)
+        # No update waits for a worker that has joined during it (decision 0002).
         elif update.held and update.joining and not self._others_can_contribute():
             self._make(NO_OTHER_WORKER)
         elif dispatcher.is_due:
@@ -184,6 +185,7 @@ class UpdateRunner:
             self._membership.give_if_allowed(self._delivered)
         self._delivered = None
         is_limited = dispatcher.is_limited
+        # Workers without a minibatch are not awaited, so the last update may be smaller (decision 0002).
         if update.held and not self._in_flight and (is_limited or not update.awaited) and not self._run.awaits_step:
             self._make(NO_OTHER_WORKER)
         if is_limited and not (update.held or self._in_flight or self._run.stopped or self._run.awaits_step):

@@ -32,6 +32,7 @@ class CaughtSignals:
         """Install the handlers, in the main thread."""
         self.waker.setblocking(False)
         self._woken.setblocking(False)
+        # A full buffer wakes the launcher as well.
         self._waker_before = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
         for number in CAUGHT:
             if signal.getsignal(number) is not signal.SIG_IGN:

@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 3.0
 POLL_S = 0.05  # while what a rank has started is waited for
 DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1"}  # as under torchrun
-DEFAULTS_OF_SEVERAL = {"OMP_NUM_THREADS": "1"}
+DEFAULTS_OF_SEVERAL = {"OMP_NUM_THREADS": "1"}  # the same; else each rank would use all cores
 
 
 def launch(

@@ -58,7 +58,7 @@ class LaunchStore:
 
     def begin(self) -> None:
         """Begin to serve, when a client connects to `listener`."""
-        self._store = self._executor.submit(_serve, self.listener.dup())
+        self._store = self._executor.submit(_serve, self.listener.dup())  # signals would wait for the import of torch
 
     def renew(self) -> None:
         """Begin anew with an empty store: what the ranks of one attempt have written is wrong in the next one."""

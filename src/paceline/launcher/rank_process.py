@@ -81,6 +81,7 @@ class RankProcess:
         if self._process.returncode is not None:
             return False
         with suppress(ChildProcessError):
+            # WNOWAIT leaves the report where it is, so that the next look finds it too.
             return os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         return False
 
@@ -173,7 +174,7 @@ class Daemons:
         try:
             if os.getsid(pid) in self.ranks:
                 return False
-            return os.waitpid(pid, os.WNOHANG) == (0, 0)
+            return os.waitpid(pid, os.WNOHANG) == (0, 0)  # which reaps an orphan that has ended
         except ProcessLookupError:
             return False
         except ChildProcessError:  # another process is its parent

@@ -69,6 +69,7 @@ class Launcher:
         """
 
         def start() -> ForkServerProcess:
+            # multiprocessing lets no daemon process have children.
             process = self._context.Process(target=target, args=(arguments,), daemon=not has_children)
             process.start()
             return process
@@ -182,7 +183,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        os._exit(1)
+        os._exit(1)  # `sys.exit` would end this thread alone
 
 
 class _MainWithoutFile(ModuleType):

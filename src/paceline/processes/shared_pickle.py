@@ -144,6 +144,7 @@ class ArrayPickler(ValuePickler):
         if content.nbytes < LARGE_BYTES or content.requires_grad:
             return None
         if id(content) not in self.large:
+            # The tensor is kept, so that no other object gets its id.
             self.large[id(content)] = (content, (self._reserve(content.nbytes), content.shape, content.dtype))
         return self.large[id(content)][1]
 

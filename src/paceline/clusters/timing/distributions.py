@@ -190,7 +190,7 @@ class LogNormal:
 
     def quantile(self, u: Array) -> Array:
         """Return ``median_s * exp(sigma * z)``."""
-        from scipy.special import ndtri
+        from scipy.special import ndtri  # here, because it is slow to import
 
         return np.asarray(self.median_s * np.exp(self.sigma * ndtri(u)))
 

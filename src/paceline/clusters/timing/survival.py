@@ -76,7 +76,7 @@ class Survival:
     """
 
     def __init__(self, rows: Sequence[TraceRow]) -> None:
-        from scipy.stats import CensoredData, ecdf
+        from scipy.stats import CensoredData, ecdf  # here, because it is slow to import
 
         ended = [row.total_s for row in rows if not row.censored]
         seen = [row.total_s for row in rows if row.censored]
