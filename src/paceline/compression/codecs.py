@@ -88,7 +88,7 @@ class Codec(ABC):
 class IntegerCodec(Codec):
     """Codec of `IntegerCode`: the scale of each block of 256 values, and the integers."""
 
-    chunk = 1 << 18
+    chunk = 1 << 18  # stays in the cache between the operations on it
 
     def __init__(self, code: IntegerCode) -> None:
         self.levels = code.levels
@@ -153,7 +153,7 @@ class TopKCodec(Codec):
         largest, positions = self._parts(memory, len(values))
         at = values.abs().topk(len(largest), sorted=False).indices
         torch.index_select(values, 0, at, out=largest)
-        positions.copy_(at - self.chunk // 2)
+        positions.copy_(at - self.chunk // 2)  # they fit into an int16, which has a sign
         decoded.zero_().index_copy_(0, at, largest)
 
     def decode(self, memory: Tensor, decoded: Tensor) -> None:

@@ -69,7 +69,7 @@ def train_on_ray(cluster: Ray, config: RunConfig, train: partial[Result]) -> Res
                 train=train,
                 of_rank_0=cluster.arguments(is_server=has_server),
                 of_others=cluster.arguments(is_server=False),
-                settings=replace(ProcessSettings.capture(), environment={}),
+                settings=replace(ProcessSettings.capture(), environment={}),  # an actor keeps that of its host
             )
         )
     if not ray.is_initialized():

@@ -115,7 +115,7 @@ def train(
         >>> result.reason, round(result.time_s, 1)
         ('20 updates made', 22.7)
     """
-    given = dict(locals())
+    given = dict(locals())  # before there are other local names
     refuse_while_unpickling()
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -310,7 +310,7 @@ def _run_session(
     memory = Memory()
     cluster = session.config.cluster
     if isinstance(cluster, Torchrun):
-        tell_launcher(cluster, ENDED, holds=False)
+        tell_launcher(cluster, ENDED, holds=False)  # an earlier run of the script may have ended
     recorder = session.recorder([folder or memory, log, *callbacks])
     try:
         engine = session.engine()

@@ -196,7 +196,7 @@ def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
     return (
         bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
         or bool(torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
-        or (own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"))
+        or (own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"))  # that of a scheduler only counts
     )
 
 

@@ -128,6 +128,7 @@ class Balancer:
             return None
         own, dealt = self._deal(loader, owed)
         self._hands_out(loader, dealt)
+        # The loader has ended, so this process loads the samples itself.
         return _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False).fetch(own)
 
     def _hands_out(self, loader: Loader | None, dealt: Dealt | None) -> bool:
@@ -210,7 +211,7 @@ class Balancer:
         decision = policy.decide(exchanged[-1].work, seconds[-1])
         if decision is not None and self.record is not None:
             self.record.decided(now_s, decision)
-        self._at_once = updates_at_once(seconds)
+        self._at_once = updates_at_once(seconds)  # an exchange costs as much processor time as a fast update
 
     def _limit(self, policy: ShareBalancer, limits: ShareLimits, now_s: float) -> None:
         if limits != policy.limits:

@@ -127,7 +127,7 @@ class CutSampler:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of this rank."""
-        self.dealt.clear()
+        self.dealt.clear()  # of a pass that was not finished
         for batches in zip(*batches_of_ranks(self._sampler, self._ranks), strict=True):
             own, dealt = self._deal(batches)
             self.dealt.append(dealt)

@@ -182,7 +182,7 @@ class Patches:
             if self.balancer is not None and torch.is_grad_enabled():
                 self.balancer.stopwatch.start()
 
-        module.register_forward_pre_hook(stop, prepend=True)
+        module.register_forward_pre_hook(stop, prepend=True)  # before that of FSDP, which gathers
         module.register_forward_pre_hook(start)
         module.register_forward_hook(stop, prepend=True)
         module.register_forward_hook(start)

@@ -131,7 +131,7 @@ class RunRecord:
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """End the folder, if this process has begun one that has not ended."""
-        if self._is_writer and self._is_wanted and os.getpid() == self._process:
+        if self._is_writer and self._is_wanted and os.getpid() == self._process:  # not in a forked process
             self._guarded(partial(self._close, outcome, reason))
             self._has_ended = True
 

@@ -15,7 +15,7 @@ STRIP = 2048  # elements of a sum in the vectors' own precision; the sums of str
 VECTORS = 4  # vectors of a mean that one loop reads
 
 # No fast-math: each operation rounds as in torch, whose multiplications and additions are fused where `fma` is called.
-compiled = njit(cache=True, nogil=True, error_model="numpy")
+compiled = njit(cache=True, nogil=True, error_model="numpy")  # numpy: a division by 0 gives inf, as in torch
 
 
 def _typed_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:

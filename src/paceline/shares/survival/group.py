@@ -274,7 +274,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         if self.is_alone:
             self.position += 1
             return _finished(tensors)
-        before = [each.clone() for each in tensors]
+        before = [each.clone() for each in tensors]  # an operation that fails leaves them half changed
         while True:
             if of_all and self.missing:
                 self._refuse(of_all)
@@ -295,7 +295,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         """Give the group inside up when a rank is lost; go on to the place at which one comes back, if it is ahead."""
         if event.what == BACK and event.position > self.position:
             self._due = event.position
-            if event.position > self.position:
+            if event.position > self.position:  # else the script has come there meanwhile
                 return
         if event.what == FAILED:
             self._failed.add(event.position)

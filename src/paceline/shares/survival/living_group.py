@@ -117,7 +117,7 @@ class LivingGroup:
         with self._lock:
             self._inner = inner
             self._is_broken = False
-        self._calls.check(roll)
+        self._calls.check(roll)  # an event meanwhile has broken only the group before
         self.members = roll.living
 
     def close(self) -> None:

@@ -122,7 +122,7 @@ class RollCall:
                 made.append(group)
                 self._changed.notify_all()
 
-        threading.Thread(target=make, daemon=True).start()
+        threading.Thread(target=make, daemon=True).start()  # gloo waits on for a rank that is lost meanwhile
         self._wait(roll, lambda: bool(made), TIMEOUT.total_seconds())
         return made[0]
 
