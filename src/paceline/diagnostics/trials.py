@@ -63,6 +63,7 @@ def _trial(subject: str, program: str, works: str, advice: str) -> Check:
     began_s = time.monotonic()
     try:
         done = subprocess.run(
+            # -P: no module of the working folder hides one of Python.
             [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:

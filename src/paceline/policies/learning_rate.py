@@ -233,6 +233,7 @@ class ScheduleTracker(Stateful):
     def scales(self, workload: int, k: int) -> Scales:
         """Return the scales of an update of k gradients after a workload in gradients."""
         curve = self._curve
+        # At the middle of its gradients, so that quorums of any size move the rate equally (decision 0018).
         scale = curve.scale(workload + k / 2, curve.until if self._ended_at is None else self._ended_at)
         return Scales(scale, 1.0 if curve.weight_decay is None else curve.weight_decay * scale)
 

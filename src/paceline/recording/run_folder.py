@@ -138,6 +138,7 @@ class RunFolder(Callback):
             path = self.rescue()
             warnings.warn(f"{self._gone()}; the model is in {path}", PacelineWarning, stacklevel=2)
         with files.writing(self.path / MODEL, KEPT, (OSError, SafetensorError)):
+            # safetensors takes no tensors that share memory, as views of flat vectors do.
             own = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
             files.replace_file(self.path / MODEL, tensor_file.to_bytes(own))
 

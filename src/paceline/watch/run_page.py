@@ -79,7 +79,7 @@ def served_beside(folder: Path, address: Address | None) -> Iterator[str]:
     """
     arguments = [str(os.getpid()), str(folder), *([str(address)] if address else [])]
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, *arguments],
+        [sys.executable, "-P", "-m", __name__, *arguments],  # -P: no module of the working folder hides one of Python
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

@@ -182,6 +182,7 @@ class DBW(StatefulController[_State]):
             return n, "all workers, until loss and gradients of two updates are known"
         k, reason = self._best(gains, state, n)
         before, latest = state.losses
+        # This is (19) for losses > 0, and right for negative ones too.
         if latest - before > (self.beta - 1) * abs(before) and k <= state.k < n:
             return state.k + 1, f"more than k={state.k}, because the loss rose from {before:.4g} to {latest:.4g}"
         return k, reason

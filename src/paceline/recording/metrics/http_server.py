@@ -62,7 +62,7 @@ class MetricsServer:
 class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    block_on_close = False
+    block_on_close = False  # a slow reader must not hold up the end of the run
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, *arguments: Any) -> None:

@@ -106,7 +106,7 @@ class RunMeasurements:
     def staleness(self) -> Histogram:
         """Staleness of the used gradients, in versions."""
         histogram = Histogram(STALENESS)
-        for staleness, count in self.totals.staleness.copy().items():
+        for staleness, count in self.totals.staleness.copy().items():  # another thread counts meanwhile
             histogram.observe(staleness, count)
         return histogram
 
