@@ -62,8 +62,8 @@ def _trial(subject: str, program: str, works: str, advice: str) -> Check:
     """Run a program in a process of its own, since a failure may hang or end the process."""
     began_s = time.monotonic()
     try:
+        # -P: no module of the working folder hides one of Python.
         done = subprocess.run(
-            # -P: no module of the working folder hides one of Python.
             [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
