@@ -248,7 +248,7 @@ def dbw(
 
     Paper: Xu, Neglia, Sebastianelli, "Dynamic backup workers for parallel machine learning", 2020.
     """
-    given = locals()
+    given = locals()  # before other names are bound
     controller = DBW(
         D=D,
         beta=beta,
@@ -286,7 +286,7 @@ def b_dbw(
 
     Paper: Teng and Wood, "Bayesian distributed stochastic gradient descent", 2018; Xu et al. (DBW) 2020, Sect. 4.
     """
-    given = locals()
+    given = locals()  # before other names are bound
     controller = BDBW(unobserved=unobserved, window=window, forgetting=forgetting, late=late, pooled=pooled)
     return _controlled(b_dbw, given, "all", controller, IdleWorkers(release=release_idle))
 

@@ -73,7 +73,7 @@ def _check(table: dict[str, Any], file: str | Path) -> None:
             got = f"{key} = {value!r}" if key in table else f"no {key}"
             raise UsageError(f"timing file {file}: {got}; expected a file that paceline search has written")
     for key in ("first", "then"):
-        if "timing" in table[key]:
+        if "timing" in table[key]:  # else a file could name itself
             raise UsageError(f"timing file {file}: {key} = {table[key]!r} reads a timing file; expected a protocol")
     if not 0 < table["fraction"] <= 1:
         raise UsageError(f"timing file {file}: fraction = {table['fraction']!r}, expected a share, > 0 and at most 1")

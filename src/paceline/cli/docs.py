@@ -79,6 +79,7 @@ def build(pages: Path, folder: Path) -> Path:
             pages = shutil.copytree(WHEEL.parent, folder / "pages", dirs_exist_ok=True) / WHEEL.name
     print(f"paceline: building the documentation in {folder}", file=sys.stderr)
     places = (folder / "doctrees", pages, folder / "html")
+    # -P: a file in the working folder may hide no module of Python.
     command = [sys.executable, "-P", "-m", "sphinx", "-q", "-d", *map(str, places)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:

@@ -22,7 +22,7 @@ class TerminalHandler(RichHandler):
     """Log handler that writes time, level and message on one line; above the progress line if there is one."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
+        console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a file or a pipe gets whole lines
         super().__init__(console=console, highlighter=NullHighlighter())
         self.setFormatter(logging.Formatter(datefmt="%H:%M:%S"))
 

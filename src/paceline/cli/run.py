@@ -77,7 +77,7 @@ def run(
     from paceline.launcher.launch import launch
     from paceline.shares.log_so_far import end_log
 
-    check_not_empty(sys.argv[1 : -len(command)])
+    check_not_empty(sys.argv[1 : -len(command)])  # an argument of the script may be empty
     words = _words(command, module=module, no_python=no_python)
     shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run, on_death=on_death)
     is_rank = started_by_torchrun(os.environ)
@@ -100,6 +100,7 @@ def run(
         if log_dir.exists() and not log_dir.is_dir():
             raise UsageError(f"--log-dir {log_dir} is no folder: give another one")
         log_dir.mkdir(parents=True, exist_ok=True)
+    # All hosts need the same token, which only the user can give them.
     token = "" if nnodes > 1 or node_rank or os.environ.get(TOKEN) else make_token()
     settings = LaunchSettings(
         nproc_per_node=nproc_per_node,
@@ -124,7 +125,7 @@ def _folder(out: Path | None, name: str, *, overwrite: bool) -> Path:
     """
     if out is None:
         return free_folder(name).absolute()
-    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # then the folder is that of its own run
     if os.path.lexists(out) and not is_restarted:
         check_free(out, overwrite=overwrite)
     return out.absolute()
@@ -158,6 +159,7 @@ def _is_module(name: str) -> bool:
     """Return whether Python finds a module, or the package that it belongs to, from this folder."""
     sys.path.insert(0, os.getcwd())
     try:
+        # A search for the whole name would execute the package.
         return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False

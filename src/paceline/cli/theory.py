@@ -115,7 +115,7 @@ def _check_picture(out: Path, overwrite: bool) -> None:
     if out.suffix not in PICTURES:
         raise UsageError(f"--out {out}, expected a picture: {', '.join(PICTURES)}")
     check_out(out, overwrite)
-    figure_class()
+    figure_class()  # fail before the long part
 
 
 def _simulated_cluster(text: str) -> Cluster:

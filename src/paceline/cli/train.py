@@ -119,6 +119,7 @@ def train(
     from paceline.cli.saved_options import SavedOptions
 
     given = arguments(context, without=NOT_SAVED)
+    # A flag that is not given must not override that of the resumed run.
     options = SavedOptions({name: None if value is False else value for name, value in given.items()})
     chosen = _chosen(options) if resume is None and job is not None else {}
     options = SavedOptions({**options, **chosen}).completed(resume, trust=trust)

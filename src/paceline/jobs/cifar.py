@@ -85,7 +85,7 @@ class _Files:
     def _records(self, path: Path) -> Tensor:
         record_bytes = self.label_bytes + PIXELS
         try:
-            content = bytearray(read_bytes(path, MOST_BYTES))
+            content = bytearray(read_bytes(path, MOST_BYTES))  # the memory of a tensor must be writable
         except (OSError, ContentError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"cannot read '{path}': {reason}") from error

@@ -51,10 +51,10 @@ def _content(path: Path) -> bytearray:
         content = read_bytes(path, MOST_BYTES)
         if content.startswith(_GZIP_MAGIC):
             with gzip.open(BytesIO(content)) as unpacked:
-                content = unpacked.read(MOST_BYTES + 1)
+                content = unpacked.read(MOST_BYTES + 1)  # the one more tells that the rest is too long
         if len(content) > MOST_BYTES:
             raise ContentError(f"it has more than {MOST_BYTES} bytes")
-        return bytearray(content)
+        return bytearray(content)  # the memory of a tensor must be writable
     except (OSError, EOFError, zlib.error, ContentError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read '{path}': {reason}; expected an IDX file, plain or .gz") from error

@@ -14,7 +14,7 @@ LIMITS: Mapping[str, Callable[[int, int], float]] = {
     "zero": lambda i, n: 0.0,
     "1/n": lambda i, n: 1 / n,
     "i/n": lambda i, n: i / n,
-    "2^i/n": lambda i, n: 2.0 ** min(i, 64) / n,
+    "2^i/n": lambda i, n: 2.0 ** min(i, 64) / n,  # 2.0**1024 would raise an OverflowError
 }
 
 

@@ -24,6 +24,7 @@ FATE_COLOURS = dict(
     zip((*FATES, worker_stats.IDLE), ("#0072b2", "#d55e00", "#e6b800", "#8a7a90", "#e6e8ec"), strict=True)
 )
 FATE_COLOURS |= dict(zip(worker_stats.ACTIVITIES, ("#0072b2", "#b0508a", "#e6e8ec"), strict=True))
+# A pattern for each, for colour-blind readers, as in ink.js.
 FATE_HATCHES = dict(
     zip(
         (*FATES, worker_stats.IDLE, *worker_stats.ACTIVITIES),

@@ -14,7 +14,7 @@ from paceline.utils.validation import check_range
 
 NEGLIGIBLE = 45.0  # exp(-45) times the peak of the weight is below the rounding of the sum
 POINTS = 2049
-ALMOST_ONE = 1 - 2.0**-53
+ALMOST_ONE = 1 - 2.0**-53  # the largest argument of a quantile function, which is for u in [0, 1)
 
 
 @checked_types
@@ -106,7 +106,7 @@ def _pareto(distribution: timing.Pareto, k: int, n: int) -> float:
 
 def _empirical(distribution: timing.Empirical, k: int, n: int) -> float:
     """Return the mean of the values, weighted by the probability that each is the k-th smallest of n."""
-    from scipy.special import betainc
+    from scipy.special import betainc  # here, because it is slow to import
 
     edges = np.linspace(0, 1, len(distribution.values_s) + 1)
     return float(np.diff(betainc(k, n - k + 1, edges)) @ np.array(distribution.values_s))

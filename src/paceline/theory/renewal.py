@@ -25,8 +25,8 @@ ENDS = 0.0005
 FEWEST_POINTS, MOST_POINTS = 256, 2**17
 BLOCKS = 512  # largest number of blocks per octave; the probability is constant in each
 NEGLIGIBLE = 1e-13
-LARGEST_S = 1e300
-SMALLEST = 1e-300
+LARGEST_S = 1e300  # the octave after it still ends below the largest float
+SMALLEST = 1e-300  # scale where all probabilities are 0, so that nothing is divided by 0
 MOST = 256
 """Largest number of gradients for which all counts are quick to compute."""
 
@@ -141,6 +141,7 @@ def _counts(survival: Array, k: int, down_at: Indices, up_at: Indices) -> tuple[
     exactly, at_most = survival[1:], survival[1:].copy()
     down, up = [exactly[down_at]], [_later(at_most, up_at - 1)]
     while len(down) < k and 1 - at_most[-1] > NEGLIGIBLE:
+        # Twice as long, so that the convolution does not wrap around; its rounding may be below 0.
         exactly = np.maximum(np.fft.irfft(np.fft.rfft(exactly, 2 * points) * of_one, 2 * points)[:points], 0)
         at_most += exactly
         down.append(exactly[down_at])
@@ -184,5 +185,5 @@ class _Scaled(NamedTuple):
         """Return the probabilities of the sum of two independent counts, for sums below k."""
         counts = self.share.shape[1] + other.share.shape[1] - 1
         product = np.fft.rfft(self.share, counts) * np.fft.rfft(other.share, counts)
-        sums = np.maximum(np.fft.irfft(product, counts)[:, :k], 0)
+        sums = np.maximum(np.fft.irfft(product, counts)[:, :k], 0)  # rounding may leave one below 0
         return _Scaled.of(sums, self.log_scale + other.log_scale)

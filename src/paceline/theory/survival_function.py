@@ -8,7 +8,7 @@ from paceline.clusters.timing import distributions as timing
 from paceline.clusters.timing.distributions import Array
 from paceline.theory.assumptions import RoundTripDistribution
 
-BISECTIONS = 60
+BISECTIONS = 60  # leave less than the rounding of an exponent
 LARGEST_EXPONENT = 53 * log(2)  # of 1 - u, the smallest tail that the argument of a quantile function can express
 
 
@@ -48,11 +48,11 @@ def survival(distribution: timing.Distribution, t: Array) -> Array:
 
 
 def _special(distribution: timing.LogNormal | timing.Gamma, t: Array) -> Array:
-    from scipy.special import gammaincc, ndtr
+    from scipy.special import gammaincc, ndtr  # here, because it is slow to import
 
     if isinstance(distribution, timing.Gamma):
         return np.asarray(gammaincc(distribution.shape, t * distribution.shape / distribution.mean_s))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # at t = 0 the logarithm is -inf, and the result 1 is right
         return np.asarray(ndtr(-np.log(t / distribution.median_s) / distribution.sigma))
 
 

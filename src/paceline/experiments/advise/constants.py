@@ -77,7 +77,7 @@ def _standard_error(seen: Noise, part: Sequence[ObservedUpdate], m: int) -> floa
 
 def _variance_law(squared_norms: list[float], variances: list[float]) -> tuple[float, float]:
     """Return sigma2 and M_G, both >= 0, of the least-squares line through these points."""
-    from scipy.optimize import nnls
+    from scipy.optimize import nnls  # here, because it is slow to import
 
     solution, _ = nnls(np.column_stack([np.ones(len(squared_norms)), squared_norms]), np.array(variances))
     return float(solution[0]), float(solution[1])

@@ -179,13 +179,13 @@ class _Pool:
         arguments = _RunArguments(
             shared=self._shared, cell=cell, threads=self._threads, settings=self._settings, connection=theirs
         )
-        with closing(theirs):
+        with closing(theirs):  # else the pipe of a process that has ended would stay open
             process = self._launcher.start(_serve, arguments)
         self.running[ours] = cell, process
         self._display.begin(cell)
 
     def wait(self) -> None:
-        for ready in wait([*self.running, self.signals.reader]):
+        for ready in wait([*self.running, self.signals.reader]):  # a signal ends the wait
             if isinstance(ready, Connection):
                 self._read(ready)
 

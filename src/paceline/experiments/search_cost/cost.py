@@ -178,6 +178,7 @@ def _search_cost(search: RecordedSearch, setting: SearchSetting, counting: Count
     costs = [search.cost(setting.bsp_runs, setting.candidate_runs, accepted) for accepted in range(len(rungs))]
     cost = sum(map(float.__mul__, ends, costs))
     saved = 1 - search.found.time_s / search.bsp.time_s
+    # Rounding may leave the difference below 0.
     variance = max(0.0, sum(p * each**2 for p, each in zip(ends, costs, strict=True)) - cost**2)
     success, draws = ends[search.right], 0 if is_exact else counting.draws
     return SearchCost(

@@ -82,7 +82,7 @@ def _fill(scratch: Path, files: tuple[RemoteFile, ...]) -> None:
         _download(file, target)
         if file.name.endswith(".tar.gz"):
             with tarfile.open(target) as archive:
-                archive.extractall(scratch, filter="data")
+                archive.extractall(scratch, filter="data")  # refuses a path that leads out of the folder
             target.unlink()
 
 
