@@ -18,7 +18,8 @@ import numpy as np
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
-from paceline.engines.virtual.timing import TimedWorkers, TimesOnly
+from paceline.engines.virtual.times_only import TimesOnly
+from paceline.engines.virtual.timing import TimedWorkers
 
 DIMENSIONS = 32
 CONDITION = 1000

@@ -17,7 +17,8 @@ from common import options, report, spread
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Arrival
 from paceline.engines.loop import RunLoop
-from paceline.engines.virtual.timing import TimedWorkers, TimesOnly
+from paceline.engines.virtual.times_only import TimesOnly
+from paceline.engines.virtual.timing import TimedWorkers
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import as_plan
 from paceline.recording.recorder import Recorder

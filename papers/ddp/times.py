@@ -12,6 +12,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
 from paceline.core.stop import Stop
 from paceline.engines.virtual.allreduce_timing import TimedAllReduce
+from paceline.engines.virtual.simulated_workers import SimulatedWorkers
 from paceline.engines.virtual.timing import TimedWorkers
 from papers.ddp.patterns import PATTERNS, Death, Pattern
 from papers.ddp.settings import (
@@ -101,7 +102,7 @@ def slow_share_of(job: str, n: int, pattern: Pattern, name: str, seed: int) -> f
     return shares[-1] / sum(shares)
 
 
-def update_times_s(timed: TimedWorkers, coordinator: Coordinator) -> list[float]:
+def update_times_s(timed: SimulatedWorkers, coordinator: Coordinator) -> list[float]:
     """Simulate a run and return the virtual time of each update."""
     times_s: list[float] = []
 
@@ -123,7 +124,7 @@ def _update_times_s(plan: str, job: str, pattern: Pattern, n: int, name: str, se
     return update_times_s(*_parts(plan, job, pattern, n, name, seed))
 
 
-def _parts(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> tuple[TimedWorkers, Coordinator]:
+def _parts(plan: str, job: str, pattern: Pattern, n: int, name: str, seed: int) -> tuple[SimulatedWorkers, Coordinator]:
     """Return workers and coordinator of a whole run."""
     cluster = cluster_of(job, n, pattern, CONTENDERS[name], seed)
     parsed, payload_bytes = parse_plan(plan), JOBS[job].payload_bytes

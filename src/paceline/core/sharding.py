@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from paceline.errors import UsageError
 
@@ -20,8 +21,8 @@ class FullVector(NamedTuple):
     summed: Callable[[Sequence[float]], list[float]]
 
 
-class ShardPeers:
-    """Servers of the other shards, seen from one of them. This class is the case without other shards.
+class ShardPeers(ABC):
+    """Servers of the other shards, seen from one of them.
 
     A value that depends on the full vector is a function of sums over its elements. Every server computes the sums of
     its shard, and all servers exchange them. All servers ask for the same sums in the same order.
@@ -32,20 +33,32 @@ class ShardPeers:
 
     not_finite = ""
 
+    @abstractmethod
     def summed(self, shares: Sequence[float]) -> list[float]:
         """Return the sums over all shards, given the partial sums of this shard."""
+
+    @abstractmethod
+    def gather(self, part: Literal["state", "model"]) -> list[dict[str, Any]]:
+        """Return the states of the other servers, or their tensors of the model by name, in the order of the shards."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load the state of all servers into the other servers."""
+
+
+class NoPeers(ShardPeers):
+    """Peers of a server that owns the full vector: none."""
+
+    def summed(self, shares: Sequence[float]) -> list[float]:
+        """Return the sums of the only shard."""
         return list(shares)
 
-    def states(self) -> list[dict[str, Any]]:
-        """Return the states of the other servers, in the order of the shards."""
-        return []
-
-    def models(self) -> list[dict[str, Any]]:
-        """Return the tensors of the model that each other server has, by name."""
+    def gather(self, part: Literal["state", "model"]) -> list[dict[str, Any]]:
+        """Return nothing."""
         return []
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the state of all servers into the other servers."""
+        """Do nothing."""
 
 
 def shard_boundaries(sizes: Sequence[int], shards: int) -> list[int]:

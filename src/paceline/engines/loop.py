@@ -11,7 +11,7 @@ from paceline.core import events
 from paceline.engines.ports import Clock, Follower, Parameters, Workers
 from paceline.engines.signals import Signals
 from paceline.recording.metrics.network_counters import NetworkCounters
-from paceline.utils.state_dict import Stateful
+from paceline.utils.state_dict import HasState
 
 Observer = Callable[[float, events.Event | None, Sequence[events.Command]], None]
 
@@ -43,7 +43,7 @@ class RunLoop:
         parameters: Parameters,
         clock: Clock,
         *,
-        simulated: Sequence[Stateful] = (),
+        simulated: Sequence[HasState] = (),
         follower: Follower | None = None,
         signals: Signals | None = None,
         network: NetworkCounters | None = None,

@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from paceline.core.gradient import mean_by_samples
 from paceline.core.records import Column, GradientArrived, Record, RunEnded, UpdateMade, WorkInterrupted
 from paceline.utils.representation import Representation
+from paceline.utils.state_dict import Stateful
 
 ROUNDING = 1e-9  # of shares; sums of times in another order differ by less
 
 
 @dataclass(repr=False, kw_only=True)
-class Totals(Representation):
+class Totals(Representation, Stateful):
     """Totals of a whole run.
 
     Attributes:
@@ -33,6 +34,20 @@ class Totals(Representation):
         staleness: number of used gradients by staleness.
         idle_share: share of the worker time without work, in [0, 1]; nan until the run has ended.
     """
+
+    _saved = (
+        "updates",
+        "used",
+        "applied",
+        "dropped",
+        "notices",
+        "interrupted",
+        "samples_used",
+        "samples_dropped",
+        "staleness",
+        "idle_share",
+    )
+    _defaults: ClassVar[Mapping[str, Any]] = {"notices": 0}
 
     updates: int = 0
     used: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +48,7 @@ class Recorder(Stateful):
         "_busy_s",
         "_live_s",
     )
+    _parts = ("totals",)
 
     def __init__(
         self,
@@ -133,17 +133,9 @@ class Recorder(Stateful):
             )
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all counts."""
-        return {
-            "totals": vars(self.totals) | {"staleness": Counter(self.totals.staleness)},
-            **super().state_dict(),
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load such counts."""
         self._has_begun = True
-        self.totals = Totals(**state["totals"])
         super().load_state_dict(state)
 
     def _begin(self, now: float) -> None:

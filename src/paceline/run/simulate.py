@@ -18,6 +18,7 @@ from paceline.coordinator.failure_detector import FailureDetector
 from paceline.core.events import Outcome
 from paceline.core.stop import Stop
 from paceline.engines.virtual.allreduce_timing import TimedAllReduce
+from paceline.engines.virtual.simulated_workers import SimulatedWorkers
 from paceline.engines.virtual.timing import TimedWorkers
 from paceline.engines.virtual.vectorized.accounting import VectorizedAccounting
 from paceline.engines.virtual.vectorized.selection import vectorized_simulation
@@ -177,7 +178,7 @@ def _simulate_by_events(
 ) -> Simulated:
     coordinator = Coordinator(plan, workers=cluster.n, stop=stop, failure_detector=failure_detector)
     if plan.allreduce:
-        workers: TimedWorkers = TimedAllReduce(cluster, seed, plan.allreduce, payload_bytes)
+        workers: SimulatedWorkers = TimedAllReduce(cluster, seed, plan.allreduce, payload_bytes)
     else:
         workers = TimedWorkers(cluster, seed, payload_bytes, plan.local_steps)
     with workers.loop() as loop, _collector_paused():
@@ -189,7 +190,7 @@ def _simulate_by_events(
     return _result(workers, cluster, payload_bytes)
 
 
-def _result(done: TimedWorkers | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
+def _result(done: SimulatedWorkers | VectorizedAccounting, cluster: Cluster, payload_bytes: float) -> Simulated:
     return Simulated(
         time_s=done.now,
         totals=done.totals(),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.events import Apply, Compensation, Step
-from paceline.core.sharding import FullVector, ShardPeers, merge_shards
+from paceline.core.sharding import FullVector, NoPeers, ShardPeers, merge_shards
 from paceline.jobs.job import Job, trainable
 from paceline.policies.compensation.base import Compensator, apply_compensators
 from paceline.server.accumulator import GradientAccumulator, MeanGradient
@@ -63,7 +63,7 @@ class ParameterServer:
         self.model = model
         self._job = job
         self._layout = layout
-        self._peers = peers or ShardPeers()
+        self._peers = peers or NoPeers()
         every = trainable(model)
         self._parameters = [every[i] for i in layout.parameters]
         self._buffers = list(model.buffers())[layout.buffers.start : layout.buffers.stop]
@@ -241,14 +241,14 @@ class ParameterServer:
 
         The parameters and buffers of the other shards are copied into this server's model.
         """
-        own, others = self.shard_state(), self._peers.states()
+        own, others = self.shard_state(), self._peers.gather("state")
         for state in others:
             self._copy_into_model(state["model"])
         return {**merge_shards([own, *others]), "model": self._tensors()}
 
     def gather_shards(self) -> None:
         """Copy the current parameters and buffers of the other shards into this server's model."""
-        for tensors in self._peers.models():
+        for tensors in self._peers.gather("model"):
             self._copy_into_model(tensors)
 
     def shard_state(self) -> dict[str, Any]:

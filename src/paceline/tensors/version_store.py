@@ -18,10 +18,12 @@ class VersionStore:
 
     Args:
         allocate: function that returns storage for one more version.
+        on_release: callback with each version that has no references any more; None for none.
     """
 
-    def __init__(self, allocate: Callable[[], FlatBuffers]) -> None:
+    def __init__(self, allocate: Callable[[], FlatBuffers], on_release: Callable[[int], None] | None = None) -> None:
         self._allocate = allocate
+        self._on_release = on_release
         self._free: list[FlatBuffers] = []
         self._stored: dict[int, FlatBuffers] = {}
         self._references: Counter[int] = Counter()
@@ -78,6 +80,8 @@ class VersionStore:
             storage = self._stored.pop(version)
             if all(storage is not other for other in self._stored.values()):
                 self._free.append(storage)
+            if self._on_release is not None:
+                self._on_release(version)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored versions and their reference counts."""

@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 from copy import copy
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+
+class HasState(Protocol):
+    """Object with a state dict."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
 
 
 class Stateful:
@@ -13,7 +23,9 @@ class Stateful:
 
     Attributes:
         _saved: names of the entries that are copies of attributes.
-        _parts: names of the entries that are state dicts of attributes; None for an attribute that is None.
+        _parts: names of the entries that are state dicts of attributes, a list of them for a list; None for an
+            attribute that is None.
+        _defaults: values of entries that an early state may lack.
 
     Example:
         >>> class Counted(Stateful):
@@ -26,13 +38,17 @@ class Stateful:
     __slots__ = ()
     _saved: ClassVar[tuple[str, ...]] = ()
     _parts: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[Mapping[str, Any]] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         state = {name: copy(getattr(self, self._attribute(name))) for name in self._saved}
         for name in self._parts:
             part = getattr(self, self._attribute(name))
-            state[name] = None if part is None else part.state_dict()
+            if isinstance(part, list):
+                state[name] = [each.state_dict() for each in part]
+            else:
+                state[name] = None if part is None else part.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -40,18 +56,23 @@ class Stateful:
 
         Raises:
             TypeError: an entry is of another kind than its attribute.
+            ValueError: a list of parts has another length.
         """
+        state = {**self._defaults, **state}
         for name in self._saved:
             attribute = self._attribute(name)
             check_kind(name, state[name], getattr(self, attribute))
             setattr(self, attribute, copy(state[name]))
         for name in self._parts:
-            part = getattr(self, self._attribute(name))
-            if part is not None and state[name] is not None:
-                part.load_state_dict(state[name])
+            part, saved = getattr(self, self._attribute(name)), state[name]
+            if isinstance(part, list):
+                for each, saved_of_it in zip(part, saved, strict=True):
+                    each.load_state_dict(saved_of_it)
+            elif part is not None and saved is not None:
+                part.load_state_dict(saved)
 
     def _attribute(self, name: str) -> str:
-        return name if hasattr(self, name) else f"_{name}"
+        return f"_{name}" if hasattr(self, f"_{name}") else name
 
 
 def check_kind(name: str, value: object, before: object) -> None:

@@ -18,7 +18,7 @@ from machine_speed import scaled
 from odd_parts import OPTIMIZERS, Odd
 from paceline.catalogue.modifiers import dc_asgd, staleness_lr, staleness_weight
 from paceline.core.events import Accept, Apply, Step
-from paceline.core.sharding import ShardPeers, merge_shards, shard_boundaries
+from paceline.core.sharding import NoPeers, merge_shards, shard_boundaries
 from paceline.jobs.job import trainable
 from paceline.policies.compensation.delay import DCS3GD
 from paceline.server.parameter_server import ParameterServer
@@ -77,7 +77,7 @@ def test_a_shard_alone_equals_its_part_of_the_full_vector(model, shards):
 # --- several servers in this process ---------------------------------------------------------------------------------
 
 
-class Neighbour(ShardPeers):
+class Neighbour(NoPeers):
     """The others as threads of this process."""
 
     def __init__(self, number, barrier, shares):

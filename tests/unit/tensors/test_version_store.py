@@ -48,3 +48,16 @@ def test_a_loaded_state_leaves_the_storage_of_a_server_alone():
     free = [versions.free_storage() for _ in range(3)]
     assert all(each is not of_the_server for each in [versions[7], versions[8], *free])
     assert torch.equal(of_the_server.memory, torch.full_like(of_the_server.memory, 3))
+
+
+def test_the_callback_gets_each_version_that_has_no_reader_any_more():
+    released = []
+    versions = VersionStore(LAYOUT.allocate, released.append)
+    versions.publish(0)
+    versions.acquire(0)
+    versions.publish(1)
+    assert released == []
+    versions.release(0)
+    assert released == [0]
+    versions.publish(2)
+    assert released == [0, 1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from paceline.clusters.simulated import Cluster
 from paceline.coordinator.coordinator import Coordinator
@@ -14,21 +13,14 @@ from paceline.engines.loop import RunLoop
 from paceline.engines.ports import Parameters
 from paceline.engines.virtual.allreduce_timing import TimedAllReduce
 from paceline.engines.virtual.compressed_transfers import transfers_of
+from paceline.engines.virtual.simulated_sums import SimulatedSums
 from paceline.protocols.allreduce import AllReduceConfig
-from paceline.tensors.flat_buffers import FlatBuffers, copy_checked
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.state_dict import Stateful
 from paceline.utils.user_code import at_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.vectors import add_payload, drop_counts
 from paceline.worker.replica import Replica
-
-
-class _Sum(NamedTuple):
-    """Sum of the payloads and of the shares of an iteration."""
-
-    iteration: int
-    total: FlatBuffers
-    shares: float
 
 
 class SimulatedAverage(Stateful, Parameters):
@@ -40,10 +32,14 @@ class SimulatedAverage(Stateful, Parameters):
         replica: replica that computes all gradients and evaluations.
         workers: algorithm of each worker; the same object for all where their weights never differ.
         wire: format on the network, as in `Torchrun`.
+
+    Attributes:
+        sums: sums of the payloads, with a state of their own.
     """
 
-    _saved = ("work", "_shares", "_expected", "_contributed", "_accepted")
-    _parts = ("transfers",)
+    _saved = ("work", "_expected", "_contributed", "_accepted")
+    _parts = ("transfers", "workers")
+    _defaults: ClassVar[Mapping[str, Any]] = {"_accepted": set()}
 
     def __init__(
         self,
@@ -56,18 +52,15 @@ class SimulatedAverage(Stateful, Parameters):
         self._timed = timed
         self._allreduce = allreduce
         self._replica = replica
-        self._workers = workers
-        self._distinct = list({id(worker): worker for worker in workers}.values())
+        self._algorithms = workers
+        self._workers = list({id(worker): worker for worker in workers}.values())  # that differ
         self._batch_size = replica.batch_size
         self._transfers = transfers_of(parse_wire(wire), replica.layout)
-        self._total = self._new_total()
-        self._shares = 0.0
-        self._sums: deque[_Sum] = deque()  # that are under way
+        self.sums = SimulatedSums(self._allocate)
         self._work: dict[int, Compute] = {}
         self._contributed: set[int] = set()  # to the open update
         self._accepted: set[int] = set()  # of these
         self._expected: Apply | None = None
-        self._iteration = 0  # for which that is
 
     @property
     def not_finite(self) -> str:
@@ -76,7 +69,7 @@ class SimulatedAverage(Stateful, Parameters):
 
     def resume_at(self, version: int) -> None:
         """Begin with the parameters of the first worker's server as this version."""
-        for worker in self._distinct:
+        for worker in self._workers:
             if worker is not self._workers[0]:
                 worker.server.load_state_dict(self._workers[0].server.state_dict())
             worker.reset_to_average()
@@ -87,7 +80,7 @@ class SimulatedAverage(Stateful, Parameters):
     def assigned(self, command: Compute) -> None:
         """Store the task; a worker that has joined again continues from the average."""
         if command.worker in self._timed.lost:
-            self._workers[command.worker].reset_to_average()
+            self._algorithms[command.worker].reset_to_average()
         self._work[command.worker] = command
 
     def cancelled(self, command: Interrupt) -> None:
@@ -98,10 +91,9 @@ class SimulatedAverage(Stateful, Parameters):
 
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
         """Return an arrival with its gradient, which is contributed to the sum of its iteration."""
-        if self._iteration != self._timed.iteration:  # before the coordinator has handled a gradient of the iteration
-            self._iteration = self._timed.iteration
+        if self._timed.is_first:  # before the coordinator has handled a gradient of the iteration
             self._expected = coordinator.expected_update()
-        worker, algorithm = arrival.worker, self._workers[arrival.worker]
+        worker, algorithm = arrival.worker, self._algorithms[arrival.worker]
         work = self._work.pop(worker)
         self._contributed.add(worker)
         with at_place(f"after update {work.version}"):
@@ -118,28 +110,27 @@ class SimulatedAverage(Stateful, Parameters):
 
     def accept(self, command: Accept) -> None:
         """Add the payload of the worker."""
-        self._add(command.worker, is_first=not self._shares)
+        self._add(command.worker, self._share(command.samples))
         self._accepted.add(command.worker)
-        self._shares += self._share(command.samples)
 
     def apply(self, command: Apply) -> Step | None:
         """Apply the sum in every worker."""
-        for worker in [worker for number, worker in enumerate(self._workers) if number not in self._contributed]:
+        for worker in [worker for number, worker in enumerate(self._algorithms) if number not in self._contributed]:
             worker.skip()
         self._contributed.clear()
         if self._transfers is not None:
-            for number in sorted(set(range(len(self._workers))) - self._accepted):
-                self._workers[number].payload.memory.zero_()
-                self._add(number, is_first=False)  # what its messages have left out
+            for number in sorted(set(range(len(self._algorithms))) - self._accepted):
+                self._algorithms[number].payload.memory.zero_()
+                self._add(number, share=0.0)  # what its messages have left out
         self._accepted.clear()
-        for worker in self._distinct:
+        for worker in self._workers:
             worker.advance(command)
         if self._allreduce.separates_steps:
             step = self._apply_awaited_sums(command)
         else:
             fragment = self._allreduce.summed_fragment(self._timed.iteration)
-            step = self._apply_sum(self._total, self._shares, command, fragment)
-        self._shares = 0.0
+            step = self._apply_sum(self.sums.total, self.sums.shares, command, fragment)
+        self.sums.shares = 0.0
         return step
 
     def evaluation(self, version: int) -> dict[str, float]:
@@ -160,53 +151,29 @@ class SimulatedAverage(Stateful, Parameters):
         self._replica.close()
         self._take_mean_of_weights()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with that of every worker and the open sum."""
-        return {
-            **super().state_dict(),
-            "workers": [worker.state_dict() for worker in self._distinct],
-            "total": self._total.memory.clone() if self._shares else None,
-            "sums": [(iteration, total.memory.clone(), shares) for iteration, total, shares in self._sums],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state of the same cluster."""
-        super().load_state_dict({"_accepted": set(), **state})  # missing in early runs
-        self._iteration = self._timed.iteration
-        for worker, saved in zip(self._distinct, state["workers"], strict=True):
-            worker.load_state_dict(saved)
-        if state["total"] is not None:
-            copy_checked(self._total.memory, state["total"])
-        for iteration, saved, shares in state.get("sums", ()):
-            total = self._new_total()
-            copy_checked(total.memory, saved)
-            self._sums.append(_Sum(iteration, total, shares))
-
-    def _add(self, worker: int, *, is_first: bool) -> None:
+    def _add(self, worker: int, share: float) -> None:
         """Add the payload of a worker, as the others receive it."""
-        payload = self._workers[worker].payload
+        payload = self._algorithms[worker].payload
         fragment = self._allreduce.summed_fragment(self._timed.iteration)
         if self._transfers is not None and fragment is not None:
             self._transfers.send(worker, payload, fragment)
             payload.receive(payload.missing)
-        add_payload(self._total, payload, is_first=is_first)
+        self.sums.add(payload, share)
 
     def _apply_sum(self, total: FlatBuffers, shares: float, command: Apply, fragment: int | None) -> Step | None:
-        steps = [worker.apply_sum(total, shares, command, fragment) for worker in self._distinct]
+        steps = [worker.apply_sum(total, shares, command, fragment) for worker in self._workers]
         return steps[0]
 
     def _apply_awaited_sums(self, command: Apply) -> Step | None:
         """Begin the sum of this iteration, and apply those for which the iteration has waited; return the last step."""
         fragment = self._allreduce.summed_fragment(self._timed.iteration)
         if fragment is not None:
-            for worker in self._distinct:
+            for worker in self._workers:
                 worker.begin_sum(fragment)
-            self._sums.append(_Sum(self._timed.iteration, self._total, self._shares))
-            self._total = self._new_total()
+            self.sums.begin(self._timed.iteration)
         step: Step | None = None
         begun = self._allreduce.awaited_sum(self._timed.iteration)
-        while begun is not None and self._sums and self._sums[0].iteration <= begun:
-            iteration, total, shares = self._sums.popleft()
+        for iteration, total, shares in self.sums.ended(begun or 0):
             fragment = self._allreduce.summed_fragment(iteration)
             assert fragment is not None
             step = self._apply_sum(total.shards[fragment], shares, command, fragment) or step
@@ -215,14 +182,14 @@ class SimulatedAverage(Stateful, Parameters):
     def _take_mean_of_weights(self) -> None:
         """Move the average of the first worker to the mean of the workers' weights, where it does not follow them."""
         if self._allreduce.separates_steps and self._expected is not None:
-            total = self._new_total()
-            for number, worker in enumerate(self._workers):
+            total = self._allocate()
+            for number, worker in enumerate(self._algorithms):
                 worker.collect_steps(number)
                 add_payload(total, worker.payload, is_first=number == 0)
-            if shares := sum(worker.share for worker in self._workers):
+            if shares := sum(worker.share for worker in self._algorithms):
                 self._workers[0].apply_sum(total, shares, self._expected, fragment=None)
 
-    def _new_total(self) -> FlatBuffers:
+    def _allocate(self) -> FlatBuffers:
         return self._replica.layout.allocate(self._workers[0].server.device)
 
     def _share(self, samples: int) -> float:
@@ -244,4 +211,4 @@ def simulated_allreduce(
     timed = TimedAllReduce(cluster, seed, allreduce, payload_bytes=replica.layout.gradient_nbytes)
     parameters = SimulatedAverage(timed, allreduce, replica, workers, cluster.network.wire)
     timed.evaluation = parameters.evaluation
-    return RunLoop(timed, parameters, timed, simulated=[timed, parameters])
+    return RunLoop(timed, parameters, timed, simulated=[timed, parameters, parameters.sums])

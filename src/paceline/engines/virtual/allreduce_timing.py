@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Mapping
 from heapq import heappop, heappush
 from math import inf
@@ -10,12 +9,12 @@ from typing import Any, ClassVar
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
-from paceline.core.events import AbortRun, Compute, Event, Outcome
-from paceline.engines.virtual.timing import NOT_A_WORKER, TimedWorkers
+from paceline.core.events import Compute, Event
+from paceline.engines.virtual.simulated_workers import NOT_A_WORKER, SimulatedWorkers
 from paceline.protocols.allreduce import AllReduceConfig
 
 
-class TimedAllReduce(TimedWorkers):
+class TimedAllReduce(SimulatedWorkers):
     """Simulated workers of an all-reduce, and the clock of their run.
 
     Worker i has its gradient at f_i; an all-reduce takes t seconds. An iteration ends at max(f_i) + t, and all workers
@@ -37,11 +36,14 @@ class TimedAllReduce(TimedWorkers):
         allreduce: payload and schedule of the sums.
         payload_bytes: bytes of the parameters, >= 0.
 
+    Attributes:
+        is_first: whether the newest gradient is the first of its iteration.
+
     Source: Rigazzi, "DC-S3GD", 2019, eq. (13) and (14), where all f_i are the same.
     """
 
-    _saved: ClassVar[tuple[str, ...]] = (
-        *TimedWorkers._saved,
+    _saved = (
+        *SimulatedWorkers._saved,
         "_free_s",
         "_lost",
         "_finished_s",
@@ -54,11 +56,13 @@ class TimedAllReduce(TimedWorkers):
         "_exposed_s",
         "_sum_before_s",
         "_links_free_s",
+        "arriving",
+        "sum_ends_s",
     )
+    _defaults: ClassVar[Mapping[str, Any]] = {**SimulatedWorkers._defaults, "sum_ends_s": []}
 
     def __init__(self, cluster: Cluster, seed: int, allreduce: AllReduceConfig, payload_bytes: float = 0) -> None:
-        super().__init__(cluster, seed, payload_bytes)
-        self._update_s = self._gradient_s = 0.0
+        super().__init__(cluster, seed, payload_bytes, update_s=0.0)
         self._allreduce = allreduce
         self._network = cluster.network
         self._payload_bytes = payload_bytes / allreduce.fragments
@@ -67,7 +71,8 @@ class TimedAllReduce(TimedWorkers):
         self._finished_s: dict[int, float] = {}  # when each worker has its gradient; inf: never
         self._compute_s = [0.0] * cluster.n
         self._recorded_sum_s = [0.0] * cluster.n  # from a trace
-        self._arriving: deque[int] = deque()
+        self._arriving: list[int] = []
+        self.is_first = False
         self._awaited: list[int] = []
         self._awaited_since_s = 0.0  # since when these are awaited
         self._iteration = 0
@@ -77,7 +82,7 @@ class TimedAllReduce(TimedWorkers):
         self._sum_before_s = 0.0
         self._begins_s = 0.0  # when the sum of the current iteration begins, as known so far
         self._links_free_s = 0.0  # when the bytes of all sums so far have been sent
-        self._sum_ends_s: deque[tuple[int, float]] = deque()  # iteration and end of each sum that is not awaited yet
+        self._sum_ends_s: list[tuple[int, float]] = []  # iteration and end of each sum that is not awaited yet
 
     @property
     def lost(self) -> Container[int]:
@@ -108,6 +113,7 @@ class TimedAllReduce(TimedWorkers):
 
     def next_event(self, on_idle: Callable[[], None]) -> Event:
         """Return the next gradient of an ended iteration, or the next event before an iteration ends."""
+        self.is_first = False
         while not self._arriving:
             if self.fired and (lost := self._lost_by_hanging()):
                 return lost
@@ -119,18 +125,10 @@ class TimedAllReduce(TimedWorkers):
             elif ends_s < inf:
                 self._end_iteration(ends_s)
             else:
-                return AbortRun(self.now, Outcome.NO_WORKERS, "no live worker will deliver another gradient")
-        return self._arrived(self._arriving.popleft())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the tasks of the workers."""
-        return {**super().state_dict(), "arriving": list(self._arriving), "sum_ends_s": list(self._sum_ends_s)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state of the same cluster."""
-        super().load_state_dict(state)
-        self._arriving = deque(state["arriving"])
-        self._sum_ends_s = deque(tuple(each) for each in state.get("sum_ends_s", ()))
+                return self._no_workers()
+        worker = self._arriving.pop(0)
+        arrival = self._arrival(worker, self._current[worker], self._fault(worker))
+        return arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s, sum_s=self._sum_before_s)
 
     def _fault(self, worker: int) -> Fault | None:
         return self._faults.get((worker, self._current[worker]))
@@ -174,6 +172,7 @@ class TimedAllReduce(TimedWorkers):
 
     def _end_iteration(self, ends_s: float) -> None:
         self._iteration += 1
+        self.is_first = True
         overlaps, before_s, coming = self._allreduce.overlaps, self._summed_s, self._arriving_workers()
         hidden_s = max(self._finished_s[worker] for worker in coming) if overlaps else -inf
         self._exposed_s = min(self._sum_before_s, max(0.0, before_s - hidden_s))
@@ -198,12 +197,4 @@ class TimedAllReduce(TimedWorkers):
             self._sum_ends_s.append((self._iteration, self._links_free_s + latency_s))
         begun = self._allreduce.awaited_sum(self._iteration)
         while begun is not None and self._sum_ends_s and self._sum_ends_s[0][0] <= begun:
-            self._sum_ends_s.popleft()
-
-    def _arrived(self, worker: int) -> Event:
-        fault = self._fault(worker)
-        if fault is not None:
-            self.fired.append(fault)
-        arrival = self._arrival(worker, self._current[worker])
-        arrival = arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s, sum_s=self._sum_before_s)
-        return arrival._replace(finite=False) if fault is not None else arrival
+            self._sum_ends_s.pop(0)

@@ -20,21 +20,9 @@ class PublishedVersions(VersionStore):
         on_release: callback for every version that is no longer read.
     """
 
-    def __init__(
-        self,
-        layout: FlatLayout,
-        wire: Wire,
-        on_release: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__(layout.allocate)
-        self._on_release = on_release
+    def __init__(self, layout: FlatLayout, wire: Wire, on_release: Callable[[int], None] | None = None) -> None:
+        super().__init__(layout.allocate, on_release)
         self._messages = wire.messages_of(self)
-
-    def release(self, version: int) -> None:
-        """Release one reader's hold on a version."""
-        super().release(version)
-        if self._on_release is not None and version not in self:
-            self._on_release(version)
 
     def packed(self, version: int) -> Tensor:
         """Return the wire memory of a version that is in use; each version is packed once."""

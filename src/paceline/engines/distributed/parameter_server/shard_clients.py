@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from paceline.checkpoint import codec
 from paceline.coordinator.coordinator import Coordinator
@@ -174,25 +174,18 @@ class ShardClients(ShardPeers):
         self.send(task_messages.PartialSums(totals))
         return totals
 
-    def states(self) -> list[dict[str, Any]]:
-        """Return the state of each server."""
-        return self._request("state")
-
-    def models(self) -> list[dict[str, Any]]:
-        """Return each server's part of the model."""
-        return self._request("model")
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Keep a state from which the servers start."""
-        self._loaded = state if self.numbers else None
-
-    def _request(self, part: str) -> list[dict[str, Any]]:
+    def gather(self, part: Literal["state", "model"]) -> list[dict[str, Any]]:
+        """Return the state of each server, or its part of the model."""
         self.send(messages.RequestShardState(part))
         answers = [
             self._await(number, lambda message: isinstance(message, messages.ShardState) and message.part == part)
             for number in self.numbers
         ]
         return [codec.decode(json.loads(answer.state), answer.tensors) for answer in answers]
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Keep a state from which the servers start."""
+        self._loaded = state if self.numbers else None
 
     def _await(self, number: int, is_answer: Callable[[Message], bool]) -> Any:
         """Wait for a server's answer; all other events stay in the queue."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -125,6 +125,13 @@ class _RankZero(ShardPeers):
         if not isinstance(event, PeerMessage) or not isinstance(event.message, task_messages.PartialSums):
             raise ConnectionLost("it has ended the run")
         return event.message.values
+
+    def gather(self, part: Literal["state", "model"]) -> list[dict[str, Any]]:
+        """Return nothing: rank 0 gathers the states."""
+        return []
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: rank 0 sends each server the state."""
 
 
 def _is_heartbeat(event: PeerEvent) -> bool:

@@ -54,9 +54,9 @@ class Security(ABC):
     description: str
     run_id: str = ""
 
+    @abstractmethod
     def wrap(self, sock: StreamSocket, *, is_server: bool) -> StreamSocket:
         """Return the socket to use instead of this one, before any byte is read."""
-        return sock
 
     @abstractmethod
     def authenticate(self, sock: StreamSocket, *, is_server: bool) -> Steps[None]:
@@ -82,6 +82,10 @@ class TokenSecurity(Security):
 
     def __init__(self, token: str, run_id: str = "") -> None:
         self._key = derive_key(token, run_id, PURPOSE_PLAIN)
+
+    def wrap(self, sock: StreamSocket, *, is_server: bool) -> StreamSocket:
+        """Return the socket itself."""
+        return sock
 
     def authenticate(self, sock: StreamSocket, *, is_server: bool) -> Steps[None]:
         """Exchange random numbers, and then proofs, in which each side names itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -52,18 +53,22 @@ class StreamSocket(Protocol):
         """Close the socket."""
 
 
-class StreamReader(Protocol):
+class StreamReader(ABC):
     """Receiver of the bytes of a stream; called in the thread of the loop."""
 
+    @abstractmethod
     def next_buffer(self) -> memoryview | None:
         """Return memory for the next bytes, not empty; None to read nothing until `Stream.resume`."""
 
+    @abstractmethod
     def bytes_to_come(self) -> int:
         """Return the number of bytes that will come in any case, >= 1; with fewer there is nothing to do."""
 
+    @abstractmethod
     def on_bytes(self, count: int) -> None:
         """Handle that this many bytes, at least one, have been written to the memory of `next_buffer`."""
 
+    @abstractmethod
     def on_end(self, reason: str) -> None:
         """Handle the end of the stream, once."""
 
