@@ -185,7 +185,9 @@ class Launch:
             return
         self._listened_s = now
         facts = self._facts()
-        for host in self._heartbeats.silent(facts.heartbeats(self._other_hosts), now):
+        ranks = facts.living
+        living = [host for host in self._other_hosts if not ranks.isdisjoint(self._settings.ranks_of(host))]
+        for host in self._heartbeats.silent(facts.heartbeats(self._other_hosts), living, now):
             if facts.survivors() and [rank for rank in self._settings.ranks_of(host) if facts.tell_loss(rank)]:
                 LOG.warning("host %d was silent for %g s: its ranks count as lost", host, SILENCE_S)
 

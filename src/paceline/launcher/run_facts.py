@@ -30,6 +30,11 @@ class RunFacts:
         """Return whether a fact about the run holds, as rank 0 has told."""
         return bool(self.text(fact))
 
+    @property
+    def living(self) -> frozenset[int]:
+        """Ranks that live."""
+        return frozenset(self._roll().living)
+
     def tell_loss(self, rank: int) -> bool:
         """Tell the ranks that one has ended; return whether it was one that lives."""
         is_loss = self._store is not None and rank in self._roll().living

@@ -20,6 +20,7 @@ dist: Any = torch.distributed  # it does not export the types of all its names
 LOOPBACK = "127.0.0.1"
 LONG = timedelta(days=365)
 LOOK_EACH_S = 5.0
+LATE_S = 0.1  # between looks for an event in the place of an end
 POLL_S = 0.005  # between looks at the reports of the other ranks
 TOLD_S = 60.0  # for the launcher to tell why a group has failed
 END_TIMEOUT_S = 1.0
@@ -71,7 +72,7 @@ class RollCall:
         """End the threads, which could not go on once the interpreter ends."""
         self._has_ended.set()
         with suppress(RuntimeError):  # the launcher has ended, and so has the first one
-            self.store.set(key_of(len(self._events), self._rank), "")
+            self.store.compare_set(key_of(len(self._events), self._rank), "", "")  # unless an event is there by now
         for each in self._watchers:
             each.join(END_TIMEOUT_S)
 
@@ -190,8 +191,9 @@ class RollCall:
                 store.wait([key], LONG)
             except RuntimeError:  # the launcher has ended
                 return
-            if not (text := store.get(key).decode()):
-                return
+            while not (text := store.get(key).decode()):
+                if self._has_ended.wait(LATE_S):  # else an earlier life of this rank has left its end there
+                    return
             event = Event.from_text(text)
             with self._changed:
                 self._events.append(event)
