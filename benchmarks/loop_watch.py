@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from common import options, report, spread
-from paceline.user_loop.loop_watch import LoopWatch
+from paceline.user_loop.hooks.loop_watch import LoopWatch
 from paceline.worker.write_watch import FIRST_STEPS, PERIOD
 
 STEP_S = 0.02

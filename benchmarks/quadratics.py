@@ -155,7 +155,9 @@ class Quadratics(TimesOnly):
         self._last = problem.h * x + noise
         loss = float(problem.loss(x)) + (0.0 if self._exact else float(noise @ x))
         between = float(np.square(half[0] - half[1]).sum()) / 4  # two microbatches
-        return arrival._replace(loss=loss, squared_norm=float(self._last @ self._last), variance=between)
+        squared_norm = float(self._last @ self._last)
+        measured = arrival.measured._replace(loss=loss, squared_norm=squared_norm, variance=between)
+        return arrival._replace(measured=measured)
 
     def accept(self, command: events.Accept) -> None:
         """Hold the gradient."""

@@ -77,7 +77,8 @@ class Measured(TimesOnly):
         worker, draw = arrival.worker, arrival.draw
         compute_s = arrival.now - self._timed.started_s(worker)
         loss = 2.3 * exp(-draw / 3000) + 0.003 * ((7 * draw + 13 * worker) % 17)
-        return arrival._replace(compute_s=compute_s, loss=loss, samples=BATCH_SIZE)
+        measured = arrival.measured._replace(compute_s=compute_s, loss=loss, samples=BATCH_SIZE)
+        return arrival._replace(measured=measured)
 
 
 def write_run(path: Path, workers: int, updates: int) -> None:

@@ -31,14 +31,14 @@ from common import options, report, rounded
 from equality import difference
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Arrival, Command, Compute, Event, SetTimer, UpdateApplied
+from paceline.core.events import Arrival, Command, Compute, Event, Measured, SetTimer, UpdateApplied
 from paceline.engines.loop import RunLoop
 from paceline.engines.virtual.parameter_server import SimulatedServer
 from paceline.engines.virtual.timing import TimedWorkers
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.tensors.flat_buffers import FlatBuffers
-from paceline.worker.replica import GradientStats, Replica
+from paceline.worker.replica import Replica
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support/coordinator"))
 from catalogue_table import TABLE  # type: ignore[import-not-found]
@@ -115,7 +115,7 @@ class Again(TimedWorkers):
         """Do nothing: expired timers are among the events."""
 
 
-class Measured(SimulatedServer):
+class AsMeasured(SimulatedServer):
     """Parameters with gradients that are computed again, and arrivals as the other run has measured them."""
 
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
@@ -124,10 +124,10 @@ class Measured(SimulatedServer):
         return arrival
 
 
-class Rounded(Measured):
+class Rounded(AsMeasured):
     """The same, with numbers that are rounded to bf16 on their way."""
 
-    def _compute_gradient(self, work: Compute, minibatches: int) -> GradientStats:
+    def _compute_gradient(self, work: Compute, minibatches: int) -> Measured:
         self._server.flush()
         rounded = self._replica.layout.allocate()
         rounded.copy_(self._versions[work.version])
@@ -171,7 +171,7 @@ def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
     seen = Seen([], [], session.model)
     coordinator = real.rules.coordinator(real.checked_plan, real.stop)  # with the timeouts of real workers
     replica, timed = Replica(again.job, again.seed, WORKERS), Again(events)
-    parameters = (Rounded if rounds else Measured)(timed, replica, session.server, "float32")
+    parameters = (Rounded if rounds else AsMeasured)(timed, replica, session.server, "float32")
     RunLoop(timed, parameters, timed).run(coordinator, partial(note, seen))
     return seen
 

@@ -20,17 +20,17 @@ from torch import Tensor
 import gloo_lines
 from distributed_ranks import ANSWER
 from gloo_lines import GlooLine
+from paceline.core.events import Measured
 from paceline.engines.distributed.transport import task_messages
 from paceline.engines.distributed.transport.buckets import make_buckets
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.security import Security, TokenSecurity
 from paceline.engines.distributed.transport.tls import TLSSecurity, derive_identity
 from paceline.engines.distributed.transport.transport import Transport
-from paceline.worker.replica import GradientStats
 
 LIMIT_S = 60.0
 HEARTBEAT_TIMEOUT_S = 60.0
-STATS = GradientStats(loss=0.5, samples=8, squared_norm=1.0, variance=0.1, finite=True, compute_s=0.1)
+STATS = Measured(loss=0.5, samples=8, squared_norm=1.0, variance=0.1, finite=True, compute_s=0.1)
 INTERRUPT_AFTER_S, INTERRUPT_EVERY_S = 0.5, 0.3
 
 
@@ -152,7 +152,7 @@ class OurLines:
         return task_messages.RemoteTask(draw=draw, version=draw, sends_version=True, run_s=0.5)
 
     def done(self, draw: int) -> task_messages.RemoteTaskDone:
-        return task_messages.RemoteTaskDone(draw=draw, busy_s=0.1, stats=STATS)
+        return task_messages.RemoteTaskDone(draw=draw, busy_s=0.1, measured=STATS)
 
     def received(self, draw: int) -> task_messages.GradientReceived:
         return task_messages.GradientReceived(1, draw)

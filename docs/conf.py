@@ -35,12 +35,10 @@ exclude_patterns = ["_build", "README.md"]
 nitpicky = True
 default_role = "py:obj"
 OTHERS = "torch|numpy|collections|pathlib|typing|types|enum|contextlib|math|np|nn|dist|Tensor|Path|Console|Dataset"
-OF_ATTACH = "UserLoop|Exchange|RunConfig|ServerProcess"  # arguments of AttachedRun, which attach makes
 nitpick_ignore_regex = [
     (r"py:.*", rf"({OTHERS})\b.*"),
     (r"py:.*", r".*\.Count"),
     (r"py:class", r"msgspec\.Meta"),  # bounds of the values in a message
-    (r"py:class", OF_ATTACH),
     (r"py:class", r"Model"),  # the type of the model that balance returns
 ]
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from inspect import getdoc
 from typing import get_args
 
-from paceline.core.events import Arrival, Decision, Step
+from paceline.core.events import Arrival, Decision, Measured, Step
 from paceline.core.records import DecisionMade, GradientArrived, Record, StepMeasured
 
 PAGE = "reference/file-formats"
@@ -42,7 +42,7 @@ def event_name(record):
 
 def field_meanings(record):
     """Return the description of each field: its own, or that of the event or of a record that has the field too."""
-    classes = (GradientArrived, Arrival, OF_EVENTS.get(record, record), record)
+    classes = (GradientArrived, Arrival, Measured, OF_EVENTS.get(record, record), record)
     return {name: " ".join(text.split()) for each in classes for name, text in ATTRIBUTE.findall(getdoc(each))}
 
 

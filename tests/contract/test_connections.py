@@ -9,6 +9,7 @@ import torch
 
 from connected_sides import KINDS
 from machine_speed import scaled
+from paceline.core.events import Measured
 from paceline.engines.distributed.transport import connection as connection_module
 from paceline.engines.distributed.transport.connection import CLOSED, Connection, ConnectionLost
 from paceline.engines.distributed.transport.encoded import encoded
@@ -22,14 +23,13 @@ from paceline.engines.distributed.transport.task_messages import (
     RemoteTaskDone,
     UpdateDone,
 )
-from paceline.worker.replica import GradientStats
 
 LIMIT_S = scaled(20)
 WORK = RemoteTask(draw=1, version=7, sends_version=True, run_s=0.5)
 FINISHED = RemoteTaskDone(
     draw=1,
     busy_s=0.1,
-    stats=GradientStats(loss=0.5, samples=1, squared_norm=1.0, variance=0.0, finite=True, compute_s=0.1),
+    measured=Measured(loss=0.5, samples=1, squared_norm=1.0, variance=0.0, finite=True, compute_s=0.1),
 )
 LARGE = 3_000_000  # elements; more than sockets buffer
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

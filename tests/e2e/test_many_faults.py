@@ -92,7 +92,7 @@ def test_two_hundred_faults_in_one_run(tmp_path):
             seen = supervise(job, said)
             end = job.end(0)
     killed = seen["ended -9"] - seen["hang"]
-    assert min(killed, seen["hang"], seen["cut"]) >= 20
+    assert min(killed, seen["hang"], seen["cut"]) >= 20, (end.reason, seen)
     assert killed + seen["hang"] + seen["cut"] >= 200
     model = counting_job(SAMPLES).model()
     model.load_state_dict(end.parameters)

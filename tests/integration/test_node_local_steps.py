@@ -36,11 +36,11 @@ def test_local_steps_of_hosts_are_those_of_single_processes(world_size, nodes, s
 @pytest.mark.slow
 def test_the_steps_that_fit_into_a_time_are_those_of_a_plain_loop():
     job = tiny_job(sampling="epoch")
-    torchrun = {**NODE, "slowness": pl.Cluster(1, timing=pl.timing.Deterministic(0.03))}
-    rules = {"protocol": "bsp + local_steps(seconds=0.2)", "stop": "updates=4"}
+    torchrun = {**NODE, "slowness": pl.Cluster(1, timing=pl.timing.Deterministic(0.3))}
+    rules = {"protocol": "bsp + local_steps(seconds=2)", "stop": "updates=4"}  # a busy machine makes two steps too
     [end, *_] = run(3, job, torchrun, **rules)
     steps = [each.minibatches for each in end.of(GradientArrived)]
-    assert 1 < max(steps) <= 6  # of 0.03 s and more
+    assert 1 < max(steps) <= 6  # of 0.3 s and more
     # One worker whose state is kept makes the steps of synchronous training.
     alone = pl.train(job, protocol="bsp", cluster=pl.Cluster(1), stop=pl.Stop(updates=sum(steps)), seed=1)
     assert largest_relative_difference(flat(end.parameters), flat(alone.model.state_dict())) < EXACT

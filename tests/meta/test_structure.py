@@ -258,7 +258,7 @@ def test_a_python_that_is_started_imports_nothing_of_the_working_directory():
         if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable"
     }
     assert {name for name, option in first_options if option != "'-P'"} == RUN_THE_USER_S_COMMAND
-    assert ("user_loop/server_process", "'-P'") in first_options
+    assert ("user_loop/server/server_process", "'-P'") in first_options
 
 
 def test_names_of_test_files_are_unique():

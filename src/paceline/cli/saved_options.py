@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import RUN, FolderGoneError, SavedRun
 from paceline.recording.script_runs import refuse_to_resume
-from paceline.user_loop.loop_data import ATTACHED
+from paceline.user_loop.data.loop_data import ATTACHED
 from paceline.utils.files import ContentError, read_json, replace_file
 
 COMMAND = "command.json"

@@ -19,7 +19,7 @@ class Fault:
             begins has no fault, so under an interrupting protocol only the first draw is sure to be reached.
         kind: "die" kills the worker, "raise" raises an exception in it, "hang" makes it stop responding, and
             "not_finite" makes it send a gradient with nan. A simulated worker that hangs is lost after
-            ``worker_timeout_s``; without a timeout, when no other worker computes.
+            the timeout of silent workers; without one, when no other worker computes.
         step: local step before which it occurs, >= 1, where a real worker makes local steps; "not_finite" and simulated
             faults are those of the whole draw.
         back_after_s: simulated seconds after which a killed worker joins again, >= 0; None for never. Real processes

@@ -120,7 +120,7 @@ class Coordinator:
         return {worker: state.accepted for worker, state in self._workers.items()}
 
     @property
-    def worker_timeout_s(self) -> float:
+    def timeout_s(self) -> float:
         """Silence after which a worker may be declared lost, in seconds; inf for never, or while it is unknown."""
         return self._membership.detector.timeout_s
 

@@ -78,7 +78,7 @@ class UpdateRunner:
             self._membership.observe(event.worker, event.complete_s - worker.started_s)
         self._dispatcher.deliver(event.worker, worker)
         accepted = False
-        if not event.finite:
+        if not event.measured.finite:
             self._reject(event, worker, staleness)
         elif staleness > phases.protocol.max_staleness:
             self._drop(event, staleness, STALE)
@@ -104,21 +104,21 @@ class UpdateRunner:
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         command = events.Accept.of(event, staleness)
         self._run.commands.append(command)
-        self._dispatcher.accept(worker, event.draw, event.minibatches)
+        self._dispatcher.accept(worker, event.draw, event.measured.minibatches)
         self._update.hold(command)
         worker.contributed_to = self._run.version
         worker.rejections = worker.skips = 0
-        self._monitor.accept(event.loss, event.samples)
+        self._monitor.accept(event.measured.loss, event.measured.samples)
         if self._scaling.noise is not None:
-            self._scaling.noise.accept(event)
-        if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.loss)):
+            self._scaling.noise.accept(event.measured)
+        if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.measured.loss)):
             self._run.decide("warm_up", reason)
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
-        reason = events.SKIPPED if event.skipped else events.NOT_FINITE
+        reason = events.SKIPPED if event.measured.skipped else events.NOT_FINITE
         self._drop(event, staleness, reason)
-        if event.skipped:
+        if event.measured.skipped:
             worker.skips += 1
         else:
             worker.rejections += 1
@@ -294,5 +294,5 @@ class UpdateRunner:
 
 def _busy_s(event: events.Arrival, worker: WorkerState) -> float:
     """Return the seconds that the worker has measured, or else those of the round trip."""
-    measured_s = event.pull_s + event.compute_s + event.push_s
+    measured_s = event.pull_s + event.measured.compute_s + event.push_s
     return measured_s + (event.complete_s - event.now) if measured_s else event.complete_s - worker.started_s

@@ -15,6 +15,7 @@ from paceline.core.gradient import Accept as Accept
 from paceline.core.gradient import Arrival as Arrival
 from paceline.core.gradient import Compensation as Compensation
 from paceline.core.gradient import Drop as Drop
+from paceline.core.gradient import Measured as Measured
 from paceline.core.update import Apply as Apply
 from paceline.core.update import Step as Step
 from paceline.core.update import UpdateApplied as UpdateApplied

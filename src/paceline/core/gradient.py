@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from paceline.core.bounds import MOST_COMPENSATORS
+from paceline.core.bounds import MOST_COMPENSATORS, Count, CountOrNone, Seconds
 
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
@@ -43,6 +43,35 @@ class Compensation(NamedTuple):
 Compensations = Annotated[tuple[Compensation, ...], Meta(max_length=MOST_COMPENSATORS)]
 
 
+class Measured(NamedTuple):
+    """What a worker has measured of one gradient.
+
+    Attributes:
+        loss: mean loss of the minibatch; nan if it is not known.
+        samples: number of samples in the minibatch.
+        squared_norm: squared norm of the gradient.
+        variance: variance of the gradient, estimated from its microbatches; nan without microbatches.
+        finite: whether loss and gradient are finite.
+        compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
+            real worker without a server includes its own step.
+        skipped: whether the loop of an attached worker skipped the step because the gradient was not finite, as a
+            GradScaler does.
+        minibatches: number of minibatches, each with a local step, >= 1.
+    """
+
+    loss: float
+    samples: CountOrNone
+    squared_norm: float
+    variance: float
+    finite: bool
+    compute_s: Seconds
+    skipped: bool = False
+    minibatches: Count = 1
+
+
+NOT_MEASURED = Measured(loss=nan, samples=1, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
+
+
 class Arrival(NamedTuple):
     """Arrival of a gradient, or of a notice that one is complete, which a real worker sends if it cannot be used.
 
@@ -50,23 +79,14 @@ class Arrival(NamedTuple):
         now: time of the event, in seconds since the run began.
         worker: number of the worker.
         draw: number of the work of this worker.
-        loss: mean loss of the minibatch.
-        samples: number of samples in the minibatch.
-        squared_norm: squared norm of the gradient.
-        variance: variance of the gradient, estimated from its microbatches; nan without microbatches.
-        finite: whether loss and gradient are finite.
-        skipped: whether the loop of an attached worker skipped the step because the gradient was not finite, as a
-            GradScaler does.
+        measured: what the worker has measured.
         pull_s: seconds to receive the parameters.
-        compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
-            real worker without a server includes its own step.
         push_s: seconds to send the gradient.
         step_scale: factor that the compensators give it.
         compensations: what each compensator did.
         sum_s: seconds of the all-reduce that includes it, after the last contribution; 0 before the first one, nan
             with a server. Only rank 0 measures it and the next field; both are for the log only.
         left_over_s: seconds in which real ranks without a server neither computed nor waited.
-        minibatches: number of minibatches, each with a local step, >= 1.
         unsent_s: seconds that sending the gradient would have taken, if only a notice has arrived, estimated from the
             latest gradient of its worker; nan if the gradient itself has arrived.
     """
@@ -74,20 +94,13 @@ class Arrival(NamedTuple):
     now: float
     worker: int
     draw: int
-    loss: float = nan
-    samples: int = 1
-    squared_norm: float = nan
-    finite: bool = True
+    measured: Measured = NOT_MEASURED
     pull_s: float = 0.0
-    compute_s: float = 0.0
     push_s: float = 0.0
-    variance: float = nan
     step_scale: float = 1.0
     compensations: Compensations = ()
     sum_s: float = nan
     left_over_s: float = 0.0
-    skipped: bool = False
-    minibatches: int = 1
     unsent_s: float = nan
 
     @property
@@ -124,9 +137,9 @@ class Accept(NamedTuple):
             worker=arrival.worker,
             draw=arrival.draw,
             staleness=staleness,
-            samples=arrival.samples,
+            samples=arrival.measured.samples,
             step_scale=arrival.step_scale,
-            minibatches=arrival.minibatches,
+            minibatches=arrival.measured.minibatches,
         )
 
 
@@ -146,7 +159,7 @@ class Drop(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientArrived:
-    """Arrival of a gradient, and whether it was used. See `Arrival` for the fields that are its own.
+    """Arrival of a gradient, and whether it was used, flat as in the log. See `Arrival` for more on its fields.
 
     Attributes:
         version: version that the gradient was computed at.
@@ -200,6 +213,7 @@ class GradientArrived:
             event_s=arrival.now,
             **{
                 **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
+                **{name: getattr(arrival.measured, name) for name in _OF_MEASURED},
                 "compensations": [tuple(each) for each in arrival.compensations],
                 **facts,
             },
@@ -208,11 +222,14 @@ class GradientArrived:
     @property
     def event(self) -> Arrival:
         """Event of this record."""
-        fields = {name: getattr(self, name) for name in _OF_ARRIVAL}
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _OF_ARRIVAL}
         fields["compensations"] = tuple(Compensation(*each) for each in self.compensations)
         is_skipped = self.reason == SKIPPED
         is_finite = self.reason != NOT_FINITE and not is_skipped
-        return Arrival(now=self.event_s, finite=is_finite, skipped=is_skipped, **fields)
+        measured = {name: getattr(self, name) for name in _OF_MEASURED}
+        fields["measured"] = Measured(finite=is_finite, skipped=is_skipped, **measured)
+        return Arrival(now=self.event_s, **fields)
 
 
 _OF_ARRIVAL = tuple(name for name in Arrival._fields if name in GradientArrived.__dataclass_fields__)
+_OF_MEASURED = tuple(name for name in Measured._fields if name in GradientArrived.__dataclass_fields__)

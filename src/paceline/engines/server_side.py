@@ -187,13 +187,14 @@ def compensated(
         return arrival
     compensators = coordinator.compensators
     staleness = coordinator.version - version
-    done, finite = server.compensate(compensators, gradient, then, staleness, arrival.squared_norm)
+    done, finite = server.compensate(compensators, gradient, then, staleness, arrival.measured.squared_norm)
     scales = [each.factor for each, by in zip(done, compensators, strict=True) if by.kind == "scale"]
     step_scale = max(prod(scales, start=1.0), float_info.min)  # a product may underflow, and weights may not be 0
-    return arrival._replace(step_scale=step_scale, compensations=done, finite=finite)
+    measured = arrival.measured._replace(finite=finite)
+    return arrival._replace(measured=measured, step_scale=step_scale, compensations=done)
 
 
 def will_be_compensated(arrival: Arrival, coordinator: Coordinator) -> bool:
     """Return whether there are compensators, and the gradient is there, finite, and will be accepted."""
-    is_whole = arrival.finite and not arrival.is_notice
+    is_whole = arrival.measured.finite and not arrival.is_notice
     return bool(coordinator.compensators) and is_whole and coordinator.would_accept(arrival.worker, arrival.draw)

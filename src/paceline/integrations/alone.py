@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from paceline.user_loop.allreduce_run import AllReduceRun
 from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.loop_data import rebuild_loader
-from paceline.user_loop.single_run import SingleRun
+from paceline.user_loop.data.loop_data import rebuild_loader
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.torch_utils import to_device
 
@@ -86,7 +84,7 @@ class EpochLoader:
     def __init__(self, loader: DataLoader[Any], to: torch.device | None = None) -> None:
         self.loader = loader
         self._to = to
-        self.run: AttachedRun | SingleRun | None = None
+        self.run: AttachedRun | None = None
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -120,8 +118,8 @@ def with_plain_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
     return rebuild_loader(loader, batch_size=batches.batch_size, sampler=shuffling, drop_last=batches.drop_last)
 
 
-def end_run(run: AttachedRun | SingleRun) -> None:
+def end_run(run: AttachedRun) -> None:
     """End the run for all ranks if rank 0 has left its loop, and for this one if another rank has."""
-    if not run.over and rank() == 0 and not isinstance(run, AllReduceRun):  # which ends when any rank leaves it
+    if not run.over and rank() == 0 and not run.ends_together:
         run.stop()
     run.finish()

@@ -15,8 +15,8 @@ from paceline.clusters.launch_env import started_by_torchrun
 from paceline.errors import UsageError
 from paceline.integrations.alone import EpochLoader, end_run, rank, ranks, turn_in
 from paceline.user_loop.attach import attach
-from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.loop_scheduler import check_scheduler
+from paceline.user_loop.hooks.loop_scheduler import check_scheduler
+from paceline.user_loop.shared_run import SharedRun
 from paceline.utils.rank_logger import RankLogger
 
 try:
@@ -49,7 +49,7 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
         self.parallel_devices: list[torch.device] = []  # set by the Trainer
         self._protocol = protocol
         self._attach_options = attach_options
-        self._run: AttachedRun | None = None
+        self._run: SharedRun | None = None
         self._ends_schedule = False  # whether the scheduler steps at the end of an epoch
         self._given: dict[str, Any] = {}  # attributes of the Trainer to restore
         self._turn = ExitStack()  # of this rank, to prepare the data
@@ -127,7 +127,7 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
             accumulate=trainer.accumulate_grad_batches,
             **options,
         )
-        assert isinstance(run, AttachedRun)
+        assert isinstance(run, SharedRun)
         self._run = loaders[0].run = run
         for schedule in self.lr_scheduler_configs:
             self._run.set_scheduler(schedule.scheduler)
@@ -143,7 +143,7 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step, after which the epoch may have ended for this rank."""
         returned = super().optimizer_step(*args, **kwargs)
-        if self._run is not None and self._run.next_task() is None:
+        if self._run is not None and self._run.loader.is_exhausted:
             loop = self._trainer.fit_loop
             loop.epoch_loop.batch_progress.is_last_batch = True
             self._trainer.should_stop |= self._run.over

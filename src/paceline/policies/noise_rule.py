@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite, nan, sqrt
 from typing import Any
 
-from paceline.core.gradient import Arrival
+from paceline.core.gradient import Measured
 from paceline.core.update import Step
 from paceline.policies.estimators.noise.critical_batch import LARGEST_PHI, CriticalBatch, UpdateStats
 from paceline.policies.estimators.noise.staleness_price import PLAIN, Reference, StalenessPrice
@@ -212,7 +212,7 @@ class NoiseTracker(Stateful):
         self._since_step = 0
         self._logged = (0.0, 0.0, 0.0)
 
-    def accept(self, gradient: Arrival) -> None:
+    def accept(self, gradient: Measured) -> None:
         """Add an accepted gradient."""
         self._critical.accept(gradient.loss, gradient.variance, gradient.squared_norm)
         self.has_risen |= self.guard.accept(gradient.loss)

@@ -206,7 +206,7 @@ class Recorder(Stateful):
         work, started_s = self._delivered(command.worker, command.draw, now)
         version = work.version if work is not None else self._version
         if isinstance(command, events.Accept):
-            self._losses.append(event.loss)
+            self._losses.append(event.measured.loss)
         self._publish(
             records.GradientArrived.of(
                 event,
@@ -215,7 +215,7 @@ class Recorder(Stateful):
                 version=version,
                 started_s=started_s,
                 staleness=self._version - version,
-                samples=event.samples or self._batch_size,
+                samples=event.measured.samples or self._batch_size,
             )
         )
 

@@ -15,7 +15,6 @@ from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.rules import Dealing, Rules
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
-from paceline.engines.distributed import THIS_PROCESS, HostProcess
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.policies.learning_rate import ScheduleCurve
@@ -38,7 +37,6 @@ class RunConfig:
         worker_timeout_s: timeout of the failure detector in seconds, > 0; None to derive it from the round trips of
             real workers, and for no timeout in a simulation.
         measure_steps: whether to record how far each update moves the parameters.
-        process: process in which this rank of a distributed run runs.
         folder: folder of the run, as this process was given it; None for a run without one.
     """
 
@@ -50,7 +48,6 @@ class RunConfig:
     evaluate_every: Duration | None = None
     worker_timeout_s: float | None = None
     measure_steps: bool = False
-    process: HostProcess = THIS_PROCESS
     folder: str | Path | None = None
 
     @cached_property

@@ -16,6 +16,7 @@ from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.wire import parse_wire
 from paceline.engines import distributed
+from paceline.engines.distributed import THIS_PROCESS, Host
 from paceline.engines.local import LocalWorkers
 from paceline.engines.loop import RunLoop
 from paceline.engines.run import Run
@@ -52,10 +53,12 @@ class Session:
 
     Args:
         config: configuration of the run.
+        host: process in which this rank of a distributed run runs.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, host: Host = THIS_PROCESS) -> None:
         self.config = config
+        self._host = host
         job, cluster = config.job, config.cluster
         self.coordinator = config.rules.coordinator(config.checked_plan, config.stop)
         self.model = build_model(job, config.seed)
@@ -168,7 +171,7 @@ class Session:
             )
             return RunLoop(workers, workers.parameters, workers.clock)
         if isinstance(cluster, Torchrun):
-            rank, stop = rank_of(self.config, cluster), str(self.config.stop)
+            rank, stop = rank_of(self.config, self._host), str(self.config.stop)
             return distributed.make_engine(rank, self.server, self.layout, self.shards, stop)
         local_steps = self.config.plan.local_steps
         allreduce = self.config.plan.allreduce
@@ -242,22 +245,23 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     return plain
 
 
-def rank_of(config: RunConfig, cluster: Torchrun) -> distributed.Rank:
+def rank_of(config: RunConfig, host: Host) -> distributed.Rank:
     """Return the settings of a process of a distributed run."""
+    assert isinstance(config.cluster, Torchrun)
     make_job_spec = partial(job_spec, config)
     return distributed.Rank(
         job=config.job,
-        cluster=cluster,
+        cluster=config.cluster,
         seed=config.seed,
         plan=config.checked_plan,
         per_epoch=config.per_epoch,
         make_job_spec=make_job_spec,
-        process=config.process,
+        host=host,
         folder=config.folder,
     )
 
 
-def serve(config: RunConfig) -> tuple[nn.Module, distributed.End]:
+def take_part(config: RunConfig, host: Host = THIS_PROCESS) -> tuple[nn.Module, distributed.End]:
     """Take part in the run of rank 0 until it ends; return the trained model, and why the run ended.
 
     Raises:
@@ -265,14 +269,13 @@ def serve(config: RunConfig) -> tuple[nn.Module, distributed.End]:
         RunError: the run has failed.
         RunFinished: the run ended before this process took part.
     """
-    assert isinstance(config.cluster, Torchrun)
     config.check()
-    return distributed.serve_rank(rank_of(config, config.cluster), partial(_train, config))
+    return distributed.take_part(rank_of(config, host), partial(_train, config, host))
 
 
-def _train(config: RunConfig) -> tuple[nn.Module, distributed.End]:
+def _train(config: RunConfig, host: Host) -> tuple[nn.Module, distributed.End]:
     """Train with the other ranks, of which only rank 0 writes a run folder."""
-    session = Session(config)
+    session = Session(config, host)
     engine = session.engine()
     assert isinstance(engine, distributed.RankRun)
     with engine:

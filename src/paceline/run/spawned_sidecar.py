@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed import HostProcess, Sidecar
+from paceline.engines.distributed import THIS_PROCESS, Host, Sidecar
 from paceline.processes.child_process import Launcher, ProcessSettings, init_child
 from paceline.processes.rerun import can_run_again
 from paceline.processes.shared_pickle import SharedPickle
 from paceline.processes.unpicklable import pickled
 from paceline.run.config import RunConfig
-from paceline.run.session import serve
+from paceline.run.session import take_part
 
 
 def spawning_if_needed(cluster: Torchrun) -> Torchrun:
@@ -22,19 +23,12 @@ def spawning_if_needed(cluster: Torchrun) -> Torchrun:
     return replace(cluster, ranks=replace(cluster.ranks, spawns_sidecars=True))
 
 
-class SpawningProcess(HostProcess):
-    """Process whose sidecars are its child processes, as in an actor of Ray or a notebook.
-
-    Args:
-        config: configuration of the run.
-    """
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-
-    def start_sidecar(self, worker: int, server: tuple[str, int] | None = None) -> Sidecar:
-        """Start a child process, which is the worker of this number, of the server at an address."""
-        return SpawnedSidecar(self._config, worker, server)
+def host_of(config: RunConfig) -> Host:
+    """Return this process, whose sidecars are its child processes where its command cannot be run again."""
+    assert isinstance(config.cluster, Torchrun)
+    if not config.cluster.ranks.spawns_sidecars:  # as in an actor of Ray or a notebook
+        return THIS_PROCESS
+    return replace(THIS_PROCESS, start_sidecar=partial(SpawnedSidecar, config))
 
 
 class SpawnedSidecar(Sidecar):
@@ -77,4 +71,4 @@ def _serve(arguments: SharedPickle) -> None:
     init_child()
     config, settings = arguments.load()
     settings.apply()
-    serve(config)
+    take_part(config)

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,15 @@ from paceline.core.duration import Duration
 from paceline.core.events import Command, Event, Outcome
 from paceline.core.events import EndRun as EndCommand
 from paceline.core.stop import Stop
-from paceline.engines.distributed import End, FollowedRunEnded, RunFinished, is_restart, tell_launcher
+from paceline.engines.distributed import (
+    THIS_PROCESS,
+    End,
+    FollowedRunEnded,
+    Host,
+    RunFinished,
+    is_restart,
+    tell_launcher,
+)
 from paceline.engines.run import Run
 from paceline.engines.signals import holding_sigterm, release_sigterm
 from paceline.errors import RunError, UsageError
@@ -41,8 +48,8 @@ from paceline.run.config import RunConfig
 from paceline.run.result import Result
 from paceline.run.resume import Resumption
 from paceline.run.run_log import RunLog
-from paceline.run.session import Session, serve
-from paceline.run.spawned_sidecar import SpawningProcess, spawning_if_needed
+from paceline.run.session import Session, take_part
+from paceline.run.spawned_sidecar import host_of, spawning_if_needed
 from paceline.run.standby import AfterTakeover
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
@@ -135,17 +142,16 @@ def train(
     if isinstance(cluster, Ray):
         return _train_on_ray(cluster, config, given)
     cluster = config.cluster
-    if isinstance(cluster, Torchrun) and cluster.ranks.spawns_sidecars:
-        config = replace(config, process=SpawningProcess(config))
+    host = host_of(config) if isinstance(cluster, Torchrun) else THIS_PROCESS
     if isinstance(cluster, Torchrun) and not cluster.is_server:
         release_sigterm()
         if not cluster.is_standby:
-            return serve_run(config)
+            return join_run(config, host)
     policy = CheckpointPolicy(config.in_gradients(_duration(checkpoint_every)), keep_checkpoints)
     if isinstance(cluster, Torchrun) and cluster.is_standby:
-        return stand_by(config, out, resume, callbacks, policy, overwrite=overwrite)
+        return stand_by(config, host, out=out, resume=resume, callbacks=callbacks, policy=policy, overwrite=overwrite)
     session, folder, resumption = open_session(
-        config, out, overwrite=overwrite, resume=resume, allow_change=allow_change
+        config, host, out, overwrite=overwrite, resume=resume, allow_change=allow_change
     )
     title = protocol if isinstance(protocol, str) else str(plan)
     with shown(progress, title, stop, stop.workload(config.per_epoch), cluster.n) as line:
@@ -173,6 +179,7 @@ def _train_on_ray(cluster: Ray, config: RunConfig, given: Mapping[str, Any]) -> 
 
 def open_session(
     config: RunConfig,
+    host: Host,
     out: str | Path | None,
     *,
     overwrite: bool = False,
@@ -186,7 +193,7 @@ def open_session(
     """
     if resume is None and out is not None and is_restarted(config.cluster, Path(out)):
         out, resume = None, out
-    session = Session(config)
+    session = Session(config, host)
     if resume is None:
         folder = RunFolder(Path(out), session.configuration, overwrite=overwrite) if out is not None else None
         return session, folder, None
@@ -211,10 +218,10 @@ def is_restarted(cluster: AnyCluster, out: Path, *, begins: bool = True) -> bool
     return is_restart(cluster, str(out.resolve()), begins=begins) and (out / RUN).exists()
 
 
-def serve_run(config: RunConfig) -> Result:
+def join_run(config: RunConfig, host: Host) -> Result:
     """Take part in the run of rank 0 until it ends."""
     try:
-        model, end = serve(config)
+        model, end = take_part(config, host)
     except RunFinished as finished:
         _raise_error(finished.end)
         LOG.warning("the run has ended already (%s): this process exits", finished)
@@ -230,11 +237,12 @@ def serve_run(config: RunConfig) -> Result:
 
 def stand_by(
     config: RunConfig,
+    host: Host,
+    *,
     out: str | Path | None,
     resume: str | Path | None,
     callbacks: Sequence[Callback],
     policy: CheckpointPolicy,
-    *,
     overwrite: bool = False,
 ) -> Result:
     """Follow the run of rank 0, and go on with it if rank 0 is lost; the arguments are those of `train`.
@@ -252,7 +260,7 @@ def stand_by(
         )
     if resume is not None and own is not None:
         shutil.copytree(resume, own, dirs_exist_ok=True)
-    session = Session(config)
+    session = Session(config, host)
     resumption = Resumption(own, session, allow_change=True) if resume is not None and own is not None else None
     kept = resumption.kept if resumption is not None else None
     folder = None if own is None else RunFolder(own, session.configuration, overwrite=True, keep=kept)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +21,15 @@ from paceline.errors import UsageError
 from paceline.jobs.model_checks import why_not_trained
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
-from paceline.recording.callback import Callback
-from paceline.run.config import RunConfig
-from paceline.user_loop.allreduce_run import AllReduceRun, lead
 from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.local_steps_run import LocalStepsRun
-from paceline.user_loop.loop_data import UserLoop, check_loader
-from paceline.user_loop.loop_optimizer import (
-    SteppingHost,
-    check_averages,
-    check_steps,
-    make_stepping_job,
-    shared_parameters,
-)
-from paceline.user_loop.loop_replica import Exchange
+from paceline.user_loop.data.loop_data import UserLoop, check_loader
+from paceline.user_loop.data.sample_digest import sample_digest
+from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
-from paceline.user_loop.sample_digest import sample_digest
-from paceline.user_loop.served_loop import ServedLoop
+from paceline.user_loop.server.served_part import ServedPart
+from paceline.user_loop.shared_run import SharedRun
 from paceline.user_loop.single_run import SingleRun
+from paceline.user_loop.worker.allreduce_part import AllReducePart
 from paceline.utils.argument_types import checked_types
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.spec_parser import parse_call
@@ -57,7 +46,7 @@ SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
     "standby_sync": False,
     "standby_address": None,
 }
-attached: list[AttachedRun] = []  # the run of this process
+attached: list[SharedRun] = []  # the run of this process
 
 
 @checked_types
@@ -75,7 +64,7 @@ def attach(
     seed: int = 0,
     out: str | Path | None = None,
     **options: Any,
-) -> AttachedRun | SingleRun:
+) -> AttachedRun:
     """Attach the loop of every rank to one run.
 
     Every rank that ``paceline run`` or torchrun has started is a worker. Before each ``optimizer.step()`` its gradient
@@ -173,59 +162,19 @@ def attach(
         clip_norm=clip_norm,
         digest=sample_digest(loader),
     )
+    part: RankPart
     if plan.allreduce is not None:
-        run: AttachedRun = _without_server(
-            loop=loop, plan=plan, cluster=cluster, stop=stop, options=chosen, callbacks=callbacks
-        )
+        cluster = cluster.fitted_to(plan)
+        _check_cluster(cluster, debug=False)
+        part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
-        served = ServedLoop(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
-        returns = chosen.on_end == "return"
-        kind = AttachedRun if plan.local_steps is None else LocalStepsRun
-        run = kind(
-            loop=loop,
-            stop=stop,
-            exchange=served.exchange,
-            config_of=served.config,
-            start_server=served.start_server,
-            ranks=cluster.ranks.world_size,
-            returns=returns,
-        )
-        if scheduler is not None:
-            run.set_scheduler(scheduler)
+        part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
+    run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
+    if scheduler is not None:
+        run.set_scheduler(scheduler)
     attached[:] = [run]
     return run
-
-
-def _without_server(
-    loop: UserLoop,
-    plan: Plan,
-    cluster: Torchrun,
-    stop: Stop | None,
-    options: RunOptions,
-    callbacks: Sequence[Callback],
-) -> AllReduceRun:
-    cluster = cluster.fitted_to(plan)
-    _check_cluster(cluster, debug=False)
-    check_steps(loop)
-    check_averages(loop)
-    exchange = Exchange()
-    job = make_stepping_job(loop, shared_parameters(loop.model, with_frozen=True), exchange)
-    host = SteppingHost(exchange, shared_parameters(loop.model))
-
-    def config_of(stop: Stop) -> RunConfig:
-        return options.config(job, plan, cluster, stop, host)
-
-    leading = partial(lead, options=options, callbacks=callbacks)
-    return AllReduceRun(
-        loop=loop,
-        stop=stop,
-        exchange=exchange,
-        config_of=config_of,
-        lead=leading,
-        ranks=cluster.ranks.world_size,
-        returns=options.on_end == "return",
-    )
 
 
 def _check_model(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.duration import Duration
 from paceline.core.stop import Stop
-from paceline.engines.distributed import HostProcess
+from paceline.engines.distributed import Host
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
@@ -97,7 +97,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Return the callbacks of paceline that the options name."""
         return [Prometheus.parse(str(self.metrics))] if self.metrics is not None else []
 
-    def config(self, job: Job, plan: Plan, cluster: Torchrun, stop: Stop, process: HostProcess) -> RunConfig:
+    def config(self, job: Job, plan: Plan, cluster: Torchrun, stop: Stop) -> RunConfig:
         """Return the configuration of one rank."""
         job = replace(job, lr_rule=self.lr_rule, lr_of=self.lr_of)
         return RunConfig(
@@ -108,15 +108,16 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             seed=self.seed,
             worker_timeout_s=self.worker_timeout_s,
             measure_steps=self.measure_steps,
-            process=process,
             folder=self.out if self.resume is None else self.resume,
         )
 
-    def open_session(self, config: RunConfig) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:
+    def open_session(
+        self, config: RunConfig, host: Host
+    ) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:
         """Return the session of a run, its folder, the run to resume, and when checkpoints are saved.
 
         Raises:
             UsageError: the options contradict each other, or the run in a folder cannot be resumed.
         """
         policy = CheckpointPolicy(config.in_gradients(self.checkpoint_every), self.keep_checkpoints)
-        return (*open_session(config, self.out, overwrite=self.overwrite, resume=self.resume), policy)
+        return (*open_session(config, host, self.out, overwrite=self.overwrite, resume=self.resume), policy)

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from paceline.user_loop.run_progress import LoopProgress
-from paceline.user_loop.step_closure import StepArguments, call_closure
-from paceline.worker.replica import TaskProgress
+from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.hooks.step_closure import StepArguments, call_closure
+from paceline.worker.task_progress import TaskProgress
 
 
-class SingleRun(LoopProgress):
-    """Run of one process that trains alone, with the attributes of `AttachedRun`; each step is an update.
+@final
+class SingleRun(AttachedRun):
+    """Run of one process that trains alone; each step is an update.
 
     Args:
         optimizer: optimizer of the user.
         loader: DataLoader of the user.
         clip_norm: largest norm of a step's gradient, None for no clipping.
-
-    Attributes:
-        loader: the same.
     """
+
+    ends_together = True
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], clip_norm: float | None = None

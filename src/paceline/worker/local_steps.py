@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from math import nan
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.core.events import Accept, Apply, Minibatch
+from paceline.core.events import Accept, Apply, Measured, Minibatch
 from paceline.jobs.job import Job
 from paceline.protocols.local_steps import LocalSteps
 from paceline.server.optimizer import load_checked
@@ -18,7 +18,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, is_a_mean, write_difference
 from paceline.tensors.squared_norms import squared_norm_of
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import GradientStats, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 
 STEP = Apply(version=0, gradients=(Accept(worker=0, draw=0, staleness=0, samples=1),), lr_scale=1.0, reason="")
@@ -82,7 +82,7 @@ class LocalStepsReplica(Replica):
 
     def gradient(
         self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
-    ) -> GradientStats:
+    ) -> Measured:
         """Make the local steps of a draw, and return their mean loss.
 
         Raises:
@@ -98,28 +98,33 @@ class LocalStepsReplica(Replica):
         self._optimizer.state.copy_(version)
         most = self._local_steps.most if minibatch is None else minibatch.length
         most = most if self.steps is None else self.steps
-        steps, losses, samples, is_finite = 0, 0.0, 0, True
+        steps, losses, samples, left_out, is_finite = 0, 0.0, 0, 0, True
         while steps < most and is_finite and (not steps or self._takes_another(steps, perf_counter() - start_s)):
             step = self._step(worker, draw, minibatch, steps)
+            steps += 1
+            if step.skipped:  # it is left out of the work
+                left_out += step.samples
+                continue
             losses += step.loss * step.samples
             samples += step.samples
             is_finite = step.finite
-            steps += 1
         self._write_change(version, gradient)
         self._states[worker] = states._replace(after=self._optimizer_state())
-        squared_norm = squared_norm_of(gradient.flat_parameters)
-        return GradientStats(
-            losses / max(samples, 1),
-            samples,
-            squared_norm,
+        is_skipped = not samples and left_out > 0
+        self.learning_rates = self.options = ()  # of the local steps: the server has another optimizer
+        return Measured(
+            loss=losses / max(samples, 1),
+            samples=samples or left_out,
+            squared_norm=squared_norm_of(gradient.flat_parameters),
             variance=nan,
-            finite=is_finite,
+            finite=is_finite and not is_skipped,
             compute_s=perf_counter() - start_s,
+            skipped=is_skipped,
             minibatches=steps,
         )
 
     def prefetch(self, known: Iterable[UpcomingMinibatch]) -> None:
-        """Do nothing: the loader's own forecast is exact for the steps of a draw."""
+        """Do nothing: the source knows the minibatches of a work from its first step on."""
 
     def forget(self, worker: int) -> None:
         """Discard the optimizer state of a worker that was lost."""
@@ -144,9 +149,10 @@ class LocalStepsReplica(Replica):
         """Restore such states."""
         self._states = {worker: _States(**states) for worker, states in state.items()}
 
-    def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:
+    def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> Measured:
         number = self._local_steps.first_number(draw) + steps
         self.before_step(steps + 1, number)
+        self._source.begin_local_step(worker, draw, minibatch, steps)
         self._optimizer.scheduler.advance_to(self.progress.workload + steps * self._n)
         one = None if minibatch is None else minibatch.after(steps)._replace(length=1)
         stats = super().gradient(worker, number, one, self._optimizer.state, self._step_gradient)
@@ -193,6 +199,15 @@ class LocalStepsReplica(Replica):
     def _load_optimizer_state(self, state: Mapping[str, Any]) -> None:
         load_checked(self._optimizer.optimizer, deepcopy(state["optimizer"]))
         self._optimizer.scheduler.load_state_dict(state["scheduler"])
+
+
+class ReplicaFactory(Protocol):
+    """Factory of the replica of a process."""
+
+    def __call__(
+        self, job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
+    ) -> Replica:
+        """Return the replica of a job, with local steps if there are any; other arguments are those of `Replica`."""
 
 
 def make_replica(job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any) -> Replica:

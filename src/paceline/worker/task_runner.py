@@ -13,10 +13,10 @@ import torch
 
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
-from paceline.core.events import Minibatch
+from paceline.core.events import Measured, Minibatch
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.local_steps import LocalStepsReplica
-from paceline.worker.replica import GradientStats, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import usable_device
 
 
@@ -65,7 +65,7 @@ class TaskRunner:
 
     def gradient(
         self, draw: int, minibatch: Minibatch | None, run_s: float, version: FlatBuffers, gradient: FlatBuffers
-    ) -> GradientStats:
+    ) -> Measured:
         """Compute a gradient as `Replica.gradient` does.
 
         Args:

@@ -16,6 +16,7 @@ import pytest
 import paceline as pl
 from attackers import LIMIT_S, memory_mb, security, serving, transport
 from end_when import FOREVER, EndWhen
+from paceline.core.events import Measured
 from paceline.engines.distributed.rendezvous import acceptor
 from paceline.engines.distributed.rendezvous.handshake import why_rejected
 from paceline.engines.distributed.transport import messages, task_messages
@@ -24,7 +25,6 @@ from paceline.engines.distributed.transport.connection import MAX_WAITING, MOST_
 from paceline.engines.distributed.transport.messages import Accepted, End, Hello, Rejected
 from paceline.engines.distributed.transport.readers import MESSAGE, TENSOR
 from paceline.engines.distributed.transport.security import Preamble
-from paceline.worker.replica import GradientStats
 from ranks import lost
 from selections import parametrize_few
 from tcp_threads import ranks
@@ -208,7 +208,7 @@ UNASKED = {
     "a gradient": task_messages.RemoteTaskDone(
         draw=999,
         busy_s=0.1,
-        stats=GradientStats(loss=1.0, samples=8, squared_norm=1.0, variance=1.0, finite=True, compute_s=0.1),
+        measured=Measured(loss=1.0, samples=8, squared_norm=1.0, variance=1.0, finite=True, compute_s=0.1),
     ),
     "a cancelled task": task_messages.RemoteTaskCancelled(999),
     "an evaluation": task_messages.EvaluationResult.of(1, {"loss": 0.0}),

@@ -17,13 +17,15 @@ from ranks import lost
 from selections import parametrize_few
 from tiny_jobs import dataset, tiny_job
 
-BUSY_S, STATS, OPTIONS, IS_NOTICE = 2, 3, 4, 6  # positions in a `RemoteTaskDone`
-LOSS, SAMPLES, SQUARED_NORM, VARIANCE, COMPUTE_S, MINIBATCHES = 0, 1, 2, 3, 5, 7  # in its statistics
+BUSY_S, OPTIONS, IS_NOTICE = 2, 4, 6  # positions in a `RemoteTaskDone`
+LOSS, SAMPLES, SQUARED_NORM, VARIANCE, COMPUTE_S, MINIBATCHES = 0, 1, 2, 3, 5, 7  # in a `Measured`
 
 
-def stats(position, value):
+def measured(position, value, record=3):
+    """Return a change of what was measured; the record is a field of a `RemoteTaskDone` by default."""
+
     def change(fields):
-        fields[STATS][position] = value
+        fields[record][position] = value
 
     return change
 
@@ -46,15 +48,15 @@ def option(name, value):
 
 
 OF_GRADIENTS = {
-    "no samples": (stats(SAMPLES, 0), "a gradient of no samples"),
-    "negative samples": (stats(SAMPLES, -1), "stats.samples: expected `int` >= 0"),
-    "2^62 samples": (stats(SAMPLES, 1 << 62), "stats.samples: expected `int` <= 4294967296"),
-    "minibatches": (stats(MINIBATCHES, -7), "stats.minibatches: expected `int` >= 1"),
-    "norm": (stats(SQUARED_NORM, -1.0), "squared norm -1.0"),
-    "variance": (stats(VARIANCE, -inf), "variance -inf"),
-    "seconds": (stats(COMPUTE_S, -1.0), "stats.compute_s: expected `float` >= 0.0"),
-    "seconds that are no number": (stats(COMPUTE_S, nan), "stats.compute_s: expected `float` >= 0.0"),
-    "endless seconds": (stats(COMPUTE_S, inf), "stats.compute_s: expected `float` <= 1000000000.0"),
+    "no samples": (measured(SAMPLES, 0), "a gradient of no samples"),
+    "negative samples": (measured(SAMPLES, -1), "measured.samples: expected `int` >= 0"),
+    "2^62 samples": (measured(SAMPLES, 1 << 62), "measured.samples: expected `int` <= 4294967296"),
+    "minibatches": (measured(MINIBATCHES, -7), "measured.minibatches: expected `int` >= 1"),
+    "norm": (measured(SQUARED_NORM, -1.0), "squared norm -1.0"),
+    "variance": (measured(VARIANCE, -inf), "variance -inf"),
+    "seconds": (measured(COMPUTE_S, -1.0), "measured.compute_s: expected `float` >= 0.0"),
+    "seconds that are no number": (measured(COMPUTE_S, nan), "measured.compute_s: expected `float` >= 0.0"),
+    "endless seconds": (measured(COMPUTE_S, inf), "measured.compute_s: expected `float` <= 1000000000.0"),
     "busy": (field(BUSY_S, -1.0), "busy_s: expected `float` >= 0.0"),
     "groups": (groups(OPTIONS, *[(0.1, {})] * 3), "options of 1 parameter groups: Expected `array` of length <= 1"),
     "no list of groups": (field(OPTIONS, b"\xc1"), "it sent wrong options of 1 parameter groups"),
@@ -99,9 +101,12 @@ def test_a_worker_with_a_value_out_of_range_is_lost(name, tmp_path):
 AT = {name: place for place, name in enumerate(StepReport.__struct_fields__, start=1)}
 OF_REPORTS = {
     "another draw": (field(AT["draw"], 77), "it reported draw 77, which it did not have"),
-    "no samples": (field(AT["samples"], 0), "draw 3 of no samples"),
-    "2^62 samples": (field(AT["samples"], 1 << 62), "StepReport.samples: expected `int` <= 4294967296"),
-    "seconds": (field(AT["compute_s"], -1.0), "StepReport.compute_s: expected `float` >= 0.0"),
+    "no samples": (measured(SAMPLES, 0, AT["measured"]), "draw 3 of no samples"),
+    "2^62 samples": (
+        measured(SAMPLES, 1 << 62, AT["measured"]),
+        "StepReport.measured.samples: expected `int` <= 4294967296",
+    ),
+    "seconds": (measured(COMPUTE_S, -1.0, AT["measured"]), "StepReport.measured.compute_s: expected `float` >= 0.0"),
     "rates": (
         groups(AT["options"], *[(0.1, {})] * 2),
         "options of 1 parameter groups: Expected `array` of length <= 1",

@@ -8,31 +8,27 @@ from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
-from paceline.user_loop.allreduce_run import AllReduceRun, lead
-from paceline.user_loop.loop_data import UserLoop
-from paceline.user_loop.loop_optimizer import SteppingHost, make_stepping_job, shared_parameters
-from paceline.user_loop.loop_replica import Exchange
+from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.data.sample_digest import sample_digest
 from paceline.user_loop.run_options import RunOptions
-from paceline.user_loop.sample_digest import sample_digest
+from paceline.user_loop.shared_run import SharedRun
+from paceline.user_loop.worker.allreduce_part import AllReducePart
+from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 from rank_threads import LIMIT_S, TOKEN, Killed
 
 START_TIMEOUT_S = scaled(10.0)
 
 
-class Rank(SteppingHost):
-    """Process of a rank; a scripted death ends its connections."""
+class MortalLifecycle(LoopLifecycle):
+    """Lifecycle of a rank whose scripted death ends its connections."""
 
-    def __init__(self, network, exchange, shared):
-        super().__init__(exchange, shared)
-        self._own_transport = MemoryTransport(network)
+    def __init__(self, transport):
+        super().__init__(has_server=False)
+        self._transport = transport
         self.fault_actions = {"die": self.die}
 
-    def transport(self, cluster, security):
-        self._own_transport.token = cluster.ranks.token
-        return self._own_transport
-
     def die(self):
-        self._own_transport.kill()
+        self._transport.kill()
         raise Killed
 
 
@@ -103,18 +99,16 @@ class AllReduceLoops:
             clip_norm=self._clip_norm,
             digest=self._digests[rank],
         )
-        exchange = Exchange()
-        job = make_stepping_job(loop, shared_parameters(loop.model, with_frozen=True), exchange)
-        host = Rank(self._network, exchange, shared_parameters(loop.model))
+        part = AllReducePart(loop, self._plan, self._cluster(rank), self._options, self._callbacks)
+        transport = MemoryTransport(self._network)
 
-        def config_of(stop):
-            return self._options.config(job, self._plan, self._cluster(rank), stop, host)
+        def make_transport(cluster, security):
+            transport.token = cluster.ranks.token
+            return transport
 
-        def lead_here(config):
-            return lead(config, self._options, self._callbacks)
-
-        stop = Stop.parse(self._stop) if self._stop else None
-        return AllReduceRun(loop, stop, exchange, config_of, lead_here, self._count, returns=self._returns)
+        part.lifecycle = MortalLifecycle(transport)
+        part.host = replace(part.host, lifecycle=part.lifecycle, make_transport=make_transport)
+        return SharedRun(loop, Stop.parse(self._stop) if self._stop else None, part, returns=self._returns)
 
     def _cluster(self, rank):
         ranks = LaunchEnv.from_environment(

@@ -8,61 +8,76 @@ from memory_transport import MemoryNetwork, MemoryTransport
 from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
+from paceline.engines.distributed import Host, WholeProcess
+from paceline.run.session import take_part
 from paceline.run.train import run_session
-from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.description import describe, make_job, tensors_of
-from paceline.user_loop.local_steps_run import LocalStepsRun
-from paceline.user_loop.loop_data import UserLoop
-from paceline.user_loop.loop_local_steps import LocalStepsHost
-from paceline.user_loop.loop_replica import Exchange, LoopHost
-from paceline.user_loop.optimizer_state import load_named_state, named_state, state_reader
+from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.data.sample_digest import sample_digest
+from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_end import end_of
 from paceline.user_loop.run_options import RunOptions
-from paceline.user_loop.sample_digest import sample_digest
-from paceline.user_loop.server_process import ServerHost
+from paceline.user_loop.server.description import describe, make_job, tensors_of
+from paceline.user_loop.server.optimizer_state import load_named_state, named_state, state_reader
+from paceline.user_loop.server.server_process import RequestedEnd
+from paceline.user_loop.shared_run import SharedRun
+from paceline.user_loop.step_policies import RankSteps, ServerSteps
+from paceline.user_loop.worker.exchange import Exchange, LoopEnd
+from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
+from paceline.user_loop.worker.loop_replicas import LoopLocalReplicas, LoopReplicas
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = scaled(10.0)
 
 
-class Server(ServerHost):
-    """Process of the server."""
-
-    def __init__(self, network):
-        super().__init__()
-        self._network = network
-
-    def transport(self, cluster, security):
-        transport = MemoryTransport(self._network)
-        transport.token = cluster.ranks.token
-        return transport
+class ServerLifecycle(WholeProcess):
+    """Lifecycle of the server, which is a thread here."""
 
     def set_num_threads(self, count):
         pass
 
 
-class InMemory:
-    """Process that reaches the others in memory; a scripted death ends its connections."""
+class ThreadPart(RankPart):
+    """Part of a rank, which reaches the others in memory; a scripted death ends its connections.
 
-    def __init__(self, network, *arguments):
-        super().__init__(*arguments)
-        self._own_transport = MemoryTransport(network)
+    Args:
+        ranks: all ranks.
+        rank: number of this one.
+        loop: parts of its loop.
+    """
 
-    def transport(self, cluster, security):
-        self._own_transport.token = cluster.ranks.token
-        return self._own_transport
+    def __init__(self, ranks, rank, loop):
+        self._ranks = ranks
+        self._rank = rank
+        self._loop = loop
+        self._transport = MemoryTransport(ranks.network)
+        self.ranks = ranks.count
+        self.exchange = Exchange()
+        self.lifecycle = LoopLifecycle(has_server=True)
+        model, optimizer = loop.model, loop.optimizer
+        self.steps = RankSteps(optimizer) if ranks.steps_here else ServerSteps(optimizer, model)
+        replicas = LoopLocalReplicas(self.exchange, loop) if ranks.steps_here else LoopReplicas(self.exchange)
+        self.host = Host(lifecycle=self.lifecycle, make_replica=replicas, make_transport=self._make_transport)
+
+    def config(self, stop):
+        return self._config(stop, self._rank + 1)
+
+    def start_server(self, stop):
+        return None if self._rank else self._ranks.start_server(self._config(stop, 0), self._loop)
+
+    def take_part(self, config):
+        return LoopEnd(*take_part(config, self.host))
 
     def kill(self):
         """Let all its connections end now."""
-        self._own_transport.kill()
+        self._transport.kill()
 
+    def _config(self, stop, number):
+        job = make_job(describe(*self._loop, steps_here=self._ranks.steps_here), tensors_of(self._loop.model))
+        return self._ranks.options.config(job, self._ranks.plan, self._ranks.cluster(number), stop)
 
-class Rank(InMemory, LoopHost):
-    """Process of a rank."""
-
-
-class SteppingRank(InMemory, LocalStepsHost):
-    """Process of a rank that makes local steps."""
+    def _make_transport(self, cluster, security):
+        self._transport.token = cluster.ranks.token
+        return self._transport
 
 
 class Killed(BaseException):
@@ -80,9 +95,9 @@ class Killed(BaseException):
 class ServerThread:
     """Server that is a thread here."""
 
-    def __init__(self, serve, host):
+    def __init__(self, serve, requested):
         self.result = self.read_state = self.end = None
-        self._host = host
+        self._requested = requested
         self._thread = threading.Thread(target=self._run, args=[serve], daemon=True)
         self._thread.start()
 
@@ -98,7 +113,7 @@ class ServerThread:
             raise self.result
 
     def end_run(self, outcome, reason):
-        self._host.end_run(outcome, reason)
+        self._requested.end_run(outcome, reason)
 
     def stop(self, outcome, reason):
         self.end_run(outcome, reason)
@@ -124,22 +139,26 @@ class AttachedThreads:
     """
 
     def __init__(self, count, make_parts, protocol, **settings):
-        self._network = MemoryNetwork()
-        self._count = count
-        self._protocol = protocol
-        self._settings = settings
-        self.server = None
+        given = dict(settings)
+        self._stop = given.pop("stop", None)
+        self._accumulate = given.pop("accumulate", 1)
+        self._clip_norm = given.pop("clip_norm", None)
+        self._returns = given.pop("returns", False)
         self._make_parts = make_parts
-        self._returns = settings.pop("returns", False)
-        self._steps_here = parse_plan(protocol).local_steps is not None
+        self.network = MemoryNetwork()
+        self.count = count
+        self.plan = parse_plan(protocol)
+        self.options = RunOptions.of({"seed": 1, **given})
+        self.steps_here = self.plan.local_steps is not None
+        self.server = None
         self.parts = [make_parts() for _ in range(count)]
         self._digests = [sample_digest(loader) for _, _, loader in self.parts]
-        self.hosts = [None] * count
+        self._of_ranks = [None] * count
         self.answers = [None] * count
 
     def run(self, loop):
         """Call `loop(run, model, optimizer)` in the thread of each rank, and return what it returns or raises."""
-        threads = [threading.Thread(target=self._loop, args=[loop, rank], daemon=True) for rank in range(self._count)]
+        threads = [threading.Thread(target=self._loop, args=[loop, rank], daemon=True) for rank in range(self.count)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -168,64 +187,49 @@ class AttachedThreads:
 
     def kill(self, rank, *, is_restarted):
         """End the connections of a rank and its loop, as the end of its process does."""
-        self.hosts[rank].kill()
+        self._of_ranks[rank].kill()
         raise Killed(is_restarted)
 
     def _attach(self, rank):
         model, optimizer, loader = self.parts[rank]
-        given = dict(self._settings)
-        accumulate, clip_norm, stop = (given.pop(name, None) for name in ("accumulate", "clip_norm", "stop"))
         loop = UserLoop(
             model=model,
             optimizer=optimizer,
             loader=loader,
-            accumulate=accumulate or 1,
-            clip_norm=clip_norm,
+            accumulate=self._accumulate,
+            clip_norm=self._clip_norm,
             digest=self._digests[rank],
         )
-        exchange, plan, options = Exchange(), parse_plan(self._protocol), RunOptions.of({"seed": 1, **given})
+        part = self._of_ranks[rank] = ThreadPart(self, rank, loop)
+        return SharedRun(loop, Stop.parse(self._stop) if self._stop else None, part, returns=self._returns)
 
-        def config_of(stop, number=rank + 1, process=None):
-            job = make_job(describe(*loop, steps_here=self._steps_here), tensors_of(model))
-            if process is None and self._steps_here:
-                process = self.hosts[rank] = SteppingRank(self._network, exchange, loop)
-            elif process is None:
-                process = self.hosts[rank] = Rank(self._network, exchange)
-            return options.config(job, plan, self._cluster(number), stop, process)
+    def start_server(self, config, loop):
+        """Start the server with the state of the optimizer of a loop."""
+        first = {} if self.steps_here else named_state(loop.optimizer, loop.model)
+        requested = RequestedEnd()
 
-        def start_server(stop):
-            if rank:
-                return None
-            first = {} if self._steps_here else named_state(optimizer, model)
+        def make_transport(cluster, security):
+            transport = MemoryTransport(self.network)
+            transport.token = cluster.ranks.token
+            return transport
 
-            host = Server(self._network)
+        def serve_run(server):
+            host = Host(lifecycle=ServerLifecycle(requested.make_signals), make_transport=make_transport)
+            session, folder, resumption, policy = self.options.open_session(config, host)
+            load_named_state(session.server.optimizer, session.model, first)
+            server.read_state = dict if self.steps_here else state_reader(session.server)
+            return session, run_session(session, folder, resumption, [], policy)
 
-            def serve(server):
-                session, folder, resumption, policy = options.open_session(config_of(stop, 0, host))
-                load_named_state(session.server.optimizer, session.model, first)
-                server.read_state = dict if self._steps_here else state_reader(session.server)
-                return session, run_session(session, folder, resumption, [], policy)
+        self.server = ServerThread(serve_run, requested)
+        return self.server
 
-            self.server = ServerThread(serve, host)
-            return self.server
-
-        kind = LocalStepsRun if self._steps_here else AttachedRun
-        return kind(
-            loop,
-            Stop.parse(stop) if stop else None,
-            exchange,
-            config_of,
-            start_server,
-            self._count,
-            returns=self._returns,
-        )
-
-    def _cluster(self, rank):
+    def cluster(self, rank):
+        """Return the launch settings of a process of the run, of which the server is rank 0."""
         ranks = LaunchEnv.from_environment(
             {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(self._count + 1),
-                "LOCAL_WORLD_SIZE": str(self._count + 1),
+                "WORLD_SIZE": str(self.count + 1),
+                "LOCAL_WORLD_SIZE": str(self.count + 1),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": "29500",
                 "PACELINE_TOKEN": TOKEN,

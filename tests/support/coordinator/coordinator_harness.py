@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field, fields
 from math import nan
 
+from arrivals import arrival
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.failure_detector import FailureDetector
 from paceline.coordinator.settings import CoordinatorSettings
@@ -11,7 +12,6 @@ from paceline.core.events import (
     AbortRun,
     Accept,
     Apply,
-    Arrival,
     Compute,
     Decision,
     Drop,
@@ -113,7 +113,7 @@ def _event(text, now):
         worker, draw, loss, how = found.groups()
         about = {"finite": how not in {" not finite", " skipped"}, "skipped": how == " skipped"}
         about["unsent_s"] = 0.5 if how == " in a notice" else nan
-        return now, Arrival(now, int(worker), int(draw), loss=float(loss or nan), **about)
+        return now, arrival(now, int(worker), int(draw), loss=float(loss or nan), **about)
     if found := re.fullmatch(r"w(\d+) (joins|is lost)", what):
         return now, Joined(now, int(found[1])) if found[2] == "joins" else Lost(now, int(found[1]), "unplugged")
     if found := re.fullmatch(r"v(\d+) evaluated accuracy=(\S+)", what):

@@ -4,6 +4,7 @@ from collections import Counter
 from heapq import heappop, heappush
 from itertools import pairwise
 
+from arrivals import arrival
 from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
 from paceline.core.events import (
     NOT_FINITE,
@@ -62,7 +63,7 @@ class InvariantChecker:
         was_live = worker in self.live  # a controller may readmit it at once
         wanted = self.driven.would_accept(worker, draw)
         loss, squared_norm = 2 / (1 + self.version), 1 + worker / 10
-        event = Arrival(self.now, worker, draw, loss=loss, squared_norm=squared_norm, finite=finite)
+        event = arrival(self.now, worker, draw, loss=loss, squared_norm=squared_norm, finite=finite)
         commands = self.take(event, self._handled(event))
         outcome = next(command for command in commands if isinstance(command, Accept | Drop))
         assert isinstance(outcome, Accept if wanted and finite else Drop)
@@ -149,7 +150,7 @@ class InvariantChecker:
         assert command.draw == self.draws[command.worker]
         assert command.staleness == self.version - self.in_flight.pop(command.worker)
         assert command.staleness <= self.protocol.max_staleness
-        assert event.finite
+        assert event.measured.finite
         self.held.append(command)
         self.contributors.add(command.worker)
 
@@ -161,7 +162,7 @@ class InvariantChecker:
                 assert self.version - self.in_flight.pop(command.worker) > self.protocol.max_staleness
             case "not finite":
                 assert command.reason == NOT_FINITE
-                assert not event.finite
+                assert not event.measured.finite
                 del self.in_flight[command.worker]
             case "its worker had been declared lost":
                 assert command.reason == LATE_RETURN

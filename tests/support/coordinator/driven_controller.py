@@ -1,7 +1,8 @@
 """Controller driven without a coordinator, by observations of updates with given times and losses."""
 
 import paceline as pl
-from paceline.core.events import Arrival, Step
+from arrivals import arrival
+from paceline.core.events import Step
 from paceline.policies.controllers.base import Observation, SetQuorum
 from paceline.policies.learning_rate import LRScaling
 
@@ -55,8 +56,8 @@ class Driven:
         k = self.k
         for worker, after_s in enumerate((times or range(1, self.n + 1))[:k]):
             self.now = self.opened_s + after_s
-            arrival = Arrival(self.now, worker, 1, loss=loss, squared_norm=squared_norm, variance=variance)
-            self.ask("arrival", arrival=arrival, accepted=True)
+            arrived = arrival(self.now, worker, 1, loss=loss, squared_norm=squared_norm, variance=variance)
+            self.ask("arrival", arrival=arrived, accepted=True)
         self.version += 1
         self.update_size, self.opened_s = k, self.now
         step = Step(

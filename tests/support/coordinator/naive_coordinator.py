@@ -68,10 +68,10 @@ class NaiveCoordinator:
         worker.version = None
         worker.since = self.sequence
         worker.deliveries += 1
-        if not event.finite or staleness > self.protocol.max_staleness:
+        if not event.measured.finite or staleness > self.protocol.max_staleness:
             self.commands.append(Drop(worker=event.worker, draw=event.draw, staleness=staleness, reason="rejected"))
         else:
-            accepted = Accept(worker=event.worker, draw=event.draw, staleness=staleness, samples=event.samples)
+            accepted = Accept(worker=event.worker, draw=event.draw, staleness=staleness, samples=event.measured.samples)
             self.commands.append(accepted)
             self.held.append(accepted)
             worker.contributed = True

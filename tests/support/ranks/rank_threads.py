@@ -15,14 +15,15 @@ from memory_transport import MemoryNetwork, MemoryTransport
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import SERVER, SIDECAR, LaunchEnv
 from paceline.core.duration import Duration
-from paceline.engines.distributed import HostProcess
+from paceline.engines.distributed import Host, Lifecycle
+from paceline.engines.signals import Signals
 from paceline.protocols.protocol import as_plan
 from paceline.recording.run_folder import RunFolder
 from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.resume import Resumption
 from paceline.run.session import Session
-from paceline.run.train import run_session, serve_run, stand_by
+from paceline.run.train import join_run, run_session, stand_by
 from ranks import launchers, portable
 
 LIMIT_S = scaled(20)
@@ -43,7 +44,7 @@ class Killed(BaseException):
     """This rank was killed."""
 
 
-class ThreadProcess(HostProcess):
+class ThreadProcess(Lifecycle):
     """Thread in which a rank runs as if it were a process.
 
     Attributes:
@@ -54,7 +55,6 @@ class ThreadProcess(HostProcess):
     """
 
     def __init__(self, ranks):
-        self._ranks = ranks
         self._own_transport = ranks.make_transport(self.on_use)
         self._start_lock = None
         self.has_started = threading.Event()
@@ -65,6 +65,7 @@ class ThreadProcess(HostProcess):
         self.thread = None
         self.answer = None
         self.leave = None
+        self.host = Host(lifecycle=self, start_sidecar=ranks.start_sidecar, make_transport=self.transport)
 
     def begin_start(self, lock):
         """Start alone: the model of a rank depends on torch's random numbers, which belong to the whole process."""
@@ -91,8 +92,11 @@ class ThreadProcess(HostProcess):
         self._own_transport.token = cluster.ranks.token
         return self._own_transport
 
-    def start_sidecar(self, worker, server=None):
-        return self._ranks.start_sidecar(worker, server)
+    def signals(self, notice):
+        return Signals(notice)
+
+    def on_joined(self, pause, resume):
+        pass
 
     @contextmanager
     def leaving_on_sigterm(self, leave):
@@ -310,17 +314,17 @@ class Job:
             evaluate_every=Duration.parse(every) if every else None,
             worker_timeout_s=given.get("worker_timeout_s"),
             measure_steps=given.get("measure_steps", False),
-            process=process,
             folder=given.get("resume") or given.get("out"),
         )
         if cluster.is_standby:
             policy = CheckpointPolicy(Duration("updates", 10**9), 1)
-            result = stand_by(config, given.get("out"), given.get("resume"), given.get("callbacks", []), policy)
+            folders = {name: given.get(name) for name in ("out", "resume")}
+            result = stand_by(config, process.host, **folders, callbacks=given.get("callbacks", []), policy=policy)
             return portable((result, result.history.records))
         if not cluster.is_server:
-            result = serve_run(config)
+            result = join_run(config, process.host)
             return portable((result, result.history.records))
-        session = Session(config)
+        session = Session(config, process.host)
         folder, resumption = given.get("out"), given.get("resume")
         if resumption is not None:
             resumption = Resumption(resumption, session, False)

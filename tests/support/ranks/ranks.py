@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ import torch
 import paceline as pl
 from machine_speed import scaled
 from paceline.core.records import DecisionMade, GradientArrived, WorkerLost
-from paceline.engines.distributed import HostProcess
+from paceline.engines.distributed import THIS_PROCESS
 
 PRELOAD = ["paceline.engines.local.worker_process", "paceline.run.train"]
 LIMIT_S = scaled(60)
@@ -198,7 +199,9 @@ def _rank(environment, job, torchrun, settings, said, connection, prepare):
     try:
         # The command of this process is that of multiprocessing, but the tests start the sidecars.
         with (
-            patch.object(HostProcess, "start_sidecar", lambda process, worker: NotHere()),
+            patch(
+                "paceline.run.spawned_sidecar.THIS_PROCESS", replace(THIS_PROCESS, start_sidecar=lambda _: NotHere())
+            ),
             patch("paceline.run.spawned_sidecar.can_run_again", lambda: True),
         ):
             end = pl.train(job, cluster=pl.Torchrun(**torchrun), **settings)

@@ -3,10 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arrivals import arrival
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
-from paceline.core.events import NOT_FINITE, Arrival, Compute, Drop, Joined, Lost
+from paceline.core.events import NOT_FINITE, Compute, Drop, Joined, Lost
 from paceline.core.stop import Stop
 from paceline.protocols.plan_checks import checked_plan
 
@@ -50,7 +51,7 @@ def test_next_minibatches_are_known_in_advance_unless_a_worker_joins_or_work_is_
             at_work |= works(decides.handle(event))
         ahead, commands = decides.expected_work(), []
         for worker in sorted(at_work, key=lambda worker: (worker != first, worker)):
-            commands += decides.handle(Arrival(now, worker, at_work[worker].draw, finite=next(draws, True)))
+            commands += decides.handle(arrival(now, worker, at_work[worker].draw, finite=next(draws, True)))
         at_work = works(commands)
         came_back = any(isinstance(command, Drop) and command.reason != NOT_FINITE for command in commands)
         for worker, work in at_work.items() if change != "joined" and not came_back else ():

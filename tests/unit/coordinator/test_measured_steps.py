@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import paceline as pl
+from arrivals import arrival
 from coordinator_harness import coordinator
 from paceline.core.events import (
     Accept,
     Apply,
-    Arrival,
     Compute,
     Decision,
     EndRun,
@@ -51,8 +51,8 @@ def measured(reader, **knobs):
     """Return a coordinator that has just made its first update of two, and the commands of that."""
     driven = coordinator(pl.k_async(k=1).controlled_by(reader), 3, **knobs)
     driven.begin()
-    driven.handle(Arrival(1.0, 0, 1, loss=1.0))
-    return driven, driven.handle(Arrival(2.0, 1, 1, loss=1.0))
+    driven.handle(arrival(1.0, 0, 1, loss=1.0))
+    return driven, driven.handle(arrival(2.0, 1, 1, loss=1.0))
 
 
 def test_the_next_update_waits_for_the_measured_step():
@@ -69,7 +69,7 @@ def test_only_the_next_open_observation_has_the_step():
     reader = Reader()
     driven, _ = measured(reader)
     driven.handle(UpdateApplied(2.5, 1, STEP))
-    driven.handle(Arrival(3.0, 2, 1, loss=1.0))
+    driven.handle(arrival(3.0, 2, 1, loss=1.0))
     opening, *_ = [observation for observation in reader.seen if observation.version == 1]
     assert (opening.trigger, opening.step, opening.update_size, opening.opened_s) == ("open", STEP, 2, 2.5)
     assert [observation.step for observation in reader.seen if observation is not opening] == [None] * 4
@@ -78,7 +78,7 @@ def test_only_the_next_open_observation_has_the_step():
 def test_a_step_is_measured_only_if_a_controller_reads_it():
     driven = coordinator(pl.asp(), 2)
     driven.begin()
-    [apply] = [command for command in driven.handle(Arrival(1.0, 0, 1)) if isinstance(command, Apply)]
+    [apply] = [command for command in driven.handle(arrival(1.0, 0, 1)) if isinstance(command, Apply)]
     assert not apply.measure
 
 
@@ -99,7 +99,7 @@ def test_a_phase_that_reads_steps_begins_and_ends_between_two_updates():
     driven.begin()
     measures = []
     for number in range(1, 5):
-        commands = driven.handle(Arrival(float(number), number % 2, (number + 1) // 2, loss=1.0))
+        commands = driven.handle(arrival(float(number), number % 2, (number + 1) // 2, loss=1.0))
         for command in [command for command in commands if isinstance(command, Apply)]:
             measures.append(command.measure)
             if command.measure:

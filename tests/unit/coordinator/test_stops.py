@@ -2,6 +2,7 @@
 
 import pytest
 
+from arrivals import arrival
 from coordinator_harness import coordinator, play
 from paceline.catalogue.protocols import (
     asp,
@@ -11,7 +12,7 @@ from paceline.catalogue.protocols import (
 )
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.core.duration import Duration
-from paceline.core.events import Arrival, Joined, Lost
+from paceline.core.events import Joined, Lost
 
 
 # -- not finite
@@ -101,7 +102,7 @@ def test_an_accepted_gradient_resets_the_count_of_non_finite_ones():
     driven = coordinator(asp(), 1)
     driven.begin()
     for draw in range(1, 40):
-        driven.handle(Arrival(draw, 0, draw, finite=draw % 10 == 0))
+        driven.handle(arrival(draw, 0, draw, finite=draw % 10 == 0))
     assert not driven.stopped
 
 
@@ -112,7 +113,7 @@ def test_a_rejoin_resets_the_count_of_non_finite_gradients():
         if draw == 10:
             driven.handle(Lost(draw - 0.5, 0, "unplugged"))
             driven.handle(Joined(draw - 0.5, 0))
-        driven.handle(Arrival(draw, 0, draw + (draw >= 10), finite=False))
+        driven.handle(arrival(draw, 0, draw + (draw >= 10), finite=False))
     assert not driven.stopped
 
 
@@ -183,8 +184,8 @@ def test_the_loss_is_the_mean_over_the_last_accepted_gradients_of_a_full_window(
     losses = [2.0] + [0.4] * (window - 2) + [0.3, 0.5]  # the mean is at most 0.5 once the first has left the window
     for draw, loss in enumerate(losses, start=1):
         assert not driven.stopped
-        driven.handle(Arrival(draw - 0.5, 0, draw - 1, loss=0.0))  # an old draw does not count
-        commands = driven.handle(Arrival(draw, 0, draw, loss=loss))
+        driven.handle(arrival(draw - 0.5, 0, draw - 1, loss=0.0))  # an old draw does not count
+        commands = driven.handle(arrival(draw, 0, draw, loss=loss))
     assert driven.stopped
     mean = sum(losses[1:]) / window
     assert commands[-1] == ("loss", f"mean loss {mean:.6g} reached the target 0.5")
@@ -195,7 +196,7 @@ def test_a_loss_at_the_target_stops_when_the_window_is_full():
     driven.begin()
     for draw in range(1, 11):
         assert not driven.stopped
-        driven.handle(Arrival(draw, 0, draw, loss=0.5))
+        driven.handle(arrival(draw, 0, draw, loss=0.5))
     assert driven.stopped
 
 

@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from paceline.core.events import NOT_FINITE, Accept, Arrival, Compensation, Decision, Drop, Step
-from paceline.core.gradient import SKIPPED
+from paceline.core.gradient import NOT_MEASURED, SKIPPED, Measured
 from paceline.core.records import (
     DecisionMade,
     GradientArrived,
@@ -15,8 +15,10 @@ from paceline.core.records import (
 )
 
 ARRIVAL = Arrival(
-    1.0, 2, 3, loss=0.5, samples=8, squared_norm=2.0, pull_s=0.1, compute_s=0.2, push_s=0.3, variance=0.4,
-    step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8, minibatches=9,
+    1.0, 2, 3, Measured(
+        loss=0.5, samples=8, squared_norm=2.0, variance=0.4, finite=True, compute_s=0.2, minibatches=9
+    ),
+    pull_s=0.1, push_s=0.3, step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8,
     unsent_s=0.9,
 )  # fmt: skip
 BY_REASON = {"finite", "skipped"}
@@ -25,10 +27,12 @@ FACTS = {"now_s": 1.5, "version": 1, "started_s": 0.2, "staleness": 0}
 
 def test_every_field_of_an_arrival_is_in_its_record():
     names = {field.name for field in fields(GradientArrived)}
-    assert set(Arrival._fields) - names == {"now", *BY_REASON}  # event_s
+    assert set(Arrival._fields) - names == {"now", "measured"}  # event_s, and the fields of the latter
+    assert set(Measured._fields) - names == BY_REASON
     assert all(
-        value != Arrival._field_defaults.get(name)
-        for name, value in zip(Arrival._fields, ARRIVAL, strict=True)
+        value != default
+        for given, defaults in ((ARRIVAL, Arrival(0.0, 0, 0)), (ARRIVAL.measured, NOT_MEASURED))
+        for name, value, default in zip(given._fields, given, defaults, strict=True)
         if name not in BY_REASON
     )
 
@@ -43,7 +47,7 @@ def test_every_field_of_an_arrival_is_in_its_record():
     ],
 )
 def test_the_record_of_an_arrival_restores_the_event(command, changes):
-    arrival = ARRIVAL._replace(**changes)
+    arrival = ARRIVAL._replace(measured=ARRIVAL.measured._replace(**changes))
     record = GradientArrived.of(arrival, command, **FACTS)
     assert event_of(record) == arrival
     assert record.used == isinstance(command, Accept)

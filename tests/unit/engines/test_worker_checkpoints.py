@@ -5,7 +5,8 @@ import torch
 
 from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.errors import RunError
-from paceline.worker.replica import Replica, TaskProgress
+from paceline.worker.replica import Replica
+from paceline.worker.task_progress import TaskProgress
 from tiny_jobs import tiny_job
 
 

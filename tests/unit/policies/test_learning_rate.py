@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
+from arrivals import arrival
 from paceline.checkpoint.fingerprint import described
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.settings import CoordinatorSettings
-from paceline.core.events import Apply, Arrival, Compute, Decision
+from paceline.core.events import Apply, Compute, Decision
 from paceline.core.records import DecisionMade
 from paceline.errors import UsageError
 from paceline.jobs import load_job
@@ -206,7 +207,7 @@ def test_update_scales_equal_the_requested_scales():
         expected = ours.expected_update()
         asked.append((expected.lr_scale, expected.weight_decay_scale))
         for each in due:
-            work = ours.handle(Arrival(float(ours.version + 1), each.worker, each.draw, loss=1.0))
+            work = ours.handle(arrival(float(ours.version + 1), each.worker, each.draw, loss=1.0))
             told += [(c.lr_scale, c.weight_decay_scale) for c in work if isinstance(c, Apply)]
             decided += [(ours.workload, c.reason) for c in work if isinstance(c, Decision) and c.kind == "warm_up"]
     assert told == asked

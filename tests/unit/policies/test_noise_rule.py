@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
+from arrivals import arrival
 from coordinator_harness import coordinator
-from paceline.core.events import Apply, Arrival, Compute, Decision, Step, UpdateApplied
+from paceline.core.events import Apply, Compute, Decision, Step, UpdateApplied
+from paceline.core.gradient import NOT_MEASURED
 from paceline.core.records import UpdateMade
 from paceline.errors import PacelineWarning
 from paceline.policies.learning_rate import LRScaling
@@ -130,7 +132,7 @@ def drive(plan, n=4, updates=300, **rule):
         task = tasks.pop(random.randrange(len(tasks)))
         arrivals += 1
         numbers = {"loss": 1 + 4 / arrivals, "squared_norm": 1.0, "variance": 0.5}
-        commands = ours.handle(Arrival(float(arrivals), task.worker, task.draw, **numbers))
+        commands = ours.handle(arrival(float(arrivals), task.worker, task.draw, **numbers))
     return applied, decided
 
 
@@ -173,10 +175,10 @@ def test_momentum_reaches_the_update():
 
 
 def test_a_tracker_goes_on_from_its_state():
-    arrival = Arrival(1.0, 0, 1, loss=2.0, squared_norm=1.0, variance=0.3)
+    measured = NOT_MEASURED._replace(loss=2.0, squared_norm=1.0, variance=0.3)
     first, second = NoiseTracker(NoiseRule(K=4, learning_rate=0.1)), NoiseTracker(NoiseRule(K=4, learning_rate=0.1))
     for _ in range(40):
-        first.accept(arrival)
+        first.accept(measured)
         first.make((0,), 1.0)
     second.load_state_dict(first.state_dict())
     assert second.scaling == first.scaling
@@ -184,26 +186,26 @@ def test_a_tracker_goes_on_from_its_state():
 
 
 def test_a_step_that_only_this_rank_knows_changes_nothing():
-    arrival = Arrival(1.0, 0, 1, loss=2.0, squared_norm=1.0)
+    measured = NOT_MEASURED._replace(loss=2.0, squared_norm=1.0)
     alone, common = (
         NoiseTracker(NoiseRule(K=4, learning_rate=0.1), has_steps=has_steps) for has_steps in (False, True)
     )
     for tracker in (alone, common):
         for _ in range(2):
-            tracker.accept(arrival)
+            tracker.accept(measured)
         tracker.make((0, 0), 1.0)
         assert tracker.needs_step() == (tracker is common)
         tracker.finish(
             Step(squared_norm=0.75, progress=0.1, squared_step=0.1, learning_rate=0.1, next_learning_rate=0.1)
         )
-        tracker.accept(arrival)
+        tracker.accept(measured)
         tracker.make((0,), 1.0)
     assert (alone.estimate.variance, common.estimate.variance) == (1.0, 0.5)
 
 
 def test_numbers_that_are_unknown_are_left_out():
     tracker = NoiseTracker(NoiseRule(K=4, learning_rate=0.1))
-    tracker.accept(Arrival(1.0, 0, 1, loss=2.0))
+    tracker.accept(NOT_MEASURED._replace(loss=2.0))
     tracker.make((0,), 1.0)
     assert "V" not in tracker.change()
 

@@ -121,7 +121,7 @@ def test_the_variance_equals_that_of_the_microbatches(microbatches, model):
     """Against the sample variance of the gradients of the microbatches, computed one by one."""
     job = tiny_job(microbatches=microbatches, model=model)
     [(measured, g)] = gradients_of(job, 1)
-    batch = Replica(job, seed=3, n=1)._loader.batch(0, 1, None)
+    batch = Replica(job, seed=3, n=1)._source.load(0, 1, None)
     model = build_model(job, 3)
     ends = [8 * i // microbatches for i in range(microbatches + 1)]
     spread = 0.0

@@ -21,10 +21,9 @@ from torch.utils.data import (
 import paceline as pl
 from paceline.integrations.alone import with_plain_shuffling
 from paceline.policies.compensation.base import Compensator
-from paceline.user_loop.local_steps_run import LocalStepsRun
-from paceline.user_loop.loop_data import UserLoop
-from paceline.user_loop.loop_local_steps import check_local_steps
-from paceline.user_loop.loop_optimizer import check_averages
+from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.step_policies import RankSteps
+from paceline.user_loop.worker.loop_optimizer import check_averages, check_local_steps
 
 TORCHRUN = {
     "RANK": "0",
@@ -262,7 +261,7 @@ def test_the_next_run_takes_the_optimizer_over_from_one_that_was_not_finished(pr
 def test_local_steps_are_made_by_any_optimizer():
     model = nn.Linear(2, 1)
     with attach(LOCAL_STEPS, model=model, optimizer=OwnOptimizer(model.parameters(), lr=0.1)) as run:
-        assert isinstance(run, LocalStepsRun)
+        assert isinstance(run._steps, RankSteps)
 
 
 @pytest.mark.parametrize("cluster", [None, "torchrun", "torchrun(encrypt=false)", "torchrun(address=10.0.0.1)"])

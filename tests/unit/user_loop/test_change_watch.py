@@ -6,7 +6,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 from loop_parts import loss_of, make_network, numbered_data
-from paceline.user_loop.change_watch import WATCHED_STEPS, ChangeWatch
+from paceline.user_loop.hooks.change_watch import WATCHED_STEPS, ChangeWatch
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import paceline as pl
 from paceline.jobs.job import trainable
 from paceline.protocols.protocol import as_plan
 from paceline.run.plan_json import plan_as_json, plan_of
-from paceline.user_loop.description import (
+from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.server.description import (
     FirstTensors,
     ParameterBag,
     ServerRun,
@@ -22,9 +23,8 @@ from paceline.user_loop.description import (
     send_run,
     tensors_of,
 )
-from paceline.user_loop.frames import read_tensors, write_tensors
-from paceline.user_loop.loop_optimizer import shared_parameters
-from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.server.frames import read_tensors, write_tensors
+from paceline.user_loop.worker.loop_optimizer import shared_parameters
 
 
 class Network(nn.Module):

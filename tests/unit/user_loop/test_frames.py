@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from paceline.user_loop.frames import read_frame, write_frame
+from paceline.user_loop.server.frames import read_frame, write_frame
 
 
 @pytest.mark.parametrize("size", [0, 3, 8, 10])

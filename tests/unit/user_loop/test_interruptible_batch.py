@@ -9,8 +9,8 @@ import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, loss_of, make_network, make_parts, numbered_data, sgd
 from machine_speed import scaled
-from paceline.user_loop.interruptible_batch import InterruptibleBatch
-from paceline.worker.replica import Interrupted
+from paceline.user_loop.hooks.interruptible_batch import InterruptibleBatch
+from paceline.worker.gradient_source import Interrupted
 from selections import parametrize_few
 
 LIMIT_S = scaled(10.0)
@@ -39,7 +39,7 @@ def test_an_interrupted_rank_leaves_the_block_before_the_next_layer(accumulate):
     def loop(run, model, optimizer):
         is_slow = model is ranks.parts[1][0]
         if is_slow:
-            waiting = WaitOnce(model, lambda: run._task.is_interrupted)
+            waiting = WaitOnce(model, lambda: run._tasks.task.is_interrupted)
         forward = waiting if is_slow else model
         ended, number, fates = [], 0, set()
         for _ in run.epochs(EPOCHS):
@@ -70,7 +70,7 @@ def test_a_step_after_an_interrupted_block_needs_no_loss():
 
     def loop(run, model, optimizer):
         is_slow = model is ranks.parts[1][0]
-        forward = WaitOnce(model, lambda: run._task.is_interrupted) if is_slow else model
+        forward = WaitOnce(model, lambda: run._tasks.task.is_interrupted) if is_slow else model
         left = 0
         for _ in run.epochs(EPOCHS):
             for x, y in run.loader:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 import paceline as pl
 from attached_threads import AttachedThreads
 from paceline.core.events import Minibatch
-from paceline.user_loop.leased_loader import AheadLoader
-from paceline.user_loop.loop_replica import Lease, LoopTask
+from paceline.user_loop.data.leased_loader import AheadLoader
+from paceline.user_loop.worker.exchange import Lease, LoopTask
 from selections import parametrize_few
 
 BATCH = 4

@@ -32,7 +32,7 @@ def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, 
             run, self.run = self.run, None
             if run is not None:
                 has_begun.set()
-                wait_until(lambda: run._task.is_interrupted)
+                wait_until(lambda: run._tasks.task.is_interrupted)
             return super().step(closure)
 
     def noting(run, model, optimizer):
@@ -41,10 +41,10 @@ def test_a_rank_that_is_interrupted_within_a_step_begins_its_next_work(network, 
         seen = []
         for _ in run.epochs(EPOCHS):
             for batch in run.loader:
-                seen.append((run._task.step, run.update))
+                seen.append((run._tasks.task.step, run.update))
                 assert is_slow or has_begun.wait(LIMIT_S)
                 if len(seen) == 5 and not is_slow:  # in its second work
-                    wait_until(lambda: run._task.is_interrupted)
+                    wait_until(lambda: run._tasks.task.is_interrupted)
                 step(model, optimizer, [batch])
         return seen
 
@@ -126,9 +126,9 @@ def test_a_block_of_the_loop_is_interrupted_between_two_layers(network, data):
                 assert is_slow or has_begun.wait(LIMIT_S)
                 left += 1
                 with run.minibatch():
-                    if is_slow and not has_begun.is_set() and run._task.step == 1:
+                    if is_slow and not has_begun.is_set() and run._tasks.task.step == 1:
                         has_begun.set()
-                        wait_until(lambda: run._task.is_interrupted)
+                        wait_until(lambda: run._tasks.task.is_interrupted)
                     step(model, optimizer, [batch])
                     left -= 1
         return left

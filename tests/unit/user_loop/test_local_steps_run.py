@@ -13,7 +13,7 @@ from attached_threads import AttachedThreads
 from attached_turns import in_turns
 from loop_parts import BATCH, SAMPLES, adamw, check_equal_models, derived_sgd, loss_of, make_parts, sgd, step, values
 from paceline.core.records import GradientArrived, WorkInterrupted
-from paceline.user_loop.loop_data import LoopJob
+from paceline.user_loop.data.loop_data import LoopJob
 from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
@@ -69,7 +69,7 @@ def test_one_local_step_of_plain_sgd_is_the_protocol_without_it(protocol, networ
 @pytest.mark.slow
 def test_the_state_of_an_interrupted_work_is_discarded(network, data, events):
     def is_interrupted(run, _):
-        return run._task.is_interrupted
+        return run._tasks.task.is_interrupted
 
     protocol = "k_sync(k=1) + local_steps(H=3)"
     ranks = AttachedThreads(2, make_parts(network, data), protocol)
@@ -225,7 +225,7 @@ def test_the_minibatches_that_follow_in_a_work_are_loaded_ahead(network, data, m
         seen = []
         for _ in run.epochs(1):
             for batch in run.loader:
-                task = run._task
+                task = run._tasks.task
                 seen.append([task.lease.minibatch.number, *(each.minibatch.number for each in task.upcoming)])
                 step(model, optimizer, [batch])
         return seen

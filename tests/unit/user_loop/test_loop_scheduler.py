@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, Se
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data, sgd, step
-from paceline.user_loop.loop_scheduler import SchedulerBinding, check_scheduler
+from paceline.user_loop.hooks.loop_scheduler import SchedulerBinding, check_scheduler
 from selections import parametrize_few
 
 EXACT = 1e-12
@@ -135,7 +135,8 @@ def test_a_bound_scheduler_is_of_its_class_and_its_state_is_that_of_another():
     assert set(scheduler.state_dict()) == expected
     with pytest.raises(pl.UsageError, match=r"call scheduler.step\(\) alone"):
         scheduler.step(3)
-    del binding
+    binding.close()
+    assert type(scheduler) is StepLR
     optimizer.step()
     scheduler.step()
     assert scheduler.last_epoch == 1

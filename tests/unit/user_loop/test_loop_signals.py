@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from paceline.user_loop.loop_signals import DEFAULTS, LoopSignals
+from paceline.user_loop.hooks.loop_signals import DEFAULTS, LoopSignals
 
 
 @pytest.fixture(autouse=True)

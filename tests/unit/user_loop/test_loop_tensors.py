@@ -8,8 +8,8 @@ from loop_parts import loss_of, make_parts
 from paceline.core.records import GradientArrived
 from paceline.tensors.flat_buffers import FlatLayout
 from paceline.tensors.squared_norms import PIECE, squared_norm
-from paceline.user_loop.loop_replica import Lease, LoopTask
-from paceline.user_loop.loop_tensors import hand_in
+from paceline.user_loop.hooks.loop_tensors import hand_in
+from paceline.user_loop.worker.exchange import Lease, LoopTask
 from paceline.worker import replica
 
 

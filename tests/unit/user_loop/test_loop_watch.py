@@ -10,7 +10,7 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, make_network, make_parts, numbered_data, sgd, step
-from paceline.user_loop.loop_watch import LoopWatch
+from paceline.user_loop.hooks.loop_watch import LoopWatch
 from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12

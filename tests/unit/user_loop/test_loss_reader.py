@@ -5,7 +5,7 @@ import torch
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data
-from paceline.user_loop.loss_reader import LossReader
+from paceline.user_loop.hooks.loss_reader import LossReader
 from selections import parametrize_few
 
 

@@ -24,8 +24,8 @@ class NoticedThreads(AttachedThreads):
         self._notices = dict.fromkeys(ranks, str(place))
         return self
 
-    def _cluster(self, rank):
-        return replace(super()._cluster(rank), notice=self._notices.get(rank))
+    def cluster(self, rank):
+        return replace(super().cluster(rank), notice=self._notices.get(rank))
 
 
 @pytest.fixture(autouse=True)
@@ -84,4 +84,4 @@ def test_beside_the_server_the_worker_watches_for_no_notice(rank, notice, monkey
     loader = DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pl.attach(model, optimizer, loader, protocol="bsp", cluster="torchrun(notice=aws)") as run:
-        assert run._config_of(pl.Stop(updates=1)).cluster.notice == notice
+        assert run._part.config(pl.Stop(updates=1)).cluster.notice == notice

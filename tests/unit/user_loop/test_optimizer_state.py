@@ -14,7 +14,8 @@ from machine_speed import scaled
 from paceline.server.optimizer_rules import AdamRule
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout
-from paceline.user_loop.optimizer_state import RemoteState, named_state, state_reader
+from paceline.user_loop.server.optimizer_state import named_state, state_reader
+from paceline.user_loop.step_policies import ServerSteps
 from paceline.worker.torch_utils import build_model
 from selections import parametrize_few
 from tiny_jobs import tiny_job, update_of
@@ -145,8 +146,8 @@ def test_the_state_of_a_frozen_parameter_stays_here(network):
 def test_a_rank_frees_the_state_that_the_server_has(network):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     optimizer.state[network.last.bias]["momentum_buffer"] = torch.ones(1)
-    state = RemoteState(optimizer, network)
+    steps = ServerSteps(optimizer, network)
     assert optimizer.state
-    state.start(None)
+    steps.start(None)
     assert not optimizer.state
-    state.close()
+    steps.close()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, adamw, make_network, numbered_data, train
-from paceline.user_loop.sample_digest import sample_digest
+from paceline.user_loop.data.sample_digest import sample_digest
 from paceline.worker.seeding import RandomStates
 
 

@@ -78,9 +78,9 @@ def test_a_fused_optimizer_with_a_scaler_is_refused():
     def adam(model):
         return torch.optim.Adam(model.parameters(), fused=True)
 
-    for error in AttachedThreads(2, make_parts(make_network(), numbered_data(), adam), "bsp").run(train_scaled(())):
-        assert isinstance(error, pl.UsageError)
-        assert "give the optimizer fused=False" in str(error)
+    errors = AttachedThreads(2, make_parts(make_network(), numbered_data(), adam), "bsp").run(train_scaled(()))
+    assert any(isinstance(error, pl.UsageError) for error in errors)  # the other one may get the end of the run first
+    assert all("give the optimizer fused=False" in str(error) for error in errors)
 
 
 def test_a_loop_that_skips_by_itself_is_settled_at_the_next_batch():

@@ -4,9 +4,9 @@ import pytest
 
 import paceline as pl
 from paceline.engines.distributed import End
-from paceline.user_loop.loop_replica import Exchange, LoopEnd
 from paceline.user_loop.run_end import raise_end
-from paceline.user_loop.server_link import ServerLink
+from paceline.user_loop.server.server_link import ServerLink
+from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 
 LOST = End("interrupted", "interrupted by Ctrl-C")
 
@@ -24,7 +24,7 @@ class Ended:
 
 
 def test_an_end_before_this_rank_takes_part_ends_its_wait(monkeypatch):
-    monkeypatch.setattr("paceline.user_loop.loop_replica.CHECK_S", 0.01)
+    monkeypatch.setattr("paceline.user_loop.worker.exchange.CHECK_S", 0.01)
     link = ServerLink(Ended(LOST))
     assert Exchange().message(lambda: link.look(has_begun=False)) == LoopEnd(None, LOST)
 

@@ -13,9 +13,9 @@ from torch import nn
 from machine_speed import scaled
 from paceline.core.events import Outcome
 from paceline.engines.distributed import End
-from paceline.user_loop.frames import frame, from_json, read_frame, to_json
-from paceline.user_loop.optimizer_state import named_state
-from paceline.user_loop.server_process import END, END_RUN, LAST_STATE, OF_END, OF_STATE, STATE, Requests
+from paceline.user_loop.server.frames import frame, from_json, read_frame, to_json
+from paceline.user_loop.server.optimizer_state import named_state
+from paceline.user_loop.server.server_process import END, END_RUN, LAST_STATE, OF_END, OF_STATE, STATE, Requests
 
 LIMIT_S = scaled(10.0)
 DONE = End("updates", "3 updates made in caf\udce9", updates=3)

@@ -8,8 +8,6 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.single_run import SingleRun
 
 LR = 0.5
 
@@ -20,11 +18,6 @@ def parts():
     nn.init.constant_(model.weight, 2.0)
     data = TensorDataset(torch.ones(6, 2), torch.zeros(6, 1))
     return model, torch.optim.SGD(model.parameters(), lr=LR), DataLoader(data, batch_size=2)
-
-
-def test_it_has_the_public_attributes_of_an_attached_run(parts):
-    methods = {name for name in dir(AttachedRun) if not name.startswith("_")}
-    assert methods - {"begin_iteration", "next_task", "settle_without_step"} <= {*dir(SingleRun)}
 
 
 def test_its_progress_counts_the_steps(parts):

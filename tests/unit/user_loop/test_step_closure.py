@@ -7,7 +7,7 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step_with_closure, train
-from paceline.user_loop.step_closure import call_closure
+from paceline.user_loop.hooks.step_closure import call_closure
 from selections import parametrize_few
 
 EXACT = 1e-12

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from paceline.server.parameter_server import ParameterServer
-from paceline.worker.replica import Interrupted, Replica
+from paceline.worker.gradient_source import Interrupted
+from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from tiny_jobs import tiny_job
 
@@ -54,7 +55,8 @@ def test_a_task_ends_at_the_next_interrupt_check_between_layers(looks):
             raise Interrupted
 
     job = tiny_job(model=deep_model)
-    replica = Replica(job, 0, 1, check=check)
+    replica = Replica(job, 0, 1)
+    replica.set_check(check)
     server = ParameterServer(job, build_model(job, 0), replica.layout, None)
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
     server.publish(version)
@@ -71,7 +73,8 @@ def test_a_task_ends_at_the_next_interrupt_check_between_layers(looks):
 
 def test_without_an_interrupt_the_task_is_finished():
     job = tiny_job(model=deep_model)
-    replica = Replica(job, 0, 1, check=lambda: None)
+    replica = Replica(job, 0, 1)
+    replica.set_check(lambda: None)
     server = ParameterServer(job, build_model(job, 0), replica.layout, None)
     version, gradient = replica.layout.allocate(), replica.layout.allocate()
     server.publish(version)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.core.events import Minibatch
-from paceline.worker.replica import GradientStats, TaskProgress
+from paceline.core.events import Measured, Minibatch
+from paceline.worker.task_progress import TaskProgress
 
 
 class ComputeTask(NamedTuple):
@@ -39,7 +39,7 @@ class TaskDone(NamedTuple):
     """Report that the gradient of a draw is in shared memory, and which parameters have none."""
 
     draw: int
-    measured: GradientStats
+    measured: Measured
     pull_s: float
     sent_s: float
     missing: tuple[int, ...]

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,8 +22,9 @@ from paceline.protocols.local_steps import LocalSteps
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.user_code import at_place, failure_of, place_of
 from paceline.utils.wording import first_line
+from paceline.worker.gradient_source import Interrupted
 from paceline.worker.local_steps import make_replica
-from paceline.worker.replica import Interrupted, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.task_runner import FAULT_ACTIONS, TaskRunner, device_of, pin
 
 
@@ -123,8 +123,10 @@ class _Worker:
         self._connection = arguments.connection
         self._draw = 0
         device = device_of(cluster.device, self._worker)
-        settings: dict[str, Any] = {"device": device, "check": self._check, "debug": cluster.debug}
-        self._replica = make_replica(job, seed, cluster.n, local_steps=spec.local_steps, **settings)
+        self._replica = make_replica(
+            job, seed, cluster.n, local_steps=spec.local_steps, device=device, debug=cluster.debug
+        )
+        self._replica.set_check(self._check)
         self._replica.is_bound_to_server = spec.local_steps is None
         self._checkpoints = WorkerCheckpoints(spec.folder, self._worker, self._replica)
         self._gradient = self._memory.gradient(self._replica.layout, self._worker)

@@ -36,7 +36,7 @@ from paceline.tensors.flat_buffers import FlatLayout
 from paceline.tensors.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import RemoteTracebackError
-from paceline.worker.replica import TaskProgress
+from paceline.worker.task_progress import TaskProgress
 
 LOG = RankLogger(__name__)
 
@@ -216,7 +216,7 @@ class LocalWorkers(Workers):
             case messages.TaskDone():
                 self._respawns[worker] = 0
                 push_s = time.monotonic() - reply.sent_s  # at most until the arrival
-                arrival = events.Arrival(now, worker, reply.draw, pull_s=reply.pull_s, **reply.measured._asdict())
+                arrival = events.Arrival(now, worker, reply.draw, reply.measured, pull_s=reply.pull_s)
                 self.clock.add(arrival._replace(push_s=push_s))
                 self._tasks.on_gradient(worker, reply.missing)
             case messages.TaskCancelled():

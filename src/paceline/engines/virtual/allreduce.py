@@ -100,13 +100,13 @@ class SimulatedAverage(Stateful, Parameters):
             measured = self._replica.gradient(worker, work.draw, work.minibatch, algorithm.weights, algorithm.gradient)
         assert self._expected is not None
         contribution = Contribution(finite=False)
-        if measured.finite and arrival.finite:
+        if measured.finite and arrival.measured.finite:
             contribution = algorithm.contribute(measured.squared_norm, self._share(measured.samples), self._expected)
             drop_counts(algorithm.payload, worker)
         else:
             algorithm.skip()
-        stats = measured._asdict() | contribution._asdict()
-        return arrival._replace(**{**stats, "compute_s": arrival.compute_s})
+        measured = measured._replace(finite=contribution.finite, compute_s=arrival.measured.compute_s)
+        return arrival._replace(measured=measured, compensations=contribution.compensations)
 
     def accept(self, command: Accept) -> None:
         """Add the payload of the worker."""

@@ -128,7 +128,8 @@ class TimedAllReduce(SimulatedWorkers):
                 return self._no_workers()
         worker = self._arriving.pop(0)
         arrival = self._arrival(worker, self._current[worker], self._fault(worker))
-        return arrival._replace(compute_s=self._compute_s[worker], pull_s=self._exposed_s, sum_s=self._sum_before_s)
+        measured = arrival.measured._replace(compute_s=self._compute_s[worker])
+        return arrival._replace(measured=measured, pull_s=self._exposed_s, sum_s=self._sum_before_s)
 
     def _fault(self, worker: int) -> Fault | None:
         return self._faults.get((worker, self._current[worker]))

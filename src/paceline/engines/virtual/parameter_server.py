@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import nan
 
 from paceline.clusters.simulated import Cluster
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
+from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Measured, Step
+from paceline.core.gradient import NOT_MEASURED
 from paceline.core.wire import parse_wire
 from paceline.engines.loop import RunLoop
 from paceline.engines.ports import Parameters
@@ -21,7 +21,8 @@ from paceline.utils.state_dict import Stateful
 from paceline.utils.user_code import at_place
 from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
-from paceline.worker.replica import GradientStats, Replica, TaskProgress
+from paceline.worker.replica import Replica
+from paceline.worker.task_progress import TaskProgress
 
 
 class SimulatedServer(Stateful, Parameters):
@@ -92,13 +93,14 @@ class SimulatedServer(Stateful, Parameters):
         if work is None or work.draw != arrival.draw:
             return arrival
         del self._work[arrival.worker]
-        measured = GradientStats(loss=nan, samples=0, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
+        measured = NOT_MEASURED._replace(samples=0)
         is_used = coordinator.would_accept(arrival.worker, arrival.draw)
         if is_used or self._transfers is not None:  # it would be sent and dropped
-            measured = self._compute_gradient(work, arrival.minibatches)
-        is_fault, times = not arrival.finite, {"compute_s": arrival.compute_s, "minibatches": arrival.minibatches}
+            measured = self._compute_gradient(work, arrival.measured.minibatches)
+        timed = arrival.measured
+        measured = measured._replace(compute_s=timed.compute_s, minibatches=timed.minibatches)
         arrival = compensated(
-            arrival=arrival._replace(**{**measured._asdict(), **times}),
+            arrival=arrival._replace(measured=measured),
             coordinator=coordinator,
             server=self._server,
             version=work.version,
@@ -106,7 +108,9 @@ class SimulatedServer(Stateful, Parameters):
             gradient=self._gradient,
         )
         self._versions.release(work.version)
-        return arrival._replace(finite=False) if is_fault else arrival
+        if timed.finite:
+            return arrival
+        return arrival._replace(measured=arrival.measured._replace(finite=False))  # by a scripted fault
 
     def accept(self, command: Accept) -> None:
         """Enqueue the gradient of the latest arrival."""
@@ -130,7 +134,7 @@ class SimulatedServer(Stateful, Parameters):
         """End the background processes of the replica."""
         self._replica.close()
 
-    def _compute_gradient(self, work: Compute, minibatches: int) -> GradientStats:
+    def _compute_gradient(self, work: Compute, minibatches: int) -> Measured:
         self._server.flush()  # the next gradient overwrites the only gradient buffer
         if self._replica.prefetches:
             self._replica.prefetch(self._in_flight())

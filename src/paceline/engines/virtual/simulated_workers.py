@@ -11,6 +11,7 @@ from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import Cluster
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core import events
+from paceline.core.gradient import NOT_MEASURED
 from paceline.engines.loop import RunLoop
 from paceline.engines.ports import Clock, Workers
 from paceline.engines.signals import Signals
@@ -177,7 +178,10 @@ class SimulatedWorkers(Stateful, Workers, Clock):
         self._arrivals += 1
         self._finish(worker)
         minibatches = self._steps.get(worker, 1)
-        return events.Arrival(self.now, worker, draw, finite=fault is None, minibatches=minibatches)
+        measured = NOT_MEASURED
+        if fault is not None or minibatches > 1:
+            measured = measured._replace(finite=fault is None, minibatches=minibatches)
+        return events.Arrival(self.now, worker, draw, measured)
 
     def _at(self, at_s: float, event: events.Event) -> None:
         self._sequence += 1
@@ -194,7 +198,7 @@ class SimulatedWorkers(Stateful, Workers, Clock):
 
     def _lost_by_hanging(self) -> events.Lost | None:
         """Return the loss of a hanging worker if no other worker computes and no timeout would detect it."""
-        if self._coordinator.worker_timeout_s < inf or (self._heap and self._heap[0][0] <= self.now):
+        if self._coordinator.timeout_s < inf or (self._heap and self._heap[0][0] <= self.now):
             return None
         hanging = {f.worker: f for f in self.fired if f.kind == "hang" and self._current[f.worker] == f.draw}
         if not hanging or any(draw and worker not in hanging for worker, draw in enumerate(self._current)):

@@ -90,7 +90,11 @@ class TimedWorkers(SimulatedWorkers):
         if self._confirm is not None and fault is None:
             self._confirm(worker, draw, self._started_s[worker])
         arrival = self._arrival(worker, draw, fault)
-        return arrival if self._times is None else arrival._replace(**self._times[worker]._asdict())
+        if self._times is None:
+            return arrival
+        times = self._times[worker]
+        measured = arrival.measured._replace(compute_s=times.compute_s)
+        return arrival._replace(measured=measured, pull_s=times.pull_s, push_s=times.push_s)
 
     def _kept_duration_s(self, worker: int, draw: int, start_s: float, share: float = 1.0) -> float:
         assert self._times is not None

@@ -62,8 +62,10 @@ class AdaSync(Controller[State]):
 
     def decide(self, state: State, observation: Observation) -> tuple[State, Sequence[Action]]:
         """Record the loss of each accepted gradient, and set K when an update opens."""
-        if observation.accepted and observation.arrival is not None and isfinite(observation.arrival.loss):
-            state["open"].append(observation.arrival.loss)
+        if observation.accepted and observation.arrival is not None:
+            loss = observation.arrival.measured.loss
+            if isfinite(loss):
+                state["open"].append(loss)
         if observation.trigger != "open":
             return state, []
         if state["open"]:

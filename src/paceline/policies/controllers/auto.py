@@ -176,7 +176,7 @@ class Auto(StatefulController[AutoState]):
         if observation.has_risen:
             state.trial.leave_out(observation.workload)
             state.hasten(observation.workload)
-        return observation.accepted and state.trial.accept(arrival.loss, observation.protocol)
+        return observation.accepted and state.trial.accept(arrival.measured.loss, observation.protocol)
 
     def _take_back(self, state: AutoState, observation: Observation) -> list[Action]:
         before = state.trial.before

@@ -148,8 +148,8 @@ class DBW(StatefulController[_State]):
         if observation.trigger == "arrival":
             state.times.observe(observation)
             if observation.accepted and observation.arrival is not None:
-                arrival = observation.arrival
-                state.accepted.append((arrival.loss, arrival.squared_norm, arrival.variance, arrival.samples))
+                measured = observation.arrival.measured
+                state.accepted.append((measured.loss, measured.squared_norm, measured.variance, measured.samples))
         if observation.trigger != "open":
             return state, []
         self._close(state, observation)

@@ -3,9 +3,9 @@ from copy import deepcopy
 import pytest
 
 import paceline as pl
+from arrivals import arrival
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import auto, bsp, pull
-from paceline.core.events import Arrival
 from paceline.core.records import DecisionMade
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.auto_candidates import default_candidates
@@ -60,7 +60,7 @@ class AutoRun:
             for worker, trip_s in enumerate(trips_s):
                 self.workload += 1
                 self.ask(
-                    "arrival", arrival=Arrival(0.0, worker, 1, loss=self.loss), trip_s=trip_s, accepted=True, **more
+                    "arrival", arrival=arrival(0.0, worker, 1, loss=self.loss), trip_s=trip_s, accepted=True, **more
                 )
             self.version += 1
             self.ask("open")
@@ -110,7 +110,7 @@ def test_a_change_during_a_scoring_makes_the_next_one_urgent_too():
     assert not run.state.is_urgent
     run.state.hasten(run.workload)
     while run.state.scoring is not None:
-        run.ask("arrival", arrival=Arrival(0.0, 0, 1, loss=1.0), trip_s=1.0, accepted=True)
+        run.ask("arrival", arrival=arrival(0.0, 0, 1, loss=1.0), trip_s=1.0, accepted=True)
     assert run.state.is_urgent
 
 
@@ -177,7 +177,7 @@ def test_replays_before_a_decision_do_not_change_it(monkeypatch):
     runs[2].state = runs[2].controller.begin(N)
     runs[2].state.scoring = Scoring((bsp(),), [[1.0]] * N)
     runs[2].prepares = 0
-    runs[2].ask("arrival", arrival=Arrival(0.0, 0, 1, loss=1.0), trip_s=1.0, accepted=True)
+    runs[2].ask("arrival", arrival=arrival(0.0, 0, 1, loss=1.0), trip_s=1.0, accepted=True)
 
 
 def test_a_choice_has_its_numbers_and_the_price_of_staleness():
@@ -255,7 +255,7 @@ def jump(run, loss, most=24):
     run.loss = loss
     for gradients in range(1, most + 1):
         run.workload += 1
-        run.ask("arrival", arrival=Arrival(0.0, gradients % N, 1, loss=run.loss), trip_s=1.0, accepted=True)
+        run.ask("arrival", arrival=arrival(0.0, gradients % N, 1, loss=run.loss), trip_s=1.0, accepted=True)
         if run.protocol.max_staleness == 0:
             return gradients
     return None

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 import paceline as pl
+from arrivals import arrival
 from coordinator_harness import coordinator
 from paceline.checkpoint.codec import decode, encode
-from paceline.core.events import Arrival, Compute, Decision, Joined, Lost
+from paceline.core.events import Compute, Decision, Joined, Lost
 
 BALANCED = pl.balanced(m=8, leases=1)
 
@@ -43,7 +44,7 @@ class Driven:
             while self.driven.version == before:
                 worker = min(self.flying, key=self.flying.get)
                 self.now, draw, _ = self.flying.pop(worker)
-                self._take(self.driven.handle(Arrival(self.now, worker, draw)))
+                self._take(self.driven.handle(arrival(self.now, worker, draw)))
         return found
 
 
@@ -82,7 +83,7 @@ def test_a_time_of_a_gradient_that_is_not_finite_does_not_count():
     driven = Driven([1, 1, 1, 2])
     due_s, draw, _ = driven.flying.pop(0)
     driven.now = due_s
-    driven._take(driven.driven.handle(Arrival(due_s, 0, draw, finite=False)))
+    driven._take(driven.driven.handle(arrival(due_s, 0, draw, finite=False)))
     driven.updates(6)
     assert driven.log[0][1].startswith("9, 9, 9, 5 samples")
 
@@ -98,7 +99,7 @@ def test_seconds_that_a_worker_has_measured_count_in_place_of_the_round_trip():
             for each in computes:
                 now += 1
                 share = each.minibatch.share if each.minibatch else 1.0
-                commands += driven.handle(Arrival(now, each.worker, each.draw, compute_s=measured * share))
+                commands += driven.handle(arrival(now, each.worker, each.draw, compute_s=measured * share))
         found[measured] = [each for each in computes if each.minibatch]
     assert not found[0.5]
     assert found[0.0]

@@ -18,19 +18,19 @@ class Interruption:
     """
 
     def __init__(self, rank: Rank, signals: Signals) -> None:
-        self._process = rank.process
+        self._lifecycle = rank.host.lifecycle
         self._cluster = rank.cluster
         self._signals = signals
 
     @property
     def reason(self) -> str:
         """Signal that this process has caught, or another reason why it leaves; empty if it stays."""
-        return self._signals.caught or self._process.interruption
+        return self._signals.caught or self._lifecycle.interruption
 
     @property
     def outcome(self) -> Outcome:
         """Outcome of a run that this process ends."""
-        return Outcome.INTERRUPTED if self._signals.caught else self._process.outcome
+        return Outcome.INTERRUPTED if self._signals.caught else self._lifecycle.outcome
 
     @property
     def in_report(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import inf, isnan, nan
 from typing import NamedTuple
 
-from paceline.core.events import Apply, Arrival, Compensation, Compute
+from paceline.core.events import Apply, Arrival, Compensation, Compute, Measured
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.transport.process_group import CompletionTimer
@@ -20,9 +20,10 @@ from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
 from paceline.worker.allreduce.vectors import drop_counts
+from paceline.worker.gradient_source import Interrupted
 from paceline.worker.minibatch_forecast import following
 from paceline.worker.parameter_guard import ParameterGuard
-from paceline.worker.replica import GradientStats, Interrupted, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.task_runner import TaskRunner
 
 
@@ -114,7 +115,7 @@ class StepTimes:
         self._since_s = since_s
         self.waited_s = 0.0
         self.sum_s = 0.0
-        compute_s = {worker: report.compute_s for worker, report in summary.reports.items() if report.draw}
+        compute_s = {worker: report.measured.compute_s for worker, report in summary.reports.items() if report.draw}
         self.overhead_s = self._estimator.on_reports(compute_s, summary.now)
 
     def on_sum(self, completion: CompletionTimer, begun_s: float, reports_s: float) -> None:
@@ -148,16 +149,9 @@ def _arrival_of(worker: int, report: StepReport, allreduce: AllReduceConfig) -> 
         now=0.0,
         worker=worker,
         draw=report.draw,
-        loss=report.loss,
-        samples=report.samples,
-        squared_norm=report.squared_norm,
-        finite=report.finite,
-        pull_s=0.0,
-        compute_s=report.compute_s,
-        variance=report.variance,
+        measured=report.measured,
         compensations=(Compensation(correction.formula, report.factor),) if correction and is_corrected else (),
         sum_s=0.0,
-        skipped=report.skipped,
     )
 
 
@@ -165,7 +159,7 @@ class _Prefetched(NamedTuple):
     """Gradient that was computed ahead of its command, in so many seconds."""
 
     command: Compute
-    stats: GradientStats
+    measured: Measured
     took_s: float
 
 
@@ -181,7 +175,7 @@ class LocalStep:
     """
 
     def __init__(self, rank: Rank, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
-        cluster, actions = rank.cluster, rank.process.fault_actions
+        cluster, actions = rank.cluster, rank.host.lifecycle.fault_actions
         faults = tuple(cluster.faults)
         self._task_runner = TaskRunner(
             replica=replica,
@@ -242,14 +236,14 @@ class LocalStep:
         if command is None:
             return self._skip()
         try:
-            stats, ahead_s = self._gradient(command, run_s)
+            measured, ahead_s = self._gradient(command, run_s)
         except Interrupted:  # this process leaves the run
             return self._skip()
         self.check()
         contribution = Contribution(finite=False)
-        if stats.finite:
+        if measured.finite:
             contribution = self._algorithm.contribute(
-                stats.squared_norm, stats.samples / self._replica.batch_size, update
+                measured.squared_norm, measured.samples / self._replica.batch_size, update
             )
             drop_counts(self._algorithm.payload, command.worker)  # whole numbers are those of worker 0, never sums
         else:
@@ -257,15 +251,9 @@ class LocalStep:
         self.snapshot(f"contributed its draw {command.draw}")
         return StepReport(
             draw=command.draw,
-            loss=stats.loss,
-            samples=stats.samples,
-            squared_norm=stats.squared_norm,
-            variance=stats.variance,
-            finite=contribution.finite,
+            measured=measured._replace(finite=contribution.finite, compute_s=ahead_s),
             factor=contribution.compensations[0].factor if contribution.compensations else nan,
-            compute_s=ahead_s,
             options=StepOptions(self._replica.learning_rates).encode(),
-            skipped=stats.skipped,
             missing=IndexBits.of(self._algorithm.gradient.missing).content,
         )
 
@@ -280,23 +268,23 @@ class LocalStep:
             return
         begun_s = time.monotonic()
         with suppress(Interrupted):  # this process leaves the run
-            stats, _ = self._gradient(command, run_s)
-            self._prefetched = _Prefetched(command, stats, time.monotonic() - begun_s)
+            measured, _ = self._gradient(command, run_s)
+            self._prefetched = _Prefetched(command, measured, time.monotonic() - begun_s)
 
     def discard_prefetched(self) -> None:
         """Discard the gradient that was computed ahead."""
         self._prefetched = None
 
-    def _gradient(self, command: Compute, run_s: float) -> tuple[GradientStats, float]:
+    def _gradient(self, command: Compute, run_s: float) -> tuple[Measured, float]:
         """Return the scalars of a task's gradient, and the seconds for which it was computed ahead."""
         done, self._prefetched = self._prefetched, None
         if done is not None and (done.command.draw, done.command.minibatch) == (command.draw, command.minibatch):
-            return done.stats, done.took_s
+            return done.measured, done.took_s
         ours = self._algorithm
         self._replica.prefetch(following(command.worker, command.draw, command.upcoming))
         try:
-            stats = self._task_runner.gradient(command.draw, command.minibatch, run_s, ours.weights, ours.gradient)
+            measured = self._task_runner.gradient(command.draw, command.minibatch, run_s, ours.weights, ours.gradient)
         except Exception as error:
             note_place(error, f"after update {command.version}")
             raise
-        return stats, 0.0
+        return measured, 0.0

@@ -83,8 +83,7 @@ class MembershipServer(GroupMembership):
 
     def open(self) -> None:
         """Wait until all ranks have joined."""
-        buffers = [None] * self._cluster.n
-        self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, buffers, self)
+        self._acceptor = listen_as_rank_0(self._cluster, self._rank.transport, self._job_spec, self._cluster.n, self)
         await_workers(self._cluster, self._joined, self._wait_for_join)
 
     def _joined(self) -> set[int]:

@@ -8,7 +8,8 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Accept, Apply, Arrival, Compute, EndRun, Evaluate, Interrupt, RestartWorker
 from paceline.engines.ports import Parameters, Workers
 from paceline.engines.signals import Signals
-from paceline.worker.replica import Replica, TaskProgress
+from paceline.worker.replica import Replica
+from paceline.worker.task_progress import TaskProgress
 
 
 class RankTasks(Workers):

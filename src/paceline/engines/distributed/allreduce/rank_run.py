@@ -73,9 +73,9 @@ class RankRun:
 
     def __init__(self, rank: Rank, allreduce: AllReduceConfig, replica: Replica, algorithm: AllReduceAlgorithm) -> None:
         self._rank = rank
-        self._process = rank.process
+        self._lifecycle = rank.host.lifecycle
         self._cluster = cluster = rank.cluster
-        self.signals = rank.process.signals(cluster.notice)
+        self.signals = rank.host.lifecycle.signals(cluster.notice)
         self.network = rank.transport.counters
         job_spec = rank.make_job_spec(algorithm.server.model)
         self._allreduce = allreduce
@@ -105,7 +105,7 @@ class RankRun:
 
     def __enter__(self) -> Self:
         """Wait until all ranks have joined; until then a signal acts as usual, because no run can be saved."""
-        self._process.set_num_threads(self._cluster.worker_threads)
+        self._lifecycle.set_num_threads(self._cluster.worker_threads)
         try:
             self._membership.open()
         except BaseException as error:
@@ -188,12 +188,16 @@ class RankRun:
             raise SystemExit(self._cluster.leaving_status)
         task = self._workers.tasks.get(self._number)
         report = self._local_step.contribute(task, self.now, self._coordinator.expected_update())
-        times = {"compute_s": report.compute_s + self._times.busy_s, "waited_s": self._times.waited_s}
+        compute_s = report.measured.compute_s + self._times.busy_s
+        measured = report.measured._replace(compute_s=compute_s)
         iteration = self._iteration + 1
         self._sums.begin(iteration, self._membership)
         about = {"generation": self._membership.generation, **self._interruption.in_report}
         self._membership.report(
-            replace(report, **about, **times, saves=self._checkpoints.is_asked), self._workers.tasks
+            replace(
+                report, measured=measured, waited_s=self._times.waited_s, saves=self._checkpoints.is_asked, **about
+            ),
+            self._workers.tasks,
         )
         if self._allreduce.overlaps or not self._allreduce.begins_sum(iteration):
             self._local_step.prefetch(self._coordinator.expected_work().get(self._number), self.now)
@@ -330,7 +334,7 @@ class RankRun:
         return events
 
     def _close(self, error: BaseException | None) -> None:
-        self._process.set_num_threads(self._threads)
+        self._lifecycle.set_num_threads(self._threads)
         self._membership.close(failed_end(error) if error else self.end, error)
         self._rank.close()
         self._replica.close()
@@ -338,5 +342,5 @@ class RankRun:
     @property
     def _timeout_s(self) -> float:
         """Longest silence of a worker, in seconds."""
-        timeout_s = self._coordinator.worker_timeout_s
+        timeout_s = self._coordinator.timeout_s
         return timeout_s if timeout_s < inf else self._cluster.start_timeout_s

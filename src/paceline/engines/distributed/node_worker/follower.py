@@ -31,8 +31,9 @@ from paceline.engines.distributed.transport.transport import Address
 from paceline.engines.notice_watch import NoticeWatch
 from paceline.errors import RunError
 from paceline.utils.user_code import note_place
+from paceline.worker.gradient_source import Interrupted
 from paceline.worker.parameter_guard import check_version
-from paceline.worker.replica import Interrupted, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.task_runner import device_of
 
 Request = RemoteTask | FinalState | SystemExit | Exception
@@ -51,7 +52,7 @@ def follow(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
         RunFinished: the run ended before this process took part.
         SystemExit: all processes of this worker were asked to end.
     """
-    rank.process.set_num_threads(rank.cluster.worker_threads)
+    rank.host.lifecycle.set_num_threads(rank.cluster.worker_threads)
     follower = NodeFollower(rank)
     try:
         with raising_run_error(follower.leader_name), closing(follower.join(job_spec)):
@@ -66,7 +67,7 @@ class NodeFollower:
     def __init__(self, rank: Rank) -> None:
         self._cluster = cluster = rank.cluster
         self._transport = rank.transport
-        self._process = rank.process
+        self._lifecycle = rank.host.lifecycle
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
         self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
@@ -120,7 +121,7 @@ class NodeFollower:
     def run(self) -> FinalState:
         """Compute this process's share of all minibatches until the end of the run."""
         leave = self._request_leave
-        with self._process.leaving_on_sigterm(leave), NoticeWatch(self._cluster.notice, leave):
+        with self._lifecycle.leaving_on_sigterm(leave), NoticeWatch(self._cluster.notice, leave):
             while True:
                 match self._requests.get():
                     case RemoteTask() as task:

@@ -27,13 +27,9 @@ from paceline.engines.distributed.transport.sum_messages import StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
-from paceline.jobs.job import Job
-from paceline.protocols.local_steps import LocalSteps
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.rank_logger import RankLogger
-from paceline.worker.local_steps import LocalStepsReplica
 from paceline.worker.parameter_guard import checksum
-from paceline.worker.replica import GradientStats, Replica
 
 LOG = RankLogger(__name__)
 LOSS_REPORT_S = 1.0  # until the acceptor has reported why a process is gone
@@ -50,6 +46,7 @@ class NodeLeader:
         is_cancelled: returns whether the current task was cancelled.
         leave: callback, from another thread, with the reason why a process of the node was asked to end.
         on_lost: callback, from another thread, when a process of the node has failed or is gone; see `loss`.
+        makes_local_steps: whether the leader changes the version before each gradient, by its own steps.
 
     Attributes:
         group: process group of the node.
@@ -62,11 +59,14 @@ class NodeLeader:
         is_cancelled: Callable[[], bool],
         leave: Callable[[str], None],
         on_lost: Callable[[], None],
+        *,
+        makes_local_steps: bool = False,
     ) -> None:
         self._cluster = cluster
         self._transport = transport
         self._leave = leave
         self._on_lost = on_lost
+        self._makes_local_steps = makes_local_steps
         self._loss: messages.Leave | messages.Failed = messages.Leave("a process of its host is gone")
         self._is_loss_known = threading.Event()
         self._lock = threading.Condition()
@@ -78,7 +78,7 @@ class NodeLeader:
         self._is_over = False
         self._has_sent_version = False
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
-        self.group = NodeGroup(cluster.rank_in_node, cluster.node_size, is_cancelled, uses_nccl=uses_nccl)
+        self.group = NodeGroup(cluster.rank_in_node, cluster.node_size, is_cancelled, self.forward, uses_nccl=uses_nccl)
 
     def gather(self, job_spec: dict[str, Any]) -> None:
         """Publish the port of this process at rank 0, and wait until all processes of the node have joined.
@@ -110,7 +110,7 @@ class NodeLeader:
                 host=LOOPBACK,
                 port=0,
                 job_spec=job_spec,
-                buffers=[None] * self.group.size,
+                processes=self.group.size,
                 handler=self,
             )
             rank_0.send(messages.LeaderListens(worker, self._acceptor.address[1]))
@@ -198,12 +198,13 @@ class NodeLeader:
     def forward(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
         """Let the other processes compute their shares of a minibatch at a version."""
         command = Compute(worker=self._cluster.worker, version=0, draw=draw, minibatch=minibatch)
-        task = RemoteTask.of(command, sends_version=not self._has_sent_version, run_s=0.0)
+        is_new = self._makes_local_steps or not self._has_sent_version
+        task = RemoteTask.of(command, sends_version=is_new, run_s=0.0)
         if self._cluster.debug:
             task = replace(task, checksum=checksum(version.memory))
         for peer in self._peers.values():
             peer.connection.send(task)
-        if self._peers and not self._has_sent_version:
+        if self._peers and is_new:
             self.group.broadcast(version)
         self._has_sent_version = True
 
@@ -233,49 +234,6 @@ class NodeLeader:
     def _join(self) -> None:
         if self._acceptor is not None:
             self._acceptor.join([peer.peer_id for peer in self._peers.values()], GRACE_S)
-
-
-class LeadingReplica(Replica):
-    """Replica of a node's leader: forwards each minibatch before it computes its own share.
-
-    Args:
-        job: job to train; this and the next arguments as in `Replica`.
-        seed: seed of the run, >= 0.
-        n: number of workers.
-        leader: connections to the other processes.
-        settings: further arguments of `Replica`.
-    """
-
-    def __init__(self, job: Job, seed: int, n: int, *, leader: NodeLeader, **settings: Any) -> None:
-        super().__init__(job, seed, n, group=leader.group, **settings)
-        self._leader = leader
-
-    def gradient(
-        self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
-    ) -> GradientStats:
-        """Compute the gradient of a minibatch at a version, together with the other processes."""
-        self._leader.forward(draw, minibatch, version)
-        return super().gradient(worker, draw, minibatch, version, gradient)
-
-
-class LeadingLocalStepsReplica(LocalStepsReplica, LeadingReplica):
-    """Replica of a node's leader that makes local steps, and computes the gradient of each with the other processes.
-
-    The step of the optimizer is that of the leader alone. The others get its parameters before each step.
-    """
-
-    def _step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> GradientStats:
-        self._leader.on_change()  # the step before this one has changed the parameters
-        return super()._step(worker, draw, minibatch, steps)
-
-
-def make_leading_replica(
-    job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
-) -> LeadingReplica:
-    """Return the replica of a node's leader, with local steps if there are any."""
-    if local_steps is None:
-        return LeadingReplica(job, seed, n, **settings)
-    return LeadingLocalStepsReplica(job, seed, n, local_steps=local_steps, **settings)
 
 
 def leader_port(rank_0: Connection, worker: int, timeout_s: float) -> int | None:

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from paceline.core.events import Minibatch
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.process_group import AbortableGroup
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import RunError
 from paceline.tensors.flat_buffers import FlatBuffers
-from paceline.worker.replica import GradientGroup, Interrupted, PartialGradient
+from paceline.worker.gradient_source import GradientGroup, Interrupted, PartialGradient
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,15 +35,23 @@ class NodeGroup(GradientGroup):
         local_rank: rank of this process in the group; 0 for the leader.
         size: number of processes.
         is_cancelled: returns whether the task of this process was cancelled.
+        on_begin: called when this process begins a gradient, as of `begin`; None for no call.
         uses_nccl: whether each process has a GPU of its own, so that NCCL sums the gradients; else gloo does.
     """
 
     def __init__(
-        self, local_rank: int, size: int, is_cancelled: Callable[[], bool], *, uses_nccl: bool = False
+        self,
+        local_rank: int,
+        size: int,
+        is_cancelled: Callable[[], bool],
+        on_begin: Callable[[int, Minibatch | None, FlatBuffers], None] | None = None,
+        *,
+        uses_nccl: bool = False,
     ) -> None:
         self.local_rank = local_rank
         self.size = size
         self._is_cancelled = is_cancelled
+        self._on_begin = on_begin
         self._uses_nccl = uses_nccl
         self._group = AbortableGroup(local_rank, size)
 
@@ -61,6 +70,11 @@ class NodeGroup(GradientGroup):
             self._group.connect(transport, store, LOOPBACK, key)
             if self._uses_nccl:
                 self._group.connect_gpus()
+
+    def begin(self, draw: int, minibatch: Minibatch | None, version: FlatBuffers) -> None:
+        """Let the leader forward the gradient that it begins at a version to the other processes."""
+        if self._on_begin is not None:
+            self._on_begin(draw, minibatch, version)
 
     def check(self) -> None:
         """Cancel the task in all processes if it was cancelled in one.

@@ -119,8 +119,8 @@ class RemoteWorker:
         """Record why a gradient is not used, if it is not, and return its seconds as fields of `Arrival`."""
         done, at_s, push_s = arriving
         if self.last[0] != "interrupted":
-            stats = done.stats
-            self.last = ("skipped" if stats.skipped else "late" if stats.finite else "not finite", 0)
+            measured = done.measured
+            self.last = ("skipped" if measured.skipped else "late" if measured.finite else "not finite", 0)
         pull_s = max(0.0, at_s - self.sent_s - done.busy_s)
         if self._received:
             push_s = max(push_s, time.monotonic() - at_s)  # the part of another shard may have come last

@@ -33,6 +33,7 @@ from paceline.core.events import (
 )
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.failed_worker import why_failed
+from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
@@ -74,7 +75,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout, flat_copy
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
-from paceline.worker.replica import TaskProgress
+from paceline.worker.task_progress import TaskProgress
 
 LOG = RankLogger(__name__)
 POLL_S = 0.2
@@ -121,14 +122,19 @@ class RemoteWorkers(Workers):
         self.parameters = ServerSide(
             server, self._published, self._gradients, debug=cluster.debug, shards=shards if shards.numbers else None
         )
-        self.signals = rank.process.signals(cluster.notice)
+        self.signals = rank.host.lifecycle.signals(cluster.notice)
         self._tasks = TaskBoard(self.parameters, self._send)
         self._threads = torch.get_num_threads()
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
+        received = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
+        # The workers, the evaluator, the servers of the other shards, and the standby.
         self.processes = ServerProcesses(
-            rank, rank.make_job_spec(server.model), self._buffers(), QueueHandler(self._peer_events)
+            rank,
+            rank.make_job_spec(server.model),
+            processes=cluster.n + cluster.shards + cluster.standby,
+            receiver=GradientReceiver(received, QueueHandler(self._peer_events)),
         )
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
@@ -162,7 +168,7 @@ class RemoteWorkers(Workers):
 
     def start(self, signals: Signals) -> bool:
         """Listen, start the processes of this host, and wait until those that the run needs have joined."""
-        self._rank.process.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
+        self._rank.host.lifecycle.set_num_threads(max(1, cores() // self._cluster.ranks.local_world_size))
         self.clock.watch(self._peer_events, self._read)
         if self._succession is None:
             self._begin()
@@ -190,11 +196,6 @@ class RemoteWorkers(Workers):
     def _present(self) -> set[str]:
         """Return the processes of the workers that take part."""
         return processes_of(self._workers.values())
-
-    def _buffers(self) -> list[WireBuffer | None]:
-        """Return memory for a gradient of each worker, and None for the evaluator, shard servers and the standby."""
-        buffers: list[WireBuffer | None] = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
-        return [*buffers, *[None] * (self._cluster.shards + self._cluster.standby)]
 
     def _ready(self) -> Collection[int]:
         """Return the workers that take part; all after a signal, which ends the run."""
@@ -447,10 +448,10 @@ class RemoteWorkers(Workers):
         done = arriving.done
         seconds: dict[str, Any] = worker.on_delivered(arriving)
         if not done.is_notice:
-            report = self._link_monitor.on_gradient(worker.worker, done.stats.compute_s, sum(seconds.values()))
+            report = self._link_monitor.on_gradient(worker.worker, done.measured.compute_s, sum(seconds.values()))
             self._log_link(report)
         now = self.clock.elapsed_s()
-        self.clock.add(Arrival(now, worker.worker, done.draw, **seconds, **done.stats._asdict()))
+        self.clock.add(Arrival(now, worker.worker, done.draw, done.measured, **seconds))
         self._tasks.on_gradient(worker.worker, IndexBits(done.missing))
 
     def _log_link(self, report: str | None) -> None:

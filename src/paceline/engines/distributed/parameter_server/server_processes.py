@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.rank import Rank
-from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Acceptor, QueueHandler
+from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Acceptor
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0, publish_successor
 from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport.messages import End
-from paceline.engines.distributed.transport.wire import WireBuffer
 
 
 class ServerProcesses:
@@ -19,29 +19,32 @@ class ServerProcesses:
     Args:
         rank: settings of this process.
         job_spec: settings that must be equal on all processes.
-        buffers: memory for a gradient of each worker, and None for each other process that may come.
-        handler: receiver of what comes from other processes.
+        processes: number of processes that may come.
+        receiver: receiver of what comes from other processes.
     """
 
-    def __init__(
-        self, rank: Rank, job_spec: dict[str, Any], buffers: Sequence[WireBuffer | None], handler: QueueHandler
-    ) -> None:
+    def __init__(self, rank: Rank, job_spec: dict[str, Any], processes: int, receiver: GradientReceiver) -> None:
         self._rank = rank
         self._cluster = rank.cluster
         self._needs_evaluator = rank.job.eval_data is not None
         self._job_spec = job_spec
-        self._buffers = buffers
-        self._handler = handler
+        self._processes = processes
+        self._receiver = receiver
         self._acceptor: Acceptor | None = None
         self._sidecars: list[Sidecar] = []
 
     def start(self) -> None:
         """Listen where every rank finds rank 0, and start the processes of this host."""
         self._acceptor = listen_as_rank_0(
-            self._cluster, self._rank.transport, self._job_spec, self._buffers, self._handler
+            self._cluster,
+            self._rank.transport,
+            self._job_spec,
+            processes=self._processes,
+            handler=self._receiver,
+            on_accept=self._receiver.on_accept,
         )
         beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
-        self._sidecars += [self._rank.process.start_sidecar(number) for number in beside]
+        self._sidecars += [self._rank.host.start_sidecar(number) for number in beside]
 
     def listen(self, host: str, port: int) -> int:
         """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
@@ -50,8 +53,9 @@ class ServerProcesses:
             host=host,
             port=port,
             job_spec=self._job_spec,
-            buffers=self._buffers,
-            handler=self._handler,
+            processes=self._processes,
+            handler=self._receiver,
+            on_accept=self._receiver.on_accept,
         )
         self._acceptor.is_open = False
         return self._acceptor.address[1]
@@ -62,7 +66,7 @@ class ServerProcesses:
         self._acceptor.is_open = True
         publish_successor(self._cluster, self._acceptor.address)
         if self._needs_evaluator:
-            self._sidecars.append(self._rank.process.start_sidecar(self._cluster.n, self._acceptor.address))
+            self._sidecars.append(self._rank.host.start_sidecar(self._cluster.n, self._acceptor.address))
 
     def check(self) -> None:
         """Check that the processes of this host live.

@@ -129,7 +129,7 @@ class ShardClients(ShardPeers):
                 worker=arrival.worker,
                 version=version,
                 staleness=staleness,
-                squared_norm=arrival.squared_norm,
+                squared_norm=arrival.measured.squared_norm,
             )
         )
 

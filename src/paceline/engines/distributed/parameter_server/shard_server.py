@@ -14,6 +14,7 @@ from paceline.checkpoint.codec import decode, encode
 from paceline.clusters.devices import cores
 from paceline.core.index_bits import IndexBits
 from paceline.core.sharding import ShardPeers
+from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
@@ -59,7 +60,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         RunError: rank 0 is gone.
     """
     cluster = rank.cluster
-    rank.process.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
+    rank.host.lifecycle.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
     number = cluster.shard
     assert number is not None
     layout = FlatLayout(model, cluster.shards, only=number)
@@ -77,14 +78,16 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
             server.watch_gradients()
         wire = make_wire(cluster.wire, layout, loads_numba=True)
         buffers = [WireBuffer(wire, layout.allocate()) for _ in range(cluster.n)]
+        receiver = GradientReceiver(buffers, QueueHandler(events))
         host = session.connection.local_host
         acceptor = Acceptor(
             transport=rank.transport,
             host=host,
             port=0,
             job_spec=job_spec,
-            buffers=[*buffers, None],
-            handler=QueueHandler(events),
+            processes=cluster.n + 1,
+            handler=receiver,
+            on_accept=receiver.on_accept,
         )
         session.connection.answers_heartbeats = False  # its main thread answers, so that one that hangs is detected
         session.listen(peers.on_message, peers.on_error)

@@ -269,7 +269,7 @@ class Standby:
             RunError: rank 0 is lost, and too few workers have come here.
         """
         try:
-            with self._rank.process.leaving_on_sigterm(self._leave):
+            with self._rank.host.lifecycle.leaving_on_sigterm(self._leave):
                 self._following.run(coordinator, observe, first)
                 while True:  # the run is over, and rank 0 still has to say so
                     self._workers.next_event()

@@ -15,8 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from paceline.core.gradient import Measured
 from paceline.core.index_bits import IndexBits
-from paceline.engines.distributed.node_worker.leader import NodeLeader, make_leading_replica
+from paceline.engines.distributed.node_worker.leader import NodeLeader
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rank import Rank
@@ -40,9 +41,10 @@ from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place
+from paceline.worker.gradient_source import Interrupted
 from paceline.worker.minibatch_forecast import following
 from paceline.worker.parameter_guard import check_version
-from paceline.worker.replica import GradientStats, Interrupted, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.task_runner import TaskRunner, device_of, pin
 
 LOG = RankLogger(__name__)
@@ -51,7 +53,7 @@ Task = task_messages.RemoteTask | task_messages.RemoteEvaluateTask
 Request = tuple[Task, float] | messages.Leave | FinalState | Exception  # a task comes with its arrival time
 
 
-def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
+def work(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
     """Take part in the run of rank 0 until it ends.
 
     Args:
@@ -65,7 +67,7 @@ def serve(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
         SystemExit: this process was asked to end, and has sent what it had.
     """
     cluster = rank.cluster
-    rank.process.set_num_threads(cluster.worker_threads)
+    rank.host.lifecycle.set_num_threads(cluster.worker_threads)
     worker = WorkerProcess(rank)
     try:
         with raising_run_error(cluster.server_name), ExitStack() as open_sessions:
@@ -125,7 +127,7 @@ class WorkerProcess:
 
     def __init__(self, rank: Rank) -> None:
         job, cluster, seed = rank.job, rank.cluster, rank.seed
-        self._process = rank.process
+        self._lifecycle = rank.host.lifecycle
         self._worker = cluster.worker
         self._name = cluster.worker_name
         self._leaving_status = cluster.leaving_status
@@ -134,20 +136,17 @@ class WorkerProcess:
         self._workers = cluster.n
         self._ahead = job.minibatches_ahead
         is_worker = self._worker < cluster.n
-        self.leader = NodeLeader(cluster, rank.transport, self._is_cancelled, self._leave, self._on_group_lost)
-        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
-        settings["local_steps"] = rank.plan.local_steps
-        self._replica: Replica
-        if self.leader.group.size > 1:
-            self._replica = make_leading_replica(job, seed, cluster.n, leader=self.leader, **settings)
-        else:
-            check = self._check if is_worker else None
-            self._replica = rank.process.replica(job, seed, cluster.n, check=check, **settings)
-            if rank.plan.local_steps is None:
-                self._replica.on_gradient_ready = self._on_accumulated
-        self._replica.is_bound_to_server = rank.plan.local_steps is None
+        self.leader = NodeLeader(
+            cluster,
+            rank.transport,
+            self._is_cancelled,
+            self._leave,
+            self._on_group_lost,
+            makes_local_steps=rank.plan.local_steps is not None,
+        )
+        self._replica = self._make_replica(rank, device)
         faults = tuple(cluster.faults)
-        actions = rank.process.fault_actions
+        actions = rank.host.lifecycle.fault_actions
         self._task_runner = TaskRunner(
             replica=self._replica,
             worker=self._worker,
@@ -177,6 +176,27 @@ class WorkerProcess:
         self._wake_up = threading.Event()  # ends a sleep
         self._received: dict[ShardChannel, Task] = {}  # parts of the next task, until all have arrived
 
+    def _make_replica(self, rank: Rank, device: str) -> Replica:
+        """Return the replica, which tells when a gradient is complete if it computes whole ones."""
+        cluster, local_steps = rank.cluster, rank.plan.local_steps
+        group = self.leader.group if self.leader.group.size > 1 else None
+        replica = rank.host.make_replica(
+            rank.job,
+            rank.seed,
+            cluster.n,
+            local_steps=local_steps,
+            group=group,
+            device=device,
+            debug=cluster.debug,
+            shards=cluster.shards,
+        )
+        if group is None and self._worker < cluster.n:  # an evaluation is not interrupted
+            replica.set_check(self._check)
+        if group is None and local_steps is None:
+            replica.on_gradient_ready = self._on_accumulated
+        replica.is_bound_to_server = local_steps is None
+        return replica
+
     def run(self, sessions: list[ClientSession]) -> FinalState:
         """Carry out all requests until the end of the run.
 
@@ -194,8 +214,8 @@ class WorkerProcess:
             # Rank 0 reports the loss of another server.
             session.listen(partial(self._on_task, channel), lambda error: None)
         send = self._session.connection.send
-        self._process.on_joined(lambda reason: send(messages.Pause(reason)), lambda: send(messages.Resume()))
-        with self._process.leaving_on_sigterm(self._leave), NoticeWatch(self._notice, self._leave):
+        self._lifecycle.on_joined(lambda reason: send(messages.Pause(reason)), lambda: send(messages.Resume()))
+        with self._lifecycle.leaving_on_sigterm(self._leave), NoticeWatch(self._notice, self._leave):
             while True:
                 request = self._requests.get()
                 if isinstance(request, FinalState):
@@ -246,7 +266,7 @@ class WorkerProcess:
         self._replica.progress = task.progress
         self._checkpoints.before_task(task.draw)
         try:
-            stats = self._task_runner.gradient(task.draw, minibatch, task.run_s, self._version, self._gradient)
+            measured = self._task_runner.gradient(task.draw, minibatch, task.run_s, self._version, self._gradient)
         except Interrupted:
             for channel in self._channels:
                 channel.cancel()
@@ -255,24 +275,24 @@ class WorkerProcess:
             raise
         else:
             self._check_version(task, "after")
-            self._send_gradient(stats)
+            self._send_gradient(measured)
 
     def _on_accumulated(self, parameter: int) -> None:
         if self._is_needed:
             self._channel_of[parameter].on_accumulated(parameter, self._busy_s)
 
-    def _send_gradient(self, stats: GradientStats) -> None:
+    def _send_gradient(self, measured: Measured) -> None:
         """Send the remaining buckets of the gradient, and its scalars; only these if the gradient is unneeded."""
         is_needed = self._is_needed
         if is_needed:
             for channel in self._channels:
-                channel.pack_remaining(is_finite=stats.finite)
-            overflows = any(channel.overflows(stats.squared_norm) for channel in self._channels)
-            stats = stats._replace(finite=stats.finite and not overflows)
+                channel.pack_remaining(is_finite=measured.finite)
+            overflows = any(channel.overflows(measured.squared_norm) for channel in self._channels)
+            measured = measured._replace(finite=measured.finite and not overflows)
         done = task_messages.RemoteTaskDone(
             draw=self._draw,
             busy_s=self._busy_s,
-            stats=stats,
+            measured=measured,
             options=StepOptions(self._replica.learning_rates, self._replica.options).encode(),
             missing=IndexBits.of(self._gradient.missing).content,
             is_notice=not is_needed,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from paceline.engines.distributed.rendezvous.handshake import warn_of_other_samples, why_rejected
-from paceline.engines.distributed.transport import messages, standby_messages, task_messages
+from paceline.engines.distributed.transport import messages, standby_messages
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Transport
-from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.recording.metrics.network_counters import RejectionCause
 
 GRACE_S = 5.0  # for other processes to end
@@ -53,8 +52,7 @@ class PeerHandler(Protocol):
         Args:
             peer: sender.
             message: message; all that was sent before it has been received.
-            at_s: arrival on this host's monotonic clock; for a gradient whose buckets were sent early, the moment at
-                which the worker had completed it.
+            at_s: arrival on this host's monotonic clock.
             contents_s: seconds from then until all tensors of the message had arrived.
         """
 
@@ -150,8 +148,9 @@ class Acceptor:
         host: address to listen on.
         port: port to listen on; 0 for a free one.
         job_spec: settings that must be equal on all processes.
-        buffers: by number of the process, memory for a worker's gradients; None for other processes.
+        processes: number of processes that may take part, each with a number below it.
         handler: receiver of the callbacks.
+        on_accept: called with each peer, which does not know yet that it takes part.
 
     Attributes:
         address: host and port on which this server listens.
@@ -167,12 +166,14 @@ class Acceptor:
         host: str,
         port: int,
         job_spec: dict[str, Any],
-        buffers: Sequence[WireBuffer | None],
+        processes: int,
         handler: PeerHandler,
+        on_accept: Callable[[AcceptedPeer], None] = lambda peer: None,
     ) -> None:
         self._job_spec = job_spec
-        self._buffers = buffers
+        self._processes = processes
         self._handler = handler
+        self._on_accept = on_accept
         self._counters = transport.counters
         self._leaders: dict[int, int] = {}  # ports, by worker
         self._changed = threading.Condition()
@@ -237,7 +238,7 @@ class Acceptor:
         if not self.is_open:
             connection.send(standby_messages.NotServing())
             return None
-        if reason := why_rejected(hello, self._job_spec, len(self._buffers)):
+        if reason := why_rejected(hello, self._job_spec, self._processes):
             connection.send(messages.Rejected(reason))
             self._counters.on_rejected(RejectionCause.OTHER_JOB)
             self._handler.on_reject(reason)
@@ -247,8 +248,6 @@ class Acceptor:
             if self._end is not None:
                 connection.send(self._end)
                 return None
-            if (buffer := self._buffers[hello.worker]) is not None:
-                connection.post_buckets(buffer.buckets)
             rank_0_id = hello.peer_id or peer_id
             peer = AcceptedPeer(
                 peer_id=peer_id,
@@ -259,6 +258,7 @@ class Acceptor:
                 rank_0_id=rank_0_id,
                 process=hello.process,
             )
+            self._on_accept(peer)
             connection.send(messages.Accepted(peer_id))
             self._handler.on_join(peer)
             return peer
@@ -267,17 +267,13 @@ class Acceptor:
         """Record or return the port of a node's leader; return whether the message was about one."""
         match message:
             case messages.LeaderListens(worker, port):
-                if worker < len(self._buffers):
+                if worker < self._processes:
                     self._leaders[worker] = port
             case messages.FindLeader(worker):
                 connection.send(self._end or messages.LeaderPort(self._leaders.get(worker)))
             case _:
                 return False
         return True
-
-    def buffer_of(self, peer: AcceptedPeer) -> WireBuffer | None:
-        """Return the memory for the gradients of a process."""
-        return self._buffers[peer.worker]
 
     def remove(self, peer_id: int) -> None:
         """Forget a connection that has ended."""
@@ -296,12 +292,11 @@ class _ServedConnection:
         self._acceptor = acceptor
         self._handler = handler
         self._peer: AcceptedPeer | None = None
-        self._task_s: float | None = None  # arrival of the task at the worker, if it has sent a first bucket
 
     def on_message(self, message: Message, at_s: float, contents_s: float) -> None:
         try:
             if self._peer is not None:
-                self._on_peer_message(self._peer, message, at_s, contents_s)
+                self._handler.on_message(self._peer, message, at_s, contents_s)
             elif isinstance(message, messages.Hello):
                 self._peer = self._acceptor.admit(self.peer_id, message, self.connection)
                 self.is_undecided = self._peer is None
@@ -320,20 +315,3 @@ class _ServedConnection:
             self._handler.fail(error)
         finally:
             self._acceptor.remove(self.peer_id)
-
-    def _on_peer_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
-        match message:
-            case task_messages.GradientStarted(_, busy_s):
-                self._task_s = at_s - busy_s
-                return
-            case task_messages.RemoteTaskDone(busy_s=busy_s, is_notice=is_notice):
-                if self._task_s is not None:  # the message itself has waited behind buckets
-                    done_s = min(at_s, self._task_s + busy_s)
-                    contents_s += at_s - done_s
-                    at_s = done_s
-                if not is_notice and (buffer := self._acceptor.buffer_of(peer)) is not None:
-                    buffer.unpack()
-                self._task_s = None
-            case task_messages.RemoteTaskCancelled():
-                self._task_s = None
-        self._handler.on_message(peer, message, at_s, contents_s)

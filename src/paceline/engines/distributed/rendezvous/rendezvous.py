@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 from hashlib import sha256
@@ -18,7 +18,7 @@ from paceline.clusters.launch_env import BEGUN, TOKEN
 from paceline.clusters.placement import LOOPBACK
 from paceline.clusters.rank_checks import host_and_port
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.rendezvous.acceptor import Acceptor, PeerHandler
+from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, Acceptor, PeerHandler
 from paceline.engines.distributed.rendezvous.first_workers import NOTICE_S
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.connection import ConnectionLost
@@ -26,7 +26,6 @@ from paceline.engines.distributed.transport.gloo import dist
 from paceline.engines.distributed.transport.messages import Hello
 from paceline.engines.distributed.transport.security import AuthenticationFailed
 from paceline.engines.distributed.transport.transport import Address, Transport, address_text
-from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
 
@@ -41,8 +40,9 @@ def listen_as_rank_0(
     cluster: Torchrun,
     transport: Transport,
     job_spec: dict[str, Any],
-    buffers: Sequence[WireBuffer | None],
+    processes: int,
     handler: PeerHandler,
+    on_accept: Callable[[AcceptedPeer], None] = lambda peer: None,
 ) -> Acceptor:
     """Return the acceptor of rank 0, on the address that the user has given, where every rank finds it.
 
@@ -53,7 +53,13 @@ def listen_as_rank_0(
     ranks = cluster.ranks
     port = cluster.port or (0 if ranks.has_agent else ranks.master[1])
     acceptor = Acceptor(
-        transport=transport, host=cluster.host, port=port, job_spec=job_spec, buffers=buffers, handler=handler
+        transport=transport,
+        host=cluster.host,
+        port=port,
+        job_spec=job_spec,
+        processes=processes,
+        handler=handler,
+        on_accept=on_accept,
     )
     if ranks.has_agent and cluster.port is None:
         host = ranks.master[0] if cluster.host == "0.0.0.0" else cluster.host

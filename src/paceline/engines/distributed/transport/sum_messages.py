@@ -8,8 +8,9 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from paceline.core.bounds import CountOrNone, Seconds, Whole, check_norms
-from paceline.core.events import Outcome
+from paceline.core.bounds import Seconds, Whole, check_norms
+from paceline.core.events import Measured, Outcome
+from paceline.core.gradient import NOT_MEASURED
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.transport.encoded import at_most, decoded, encoded
 from paceline.engines.distributed.transport.step_options import StepOptions
@@ -94,49 +95,40 @@ class CheckLinks(MessageStruct, frozen=True):
     number: int
 
 
+NO_GRADIENT = NOT_MEASURED._replace(samples=0, finite=False)
+
+
 class StepReport(MessageStruct, frozen=True, kw_only=True):
     """Scalars of a worker's gradient in one iteration.
 
     Attributes:
         generation: number of the group.
         draw: number of the worker's task; 0 if it had none.
-        loss: loss of the minibatch; this and the next fields as in `Arrival`.
-        samples: samples of the minibatch.
-        squared_norm: squared norm of the gradient.
-        variance: variance of the gradient.
-        finite: whether the gradient is finite.
+        measured: scalars of the gradient, with the seconds for the operations on vectors.
         factor: factor of the correction, nan for none.
-        compute_s: seconds for the gradient and for the operations on vectors.
         waited_s: seconds that the worker waited for the previous sum after it had its own gradient.
         interruption: why the worker ends the run; empty if it does not.
         outcome: outcome of a run that the worker ends, as the value of an `Outcome`.
         options: options of the parameter groups, as `StepOptions` encodes them.
-        skipped: whether the loop of the worker skipped the step.
         missing: indices of the model's parameters without a gradient, as the content of `IndexBits`.
         saves: whether the worker, which is rank 0, saves the run after the next update that is settled.
     """
 
     generation: Whole = 0
     draw: Whole = 0
-    loss: float = nan
-    samples: CountOrNone = 0
-    squared_norm: float = nan
-    variance: float = nan
-    finite: bool = False
+    measured: Measured = NO_GRADIENT
     factor: float = nan
-    compute_s: Seconds = 0.0
     waited_s: Seconds = 0.0
     interruption: str = ""
     outcome: Annotated[str, Meta(max_length=20)] = Outcome.INTERRUPTED
     options: bytes = b""
-    skipped: bool = False
     missing: bytes = b""
     saves: bool = False
 
     def __post_init__(self) -> None:
-        check_norms(self.squared_norm, self.variance)
+        check_norms(self.measured.squared_norm, self.measured.variance)
         Outcome(self.outcome)
-        if self.draw and not self.samples:
+        if self.draw and not self.measured.samples:
             raise ValueError(f"draw {self.draw} of no samples")
 
     def why_refused(self, draw: int | None, groups: int) -> str:
@@ -182,7 +174,7 @@ class StepSummary(NamedTuple):
     @property
     def missing(self) -> IndexBits:
         """Indices of the parameters that have no gradient in any report."""
-        return IndexBits.in_all(each.missing for each in self.reports.values() if each.finite)
+        return IndexBits.in_all(each.missing for each in self.reports.values() if each.measured.finite)
 
 
 class StepSummarized(MessageStruct, frozen=True, kw_only=True):
@@ -197,10 +189,10 @@ class StepSummarized(MessageStruct, frozen=True, kw_only=True):
     def of(cls, summary: StepSummary) -> StepSummarized:
         """Return the message about a summary.
 
-        >>> reports = {0: StepReport(generation=1), 2: StepReport(generation=1, draw=7, loss=0.5, samples=8)}
+        >>> reports = {0: StepReport(generation=1), 2: StepReport(generation=1, draw=7, measured=NOT_MEASURED)}
         >>> summary = StepSummary(generation=1, now=0.25, reforms=False, reports=reports)
-        >>> StepSummarized.of(summary).decoded(workers=3).reports[2].samples
-        8
+        >>> StepSummarized.of(summary).decoded(workers=3).reports[2].draw
+        7
         """
         return cls(
             generation=summary.generation, now=summary.now, reforms=summary.reforms, reports=encoded(summary.reports)

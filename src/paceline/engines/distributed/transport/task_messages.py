@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from paceline.core.bounds import MOST_COMPENSATORS, Metrics, Seconds, Whole, check_norms
-from paceline.core.events import Apply, Compute, Minibatch
+from paceline.core.events import Apply, Compute, Measured, Minibatch
 from paceline.engines.distributed.transport.encoded import decoded, encoded
 from paceline.utils.wording import printable
-from paceline.worker.replica import GradientStats, TaskProgress
+from paceline.worker.task_progress import TaskProgress
 
 MOST_NUMBER_BYTES = 64  # of a minibatch, of one of its slices, or of an accepted gradient
 MOST_UPDATE_BYTES = 1 << 13  # of an update without its gradients
@@ -120,7 +120,7 @@ class RemoteTaskDone(MessageStruct, frozen=True, kw_only=True):
     Attributes:
         draw: number of the worker's task.
         busy_s: seconds from the arrival of the task to this message.
-        stats: scalars of the gradient.
+        measured: scalars of the gradient.
         options: options of the parameter groups for its step, as `StepOptions` encodes them.
         missing: indices of the model's parameters without a gradient, as the content of `IndexBits`.
         is_notice: whether the gradient is not sent, because it is unneeded.
@@ -128,14 +128,14 @@ class RemoteTaskDone(MessageStruct, frozen=True, kw_only=True):
 
     draw: Whole
     busy_s: Seconds
-    stats: GradientStats
+    measured: Measured
     options: bytes = b""
     missing: bytes = b""
     is_notice: bool = False
 
     def __post_init__(self) -> None:
-        check_norms(self.stats.squared_norm, self.stats.variance)
-        if not self.stats.samples and not self.stats.skipped:
+        check_norms(self.measured.squared_norm, self.measured.variance)
+        if not self.measured.samples and not self.measured.skipped:
             raise ValueError("a gradient of no samples, which its loop has not skipped")
 
 

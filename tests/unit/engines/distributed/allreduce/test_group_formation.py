@@ -113,7 +113,7 @@ def test_an_error_in_a_callback_is_raised_in_the_main_thread(monkeypatch):
 def test_an_error_in_a_callback_of_the_acceptor_ends_the_run(message, monkeypatch):
     server = server_with()
     server.generation = 1
-    with closing(transport()) as ours, closing(Acceptor(ours, "", 0, {}, [None, None], server)) as acceptor:
+    with closing(transport()) as ours, closing(Acceptor(ours, "", 0, {}, 2, server)) as acceptor:
         session = ClientSession.connect(ours, acceptor.address, Hello.of("worker 1", 1, {}))
         monkeypatch.setattr(server, "on_message", fail)
         session.connection.send(message)

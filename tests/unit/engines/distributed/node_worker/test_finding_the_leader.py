@@ -21,7 +21,7 @@ def rank_0():
     """Return the acceptor of rank 0, its handler, and a function that connects to it."""
     with closing(MemoryTransport(MemoryNetwork())) as ours:
         handler = Mock()
-        with closing(Acceptor(ours, "", 0, {}, [None] * 2, handler)) as acceptor:
+        with closing(Acceptor(ours, "", 0, {}, 2, handler)) as acceptor:
             yield acceptor, handler, lambda: ours.connect(acceptor.address)
 
 

@@ -17,8 +17,9 @@ from paceline.core.events import Minibatch
 from paceline.engines.distributed.node_worker.node_group import NodeGroup, NodeGroupLost
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.server.parameter_server import ParameterServer
+from paceline.worker.gradient_source import Interrupted, PartialGradient
 from paceline.worker.gradient_variance import variance
-from paceline.worker.replica import Interrupted, PartialGradient, Replica
+from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from selections import parametrize_few
 from sum_groups import stores, transport
@@ -37,6 +38,9 @@ class Alone:
     def __init__(self, place, size):
         self.local_rank, self.size = place, size
         self.checks = 0
+
+    def begin(self, draw, minibatch, version):
+        pass
 
     def check(self):
         self.checks += 1

@@ -45,7 +45,7 @@ class Server:
         self.transport = transport
         self.events = EventQueue()
         handler = handler or QueueHandler(self.events)
-        self.acceptor = Acceptor(transport, "127.0.0.1", 0, job_spec, [None] * 2, handler)
+        self.acceptor = Acceptor(transport, "127.0.0.1", 0, job_spec, 2, handler)
 
     def join(self, worker=0, job_spec=None):
         hello = Hello.of("worker 0", worker, job_spec or {})

@@ -58,7 +58,7 @@ def rank_0(settings):
     with (
         closing(transport_of(settings)) as transport,
         closing(EventQueue()) as events,
-        closing(listen_as_rank_0(settings, transport, {}, [None], QueueHandler(events))) as acceptor,
+        closing(listen_as_rank_0(settings, transport, {}, 1, QueueHandler(events))) as acceptor,
     ):
         yield acceptor.address, events
 

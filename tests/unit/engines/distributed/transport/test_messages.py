@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.events import Accept, Apply, Compute, Minibatch, MinibatchSlice
+from paceline.core.events import Accept, Apply, Compute, Measured, Minibatch, MinibatchSlice
 from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.messages import End, decode, encode
 from paceline.engines.distributed.transport.task_messages import ApplyUpdate, RemoteTask, RemoteTaskDone
-from paceline.worker.replica import GradientStats
 
 WHOLE = st.integers(0, 2**53)
 NUMBER = st.one_of(st.none(), WHOLE)
@@ -45,13 +44,13 @@ def test_measurements_are_decoded_unchanged(loss, samples, squared_norm, varianc
     done = RemoteTaskDone(
         draw=3,
         busy_s=0.1,
-        stats=GradientStats(
+        measured=Measured(
             loss=loss, samples=samples, squared_norm=squared_norm, variance=variance, finite=finite, compute_s=compute_s
         ),
     )
     again = sent(done)
     assert (again.draw, again.busy_s) == (3, 0.1)
-    np.testing.assert_equal(tuple(again.stats), tuple(done.stats))
+    np.testing.assert_equal(tuple(again.measured), tuple(done.measured))
 
 
 def test_a_shard_server_receives_all_numbers_of_an_update():

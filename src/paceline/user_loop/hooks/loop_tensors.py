@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from paceline.errors import RunError
 from paceline.jobs.job import trainable
 from paceline.tensors.squared_norms import copy_with_squared_norm
-from paceline.user_loop.description import plain_options
-from paceline.user_loop.loop_replica import LoopAnswer, LoopTask
+from paceline.user_loop.server.description import plain_options
+from paceline.user_loop.worker.exchange import LoopAnswer, LoopTask
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Loop of a rank whose gradients a server adds: its configuration, and the server beside rank 0."""
+"""Part of a rank in a run with a server, which is a process beside rank 0."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from pathlib import Path
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
+from paceline.engines.distributed import Host
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.run.config import RunConfig
 from paceline.run.plan_json import plan_as_json, plan_of
-from paceline.user_loop.description import Description, FirstTensors, ServerRun, describe, make_job, tensors_of
-from paceline.user_loop.loop_data import UserLoop
-from paceline.user_loop.loop_local_steps import LocalStepsHost, check_local_steps
-from paceline.user_loop.loop_replica import Exchange, LoopHost
-from paceline.user_loop.optimizer_state import named_state
+from paceline.run.session import take_part
+from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
-from paceline.user_loop.server_process import ServerProcess
+from paceline.user_loop.server.description import Description, FirstTensors, ServerRun, describe, make_job, tensors_of
+from paceline.user_loop.server.optimizer_state import named_state
+from paceline.user_loop.server.server_process import ServerProcess
+from paceline.user_loop.step_policies import RankSteps, ServerSteps
+from paceline.user_loop.worker.exchange import Exchange, LoopEnd
+from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
+from paceline.user_loop.worker.loop_optimizer import check_local_steps
+from paceline.user_loop.worker.loop_replicas import LoopLocalReplicas, LoopReplicas
 
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = (
@@ -34,8 +40,8 @@ OF_THE_SERVER = (
 )
 
 
-class ServedLoop:
-    """Loop of a rank in a run with a server.
+class ServedPart(RankPart):
+    """Part of one rank in a run with a server.
 
     Model and optimizer are read when the run begins, so a checkpoint may be loaded after `attach`.
 
@@ -45,9 +51,6 @@ class ServedLoop:
         cluster: how the processes reach each other.
         environment: launch settings of this process.
         options: seed, folder, checkpoints and limits.
-
-    Attributes:
-        exchange: exchange with the thread of the worker.
 
     Raises:
         UsageError: the server cannot step the optimizer, or the plan has parts that are not of paceline.
@@ -61,7 +64,12 @@ class ServedLoop:
             check_local_steps(loop)
         describe(*loop, steps_here=self._steps_here)
         _check_plan(plan)
+        self.steps = RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model)
+        self.ranks = environment.world_size
         self.exchange = Exchange()
+        self.lifecycle = LoopLifecycle(has_server=True)
+        replicas = LoopLocalReplicas(self.exchange, loop) if self._steps_here else LoopReplicas(self.exchange)
+        self.host = Host(lifecycle=self.lifecycle, make_replica=replicas)
         self._loop = loop
         self._plan = plan
         self._cluster = cluster
@@ -75,8 +83,7 @@ class ServedLoop:
         notice = self._cluster.notice if self._environment.rank else None  # the server ends the run of rank 0
         own = replace(self._cluster, worker_at_server=False, notice=notice, ranks=ranks)
         job = make_job(self._training, tensors_of(self._loop.model))
-        host = LocalStepsHost(self.exchange, self._loop) if self._steps_here else LoopHost(self.exchange)
-        return self._options.config(job, self._plan, own, stop, host)
+        return self._options.config(job, self._plan, own, stop)
 
     def start_server(self, stop: Stop) -> ServerProcess | None:
         """Start the server if this is rank 0."""
@@ -93,6 +100,10 @@ class ServedLoop:
         model, optimizer = self._loop.model, self._loop.optimizer
         state = {} if self._steps_here else named_state(optimizer, model)
         return ServerProcess(run, FirstTensors(tensors_of(model), state))
+
+    def take_part(self, config: RunConfig) -> LoopEnd:
+        """Take part in the run until its end."""
+        return LoopEnd(*take_part(config, self.host))
 
     @cached_property
     def _training(self) -> Description:

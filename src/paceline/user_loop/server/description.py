@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.user_loop.frames import from_json, read_frame, read_tensors, to_json, write_frame, write_tensors
-from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob
+from paceline.user_loop.data.loop_data import ATTACHED, LoopData, LoopJob
 from paceline.user_loop.run_options import RunOptions
+from paceline.user_loop.server.frames import from_json, read_frame, read_tensors, to_json, write_frame, write_tensors
 
 
 class ParameterGroup(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from paceline.worker.replica import Interrupted, check_between_layers
+from paceline.worker.gradient_source import Interrupted, check_between_layers
 
 
 class InterruptibleBatch:

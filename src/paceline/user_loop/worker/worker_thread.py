@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from paceline.core.events import Outcome
 from paceline.engines.distributed import RunFinished
-from paceline.user_loop.loop_replica import Exchange, LoopEnd, LoopHost, LoopPause
+from paceline.user_loop.worker.exchange import Exchange, LoopEnd, LoopPause
+from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 
 LEAVE_S = 30.0
 
@@ -18,28 +19,28 @@ class WorkerThread:
     Args:
         take_part: takes part in the run until its end.
         exchange: exchange with the loop.
-        host: process of the rank.
+        lifecycle: begin and end of its part.
     """
 
-    def __init__(self, take_part: Callable[[], LoopEnd], exchange: Exchange, host: LoopHost) -> None:
+    def __init__(self, take_part: Callable[[], LoopEnd], exchange: Exchange, lifecycle: LoopLifecycle) -> None:
         self._take_part = take_part
         self._exchange = exchange
-        self._host = host
+        self._lifecycle = lifecycle
         self._thread = threading.Thread(target=self._serve, name="paceline-worker", daemon=True)
         self._thread.start()
 
     def leave(self, reason: str) -> bool:
         """Ask the worker to leave the run after the gradient under way; return False before it takes part."""
-        return self._host.leave(reason)
+        return self._lifecycle.leave(reason)
 
     def pause(self, reason: str) -> None:
         """Give the task back, until `resume`."""
-        self._host.pause(reason)
+        self._lifecycle.pause(reason)
         self._exchange.to_worker.put(LoopPause())
 
     def resume(self) -> None:
         """Take part again; the next task follows."""
-        self._host.resume()
+        self._lifecycle.resume()
 
     def stop(self, reason: str, outcome: Outcome, *, waits: bool) -> None:
         """Let the worker leave the run now, without a gradient.
@@ -49,7 +50,7 @@ class WorkerThread:
             outcome: outcome of a run that ends when any of its ranks leaves.
             waits: whether to wait for the end of the thread.
         """
-        self._host.leave(reason, outcome)
+        self._lifecycle.leave(reason, outcome)
         self._exchange.to_worker.put(None)
         if waits:
             self._thread.join(LEAVE_S)

@@ -12,8 +12,8 @@ from paceline.jobs.job import trainable
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.server.zero_gradients import shortened
 from paceline.tensors.flat_buffers import bind
-from paceline.user_loop.frozen_parameters import FrozenParameters
-from paceline.user_loop.loop_tensors import copy_version
+from paceline.user_loop.data.frozen_parameters import FrozenParameters
+from paceline.user_loop.hooks.loop_tensors import copy_version
 from paceline.worker.buffer_watch import BufferWatch
 from paceline.worker.registered_objects import RegisteredObjects, are_identical
 from paceline.worker.write_watch import WriteWatch
@@ -80,6 +80,11 @@ class LoopWatch:
         bind(self.parameters, self._memory)
         for ours, theirs in zip(self.buffers, model.buffers(), strict=True):
             ours.copy_(theirs)
+
+    def unbind(self) -> None:
+        """Give the parameters memory of their own, so that files of some of them do not contain the rest."""
+        self._memory = []
+        bind(self.parameters, [parameter.data.clone() for parameter in self.parameters])
 
     def look(self) -> None:
         """Compare the objects of the loop with those that were read.

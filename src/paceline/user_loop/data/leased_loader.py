@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -12,12 +11,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.core.events import Minibatch
-from paceline.user_loop.frozen_parameters import FrozenParameters
-from paceline.user_loop.loop_data import rebuild_loader
-from paceline.user_loop.loop_replica import LoopTask
+from paceline.user_loop.data.frozen_parameters import FrozenParameters
+from paceline.user_loop.data.loop_data import rebuild_loader
+from paceline.user_loop.worker.exchange import LoopTask
 
 
-class TaskSource(Protocol):
+class LoaderTasks(Protocol):
     """Tasks that the server gives to this rank."""
 
     over: bool
@@ -50,9 +49,9 @@ class LeasedLoader:
     """
 
     def __init__(
-        self, tasks: TaskSource, loader: DataLoader[Any], accumulate: int, ranks: int, frozen: FrozenParameters
+        self, tasks: LoaderTasks, loader: DataLoader[Any], accumulate: int, ranks: int, frozen: FrozenParameters
     ) -> None:
-        self._tasks = weakref.proxy(tasks)
+        self._tasks = tasks
         self._frozen = frozen
         self._loader = loader
         self._accumulate = accumulate
@@ -60,6 +59,11 @@ class LeasedLoader:
         self._ahead: AheadLoader | None = None
         self.begun: LoopTask | None = None
         self.is_iterating = False
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the epoch has no further batch for this rank."""
+        return self._tasks.next_task() is None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of one of equally fast ranks."""

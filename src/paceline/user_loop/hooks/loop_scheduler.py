@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
@@ -34,14 +33,9 @@ class SchedulerBinding:
         self._position = position
         self._made = int(getattr(scheduler, "last_epoch", 0))
         self._offset = 0
-        ours = weakref.ref(self)
 
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            binding = ours()
-            if binding is None:
-                kind.step(scheduler, *args, **kwargs)
-            else:
-                binding._step(*args, **kwargs)
+            self._step(*args, **kwargs)
 
         def reduce(scheduler: LRScheduler, protocol: SupportsIndex) -> Any:
             reduced: Any = kind.__reduce_ex__(scheduler, 1)  # pickle refuses another class under later protocols

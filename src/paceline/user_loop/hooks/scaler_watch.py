@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -30,7 +29,7 @@ class ScalerWatch:
         on_step: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._thread: int | None = threading.get_ident()
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = optimizer
         self._on_unscaled = on_unscaled
         self._on_step = on_step
         self._scaler: GradScaler | None = None  # used since the last step
@@ -80,7 +79,7 @@ class ScalerWatch:
         return self._on_step(call) if self._is_ours(*args) else call()
 
     def _is_ours(self, optimizer: object = None, *_: Any) -> bool:
-        return optimizer is None or optimizer is self._optimizer()
+        return optimizer is None or optimizer is self._optimizer
 
 
 def check_scaler_skips(optimizer: torch.optim.Optimizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +10,15 @@ from torch import Tensor
 from paceline.core.stop import Stop
 from paceline.errors import RunError
 from paceline.protocols.protocol import Plan
-from paceline.user_loop.change_watch import ChangeWatch
-from paceline.user_loop.loop_data import UserLoop
-from paceline.user_loop.loop_replica import Exchange, LoopTask
-from paceline.user_loop.loop_tensors import answer, hand_in
-from paceline.user_loop.loop_watch import LoopWatch
-from paceline.user_loop.loss_reader import LossReader, reader_of_losses
-from paceline.user_loop.other_optimizers import OtherOptimizers
-from paceline.user_loop.scaler_watch import ScalerWatch, check_scaler_skips
-from paceline.user_loop.step_closure import StepArguments, call_closure
+from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.hooks.change_watch import ChangeWatch
+from paceline.user_loop.hooks.loop_tensors import answer, hand_in
+from paceline.user_loop.hooks.loop_watch import LoopWatch
+from paceline.user_loop.hooks.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.hooks.other_optimizers import OtherOptimizers
+from paceline.user_loop.hooks.scaler_watch import ScalerWatch, check_scaler_skips
+from paceline.user_loop.hooks.step_closure import StepArguments, call_closure
+from paceline.user_loop.worker.exchange import Exchange, LoopTask
 from paceline.utils.wording import counted
 
 
@@ -46,8 +45,7 @@ class GradientSender:
         self._parameters = watch.parameters
         self._exchange = exchange
         self._losses = LossReader()
-        ours = weakref.WeakMethod(self._on_unscaled)
-        self._scalers = ScalerWatch(loop.optimizer, lambda: _call(ours), step_of_scaler)
+        self._scalers = ScalerWatch(loop.optimizer, self._on_unscaled, step_of_scaler)
         self._others: OtherOptimizers | None = None
         self._changes: ChangeWatch | None = None
         self._needs_loss = ""
@@ -176,9 +174,3 @@ class GradientSender:
     def _on_unscaled(self) -> None:
         if self._changes is not None:
             self._changes.reset(self._parameters)
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    alive = method()
-    if alive is not None:
-        alive()

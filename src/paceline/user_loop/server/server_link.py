@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.core.events import Outcome
 from paceline.engines.distributed import End
 from paceline.errors import PacelineError
-from paceline.user_loop.loop_replica import LoopEnd
-from paceline.user_loop.loop_signals import LoopSignals
-from paceline.user_loop.server_process import ServerProcess
+from paceline.user_loop.hooks.loop_signals import LoopSignals
+from paceline.user_loop.server.server_process import ServerProcess
+from paceline.user_loop.worker.exchange import LoopEnd
 
 
 class LastState(NamedTuple):

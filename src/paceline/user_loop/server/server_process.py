@@ -1,4 +1,4 @@
-"""Process of the server beside rank 0: `python -m paceline.user_loop.server_process` reads its run from standard input.
+"""Process of the server beside rank 0: `python -m paceline.user_loop.server.server_process` reads its run from stdin.
 
 It runs no code of the user and holds none of the data. Rank 0 writes requests of one byte to its standard input, and
 reads the replies and the end of the run from its standard output. The process ends when its standard input does, so
@@ -22,16 +22,16 @@ from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Outcome
 from paceline.core.stop import Stop
-from paceline.engines.distributed import End, HostProcess, failed_end
+from paceline.engines.distributed import End, Host, WholeProcess, failed_end
 from paceline.engines.signals import Signals, holding_sigterm, ignoring_ctrl_c
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
 from paceline.tensors import tensor_file
-from paceline.user_loop.description import FirstTensors, ServerRun, make_job, recv_run, send_run
-from paceline.user_loop.frames import frame, from_json, read_frame, to_json, write_frame
-from paceline.user_loop.optimizer_state import load_named_state, state_reader
 from paceline.user_loop.run_end import end_of
+from paceline.user_loop.server.description import FirstTensors, ServerRun, make_job, recv_run, send_run
+from paceline.user_loop.server.frames import frame, from_json, read_frame, to_json, write_frame
+from paceline.user_loop.server.optimizer_state import load_named_state, state_reader
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -141,15 +141,15 @@ class ServerProcess:
         return None
 
 
-class ServerHost(HostProcess):
-    """Process of the server, whose run rank 0 can end."""
+class RequestedEnd:
+    """End of the run that rank 0 asks for, perhaps before the run begins."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._signals: Signals | None = None
         self._end: tuple[Outcome, str] | None = None
 
-    def signals(self, notice: str | None) -> Signals:
+    def make_signals(self, notice: str | None) -> Signals:
         """Return the record of the signals that this process gets, with the end that rank 0 has asked for."""
         with self._lock:
             self._signals = Signals(notice)
@@ -158,7 +158,7 @@ class ServerHost(HostProcess):
             return self._signals
 
     def end_run(self, outcome: Outcome, reason: str) -> None:
-        """End the run from another thread, also before its engine is made."""
+        """End the run from another thread."""
         with self._lock:
             self._end = self._end or (outcome, reason)
             if self._signals is not None:
@@ -230,11 +230,11 @@ class Requests(threading.Thread):
 def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     """Serve the run that is described in a stream; return the exit status."""
     run, first = recv_run(stream)
-    host = ServerHost()
-    requests = Requests(stream, replies, host.end_run, lambda: first.state)
+    requested = RequestedEnd()
+    requests = Requests(stream, replies, requested.end_run, lambda: first.state)
     requests.start()
     try:
-        end = serve(run, first, host, requests)
+        end = serve(run, first, Host(lifecycle=WholeProcess(requested.make_signals)), requests)
     except Exception as error:
         if not isinstance(error, PacelineError):
             LOG.exception("the server of the run has failed")
@@ -245,13 +245,13 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     return 0
 
 
-def serve(run: ServerRun, first: FirstTensors, host: ServerHost, requests: Requests) -> End:
+def serve(run: ServerRun, first: FirstTensors, host: Host, requests: Requests) -> End:
     """Serve a run to its end."""
     ranks = LaunchEnv(**{**run.ranks, "master": tuple(run.ranks["master"])})
     job = make_job(run.training, first.model)
     cluster = Torchrun(**run.cluster, ranks=ranks)
-    config = run.options.config(job, plan_of(run.plan), cluster, Stop.parse(run.stop), host)
-    session, folder, resumption, policy = run.options.open_session(config)
+    config = run.options.config(job, plan_of(run.plan), cluster, Stop.parse(run.stop))
+    session, folder, resumption, policy = run.options.open_session(config, host)
     load_named_state(session.server.optimizer, session.model, first.state)
     if config.plan.local_steps is None:  # else the user's optimizer is on each rank
         requests.state = state_reader(session.server)

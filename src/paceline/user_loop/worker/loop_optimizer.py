@@ -1,21 +1,19 @@
-"""Optimizer of the user's loop, as the worker's thread steps it, and the job of a rank without a server."""
+"""Optimizer of the user's loop, as the worker's thread steps it, and what a loop needs that steps on each rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.core.events import Outcome
 from paceline.errors import RunError, UsageError
-from paceline.jobs.job import Job
-from paceline.user_loop.description import add_modules, computed_by_the_user
-from paceline.user_loop.loop_data import ATTACHED, LoopData, LoopJob, UserLoop
-from paceline.user_loop.loop_replica import Exchange, LoopHost, LoopStep
-from paceline.worker.replica import Interrupted, Replica
+from paceline.jobs.job import trainable
+from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.server.description import add_modules
+from paceline.user_loop.worker.exchange import Exchange, LoopStep
+from paceline.worker.gradient_source import Interrupted
 
 
 class LoopOptimizer(torch.optim.Optimizer):
@@ -24,12 +22,14 @@ class LoopOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: optimizer of the user, which has the parameter groups and the state.
         exchange: exchange with the loop.
+        keeps_options: whether a restored state leaves the options of the loop as they are.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, exchange: Exchange, *, keeps_options: bool = False) -> None:
         # Not Optimizer.__init__, which would make groups and a state of its own.
         self._of_the_user = optimizer
         self._exchange = exchange
+        self._keeps_options = keeps_options
         self.defaults = {"optimizer": type(optimizer).__name__, **optimizer.defaults}  # for the fingerprint of the job
 
     @property
@@ -59,30 +59,10 @@ class LoopOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the user's optimizer."""
+        groups = self.param_groups
         self._of_the_user.load_state_dict(state_dict)
-
-
-class SteppingHost(LoopHost):
-    """Process of a rank whose loop also steps.
-
-    Args:
-        exchange: exchange with the loop.
-        shared: module with the parameters of the user's model.
-    """
-
-    def __init__(self, exchange: Exchange, shared: nn.Module) -> None:
-        super().__init__(exchange)
-        self._shared = shared
-
-    def replica(self, job: Job, seed: int, n: int, **settings: Any) -> Replica:
-        """Return the replica that waits for the user's loop; its parameters are its own."""
-        return super().replica(replace(job, model=self._shared), seed, n, **settings)
-
-    def leave(self, reason: str, outcome: Outcome = Outcome.INTERRUPTED) -> bool:
-        """Leave the run with the next sum; unless the run is elastic, it ends on all ranks."""
-        self.outcome = outcome
-        self.interruption = reason
-        return True
+        if self._keeps_options:
+            self._of_the_user.param_groups = groups  # the same objects, because the loop may hold them
 
 
 def shared_parameters(model: nn.Module, *, with_frozen: bool = False) -> nn.Module:
@@ -107,24 +87,6 @@ def shared_parameters(model: nn.Module, *, with_frozen: bool = False) -> nn.Modu
         parent, _, child = name.rpartition(".")
         modules[parent].register_buffer(child, buffer.detach().clone())
     return shared
-
-
-def make_stepping_job(loop: UserLoop, shared: nn.Module, exchange: Exchange) -> Job:
-    """Return the job of a rank whose gradients and steps are computed in the user's loop.
-
-    Args:
-        loop: parts of the loop.
-        shared: module with the parameters of its model.
-        exchange: exchange with the loop.
-    """
-    return LoopJob(
-        name=ATTACHED,
-        model=lambda: shared,
-        optimizer=lambda parameters: LoopOptimizer(loop.optimizer, exchange),
-        step=computed_by_the_user,
-        clip_norm=loop.clip_norm,
-        **LoopData.of_loader(loop.loader, loop.accumulate, loop.digest).job_settings(),
-    )
 
 
 def check_steps(loop: UserLoop) -> None:
@@ -159,4 +121,20 @@ def check_averages(loop: UserLoop) -> None:
         raise UsageError(
             f"the model is on {' and '.join(sorted(devices - {'cpu'}))}, but without a server attach averages on the "
             "CPU only: move the model to the CPU, or give a protocol with a server, as k_sync(k=3)"
+        )
+
+
+def check_local_steps(loop: UserLoop) -> None:
+    """Check that a loop can make local steps.
+
+    Raises:
+        UsageError: the optimizer needs more than a gradient or holds parameters of another model, or the model is on
+            several devices.
+    """
+    check_steps(loop)
+    devices = sorted({str(parameter.device) for parameter in trainable(loop.model)})
+    if len(devices) > 1:
+        raise UsageError(
+            f"the model is on {' and '.join(devices)}, but local steps need it on one device: move it to one, or omit "
+            "local_steps"
         )

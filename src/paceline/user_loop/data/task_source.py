@@ -1,0 +1,59 @@
+"""Source of the tasks of a rank, which its loader reads epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.user_loop.data.epoch_cursor import EpochCursor
+from paceline.user_loop.worker.exchange import LoopTask
+
+
+class TaskSource:
+    """Source of the tasks that a loop gets from its run.
+
+    Args:
+        begin: begins the run, unless it has begun.
+        settle: settles a task whose batches were used without a step, and sets the next one.
+
+    Attributes:
+        task: task of this rank, None before the first one, within a pause, and after the end.
+        over: whether no task follows.
+    """
+
+    def __init__(self, begin: Callable[[], None], settle: Callable[[LoopTask], None]) -> None:
+        self._begin = begin
+        self._settle = settle
+        self._cursor = EpochCursor()
+        self.task: LoopTask | None = None
+        self.over = False
+
+    def end(self) -> None:
+        """Give no further task."""
+        self.over = True
+        self.task = None
+
+    def name_epoch(self, epoch: int) -> None:
+        """Give tasks until the end of this epoch."""
+        self._cursor.name(epoch)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Give tasks until the end of this epoch, or of that of the present task if it is a later one."""
+        self._cursor.name(epoch if self.task is None else max(epoch, self.task.epoch))
+
+    def begin_iteration(self) -> None:
+        """Begin the run with the first iteration, and the next epoch if the loop does not name it."""
+        self._begin()
+        if self.task is not None:
+            self._cursor.begin_iteration(self.task.epoch)
+
+    def next_task(self) -> LoopTask | None:
+        """Return the task of this rank, None if it is of a later epoch or the run is over."""
+        return self.task if self.task is not None and self.task.epoch <= self._cursor.epoch else None
+
+    def settle_without_step(self, task: LoopTask) -> None:
+        """Settle a task whose batches were used without a step: it is interrupted, or the loop has skipped the step.
+
+        Raises:
+            RunError: the gradient is finite, or the loop has taken a batch ahead.
+        """
+        self._settle(task)

@@ -1,0 +1,59 @@
+"""State of a user's optimizer under the names of its parameters, as it travels between rank 0 and the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.server.parameter_server import ParameterServer
+
+
+def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the state of an optimizer on the CPU, under "key parameter".
+
+    Raises:
+        UsageError: a part of the state is not a tensor.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    >>> model(torch.ones(1)).backward()
+    >>> optimizer.step()
+    >>> named_state(optimizer, model)
+    {'momentum_buffer weight': tensor([[1.]])}
+    """
+    state = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items() if parameter.requires_grad else ():
+            if isinstance(value, Tensor):
+                state[f"{key} {name}"] = value.detach().cpu().clone().contiguous()
+            elif value is not None:
+                raise UsageError(
+                    f"{key} of {name} in the state of the optimizer is of type {type(value).__name__}, expected a "
+                    "tensor: load a state that this version of torch has saved"
+                )
+    return state
+
+
+def load_named_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Replace the state of an optimizer by what `named_state` has returned."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for both, value in state.items():
+        key, _, name = both.partition(" ")
+        parameter = parameters[name]
+        optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim else value
+
+
+def state_reader(server: ParameterServer) -> Callable[[], dict[str, Tensor]]:
+    """Return a function that reads the state of a server's optimizer from another thread, between two steps."""
+    server.optimizer_lock = threading.Lock()
+
+    def read() -> dict[str, Tensor]:
+        with server.optimizer_lock:
+            return named_state(server.optimizer, server.model)
+
+    return read
