@@ -23,7 +23,7 @@ from paceline.user_loop.shared_run import SharedRun
 from paceline.user_loop.step_policies import RankSteps, ServerSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
-from paceline.user_loop.worker.loop_replicas import LoopLocalReplicas, LoopReplicas
+from paceline.user_loop.worker.loop_replicas import LoopReplicas
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = scaled(10.0)
@@ -55,7 +55,7 @@ class ThreadPart(RankPart):
         self.lifecycle = LoopLifecycle(has_server=True)
         model, optimizer = loop.model, loop.optimizer
         self.steps = RankSteps(optimizer) if ranks.steps_here else ServerSteps(optimizer, model)
-        replicas = LoopLocalReplicas(self.exchange, loop) if ranks.steps_here else LoopReplicas(self.exchange)
+        replicas = LoopReplicas(self.exchange, loop)
         self.host = Host(lifecycle=self.lifecycle, make_replica=replicas, make_transport=self._make_transport)
 
     def config(self, stop):

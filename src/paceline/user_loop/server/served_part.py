@@ -25,7 +25,7 @@ from paceline.user_loop.step_policies import RankSteps, ServerSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 from paceline.user_loop.worker.loop_optimizer import check_local_steps
-from paceline.user_loop.worker.loop_replicas import LoopLocalReplicas, LoopReplicas
+from paceline.user_loop.worker.loop_replicas import LoopReplicas
 
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = (
@@ -68,8 +68,7 @@ class ServedPart(RankPart):
         self.ranks = environment.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
-        replicas = LoopLocalReplicas(self.exchange, loop) if self._steps_here else LoopReplicas(self.exchange)
-        self.host = Host(lifecycle=self.lifecycle, make_replica=replicas)
+        self.host = Host(lifecycle=self.lifecycle, make_replica=LoopReplicas(self.exchange, loop))
         self._loop = loop
         self._plan = plan
         self._cluster = cluster

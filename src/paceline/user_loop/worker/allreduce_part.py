@@ -51,7 +51,7 @@ class AllReducePart(RankPart):
         self.ranks = cluster.ranks.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=False)
-        replicas = LoopReplicas(self.exchange, shared_parameters(loop.model))
+        replicas = LoopReplicas(self.exchange, loop, shared_parameters(loop.model))
         self.host = Host(lifecycle=self.lifecycle, make_replica=replicas)
         self._job = make_stepping_job(loop, self.exchange)
         self._plan = plan

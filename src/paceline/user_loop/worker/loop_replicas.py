@@ -20,61 +20,32 @@ from paceline.worker.replica import Replica
 class LoopReplicas:
     """Factory of replicas that wait for the user's loop, as a `ReplicaFactory`.
 
-    Args:
-        exchange: exchange with the loop.
-        model: module of which each replica has a copy; None for the model of its job.
-    """
-
-    def __init__(self, exchange: Exchange, model: nn.Module | None = None) -> None:
-        self._exchange = exchange
-        self._model = model
-
-    def __call__(
-        self,
-        job: Job,
-        seed: int,
-        n: int,
-        *,
-        local_steps: LocalSteps | None = None,
-        **settings: Any,
-    ) -> Replica:
-        """Return the replica of a rank."""
-        assert local_steps is None
-        source = LoopGradients(job, seed, n, self._exchange)
-        own = job if self._model is None else replace(job, model=self._model)
-        replica = Replica(own, seed, n, source=source, **settings)
-        replica.kept = self._exchange.kept
-        return replica
-
-
-class LoopLocalReplicas:
-    """Factory of replicas whose local steps are made in the user's loop, on the parameters of the user's model.
+    Local steps are made in the loop, on the parameters of the user's model.
 
     Args:
         exchange: exchange with the loop.
         loop: parts of the loop.
+        model: module of which each replica has a copy; None for the model of its job.
     """
 
-    def __init__(self, exchange: Exchange, loop: UserLoop) -> None:
+    def __init__(self, exchange: Exchange, loop: UserLoop, model: nn.Module | None = None) -> None:
         self._exchange = exchange
         self._loop = loop
+        self._model = model
 
     def __call__(
-        self,
-        job: Job,
-        seed: int,
-        n: int,
-        *,
-        local_steps: LocalSteps | None = None,
-        **settings: Any,
+        self, job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
     ) -> Replica:
         """Return the replica of a rank."""
-        assert local_steps is not None
-        shared = shared_parameters(self._loop.model)
-        optimizer = LoopOptimizer(self._loop.optimizer, self._exchange, keeps_options=True)
-        stepping = replace(job, model=lambda: shared, optimizer=lambda parameters: optimizer)
-        settings["device"] = next(shared.parameters()).device
-        source = LoopGradients(job, seed, n, self._exchange)
-        replica = LocalStepsReplica(job, seed, n, local_steps=local_steps, stepping=stepping, source=source, **settings)
+        settings["source"] = LoopGradients(job, seed, n, self._exchange)
+        if local_steps is None:
+            own = job if self._model is None else replace(job, model=self._model)
+            replica = Replica(own, seed, n, **settings)
+        else:
+            shared = shared_parameters(self._loop.model)
+            optimizer = LoopOptimizer(self._loop.optimizer, self._exchange, keeps_options=True)
+            stepping = replace(job, model=lambda: shared, optimizer=lambda parameters: optimizer)
+            settings["device"] = next(shared.parameters()).device
+            replica = LocalStepsReplica(job, seed, n, local_steps=local_steps, stepping=stepping, **settings)
         replica.kept = self._exchange.kept
         return replica
