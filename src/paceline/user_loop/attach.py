@@ -46,7 +46,7 @@ SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
     "standby_sync": False,
     "standby_address": None,
 }
-attached: list[SharedRun] = []  # the run of this process
+attached: list[SharedRun] = []  # the run of this process, also if the script has dropped it (decision 0031)
 
 
 @checked_types
@@ -150,7 +150,7 @@ def attach(
     if reason:
         raise UsageError(reason)
     for ended in attached:
-        ended.release()
+        ended.release()  # else its hooks would refuse the steps of the next run
     cluster = _ranks(cluster)
     chosen.check_folder(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop

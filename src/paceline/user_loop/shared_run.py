@@ -202,7 +202,7 @@ class SharedRun(AttachedRun):
         self._signals = LoopSignals(self._on_signal)
         atexit.register(self._leave_at_exit)
         self._hooks.callback(atexit.unregister, self._leave_at_exit)
-        self._receive()
+        self._receive()  # the first task says how far the run is, for the schedule
         if not self._steps.are_common and begin_schedule(self._scheduler, self._optimizer, self._steps_of_each()):
             self._gradients.omit_rates_once()
 
@@ -329,7 +329,7 @@ class SharedRun(AttachedRun):
                 self._unbind()
                 self.reason = str(error)
                 if isinstance(error, RunError):
-                    self._server.check(SERVER_END_S)
+                    self._server.check(SERVER_END_S)  # its own error says more than a lost connection
                 raise error
 
     def _end_with(self, model: nn.Module | None, end: End) -> None:

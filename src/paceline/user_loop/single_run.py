@@ -111,4 +111,4 @@ def _unscale(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> 
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.div_(scale.to(parameter.grad.device))
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.grad_scale = None  # type: ignore[attr-defined]  # else the step would divide again

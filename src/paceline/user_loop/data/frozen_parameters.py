@@ -79,6 +79,7 @@ class FrozenParameters(KeptValues):
         if folder is None or not self._frozen or not (path := Path(folder) / MODEL).exists():
             return
         with files.writing(path, errors=(OSError, SafetensorError)):
+            # safetensors takes no tensors that share memory.
             own = {name: each.detach().cpu().contiguous().clone() for name, each in self._frozen.items()}
             files.replace_file(path, tensor_file.to_bytes({**tensor_file.from_bytes(path.read_bytes()), **own}))
 

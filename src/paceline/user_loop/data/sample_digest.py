@@ -42,7 +42,7 @@ def sample_digest(loader: DataLoader[Any]) -> str:
 def _start(of_the_user: Callable[[int], object] | None, worker: int) -> None:
     if of_the_user is not None:
         of_the_user(worker)
-    set_seed(SEED)
+    set_seed(SEED)  # last, since that function may set another seed
 
 
 def _digest(samples: list[Any]) -> str:

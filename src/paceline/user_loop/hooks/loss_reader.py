@@ -39,7 +39,7 @@ class LossReader:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call `loss.backward`, and record the loss wherever that leads."""
         self._losses.append(loss.detach())
-        self._is_reading = False
+        self._is_reading = False  # else torch.autograd.backward would record it again
         try:
             loss.backward(**options)
         finally:

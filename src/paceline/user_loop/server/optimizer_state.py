@@ -45,6 +45,7 @@ def load_named_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: 
     for both, value in state.items():
         key, _, name = both.partition(" ")
         parameter = parameters[name]
+        # As in torch, a scalar such as `step` stays on the CPU.
         optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim else value
 
 

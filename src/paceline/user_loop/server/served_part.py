@@ -62,7 +62,7 @@ class ServedPart(RankPart):
         self._steps_here = plan.local_steps is not None
         if self._steps_here:
             check_local_steps(loop)
-        describe(*loop, steps_here=self._steps_here)
+        describe(*loop, steps_here=self._steps_here)  # only checked; the run reads it when it begins (decision 0022)
         _check_plan(plan)
         self.steps = RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model)
         self.ranks = environment.world_size

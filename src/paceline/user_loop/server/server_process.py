@@ -190,7 +190,7 @@ class Requests(threading.Thread):
         self._requests = requests
         self._replies = replies
         self._end_run = end_run
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # two threads write replies
         self._has_ended = False  # the run
         self._is_waiting = False  # rank 0, for the last state
 
