@@ -127,6 +127,7 @@ class BackgroundLoader:
         self._known = ()
         wanted = set(forecast)
         for key in list(self._ahead):
+            # A cancelled draw that is requested after later ones would be read from the start of the data.
             is_in_order = self._job.is_iterable and not self._forecast.is_past(key[0])
             if key[0] not in wanted and not is_in_order:
                 self._ahead.pop(key).cancel()

@@ -141,7 +141,7 @@ def fetch(job: Job, indices: NDArray[np.int64], data: Dataset[Any] | None = None
     if job.collate is None:
         if hasattr(data, "minibatch"):
             return data.minibatch(index)
-        if type(data) is TensorDataset:
+        if type(data) is TensorDataset:  # a subclass may change its samples
             return [tensor[index] for tensor in data.tensors]
     chosen = index.tolist()
     samples = data.__getitems__(chosen) if hasattr(data, "__getitems__") else [data[i] for i in chosen]
@@ -217,7 +217,7 @@ def _repeat(job: Job, seed: int) -> Iterator[Any]:
     for epoch in count():
         with seeded(derived_seed(seed, "iterable", epoch)):
             samples = iter(job.data)
-            first = next(samples, None)
+            first = next(samples, None)  # here, because a generator begins to run at its first sample
         if first is None:
             raise RunError(f"job {job.name}: the iterable data gave no sample; expected at least one batch")
         yield first

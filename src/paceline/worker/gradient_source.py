@@ -240,6 +240,7 @@ class JobGradients(GradientSource):
                     continue
                 loss, _ = self._job.loss_of(model, to_device(part, self._device))
                 self._check_loss(loss)
+                # A bucket may leave when no further microbatch adds to it (decision 0009).
                 self._writer.on_ready = on_ready if number == len(parts) else None
                 (loss * share if share != 1.0 else loss).backward()
                 if self._variance is not None:

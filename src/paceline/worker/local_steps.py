@@ -180,7 +180,7 @@ class LocalStepsReplica(Replica):
             else:
                 start.copy_(end)
         gradient.copy_(change)
-        if change.memory.is_cuda:
+        if change.memory.is_cuda:  # the copy does not wait for the GPU
             torch.cuda.synchronize(self._device)
 
     def _accepted_state(self, worker: int) -> Mapping[str, Any]:
@@ -194,10 +194,11 @@ class LocalStepsReplica(Replica):
 
     def _optimizer_state(self) -> Mapping[str, Any]:
         server = self._optimizer
+        # A copy, because the next step changes the tensors of a state in place.
         return deepcopy({"optimizer": server.optimizer.state_dict(), "scheduler": server.scheduler.state_dict()})
 
     def _load_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        load_checked(self._optimizer.optimizer, deepcopy(state["optimizer"]))
+        load_checked(self._optimizer.optimizer, deepcopy(state["optimizer"]))  # it keeps the tensors
         self._optimizer.scheduler.load_state_dict(state["scheduler"])
 
 

@@ -101,7 +101,7 @@ class MinibatchForecast:
         if before is not None and now is not None and then is not None and upcoming.draw > before.draw:
             distance = (now - then) // (upcoming.draw - before.draw)
             step = distance if distance > 0 else step
-        latest.pop(upcoming.worker, None)
+        latest.pop(upcoming.worker, None)  # so that it goes to the end, as the one served last
         latest[upcoming.worker] = (upcoming, step)
 
     def _index(self, minibatch: Minibatch | None) -> int | None:

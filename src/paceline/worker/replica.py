@@ -130,6 +130,7 @@ class Replica:
             base = self._read(version)
             since = f"while job {self._job.name} computed draw {draw}"
             with at_place(f"job {self._job.name} failed for {place}"), self._unchanged(f"worker {worker}", since):
+                # Buckets leave from `gradient`, which is complete only after the copy below (decision 0009).
                 on_ready = self.on_gradient_ready if own is gradient else None
                 part = self._source.compute(self.model, batch, own, self.progress, on_ready)
                 self._check_trained()
@@ -139,7 +140,7 @@ class Replica:
             norm = _squared_norm(own, part.squared_norms)
             if own is not gradient:
                 gradient.copy_(own)
-                torch.cuda.synchronize(self._device)
+                torch.cuda.synchronize(self._device)  # the copy does not wait for the GPU
         spread = variance(part.mean_square, norm, part.microbatches)
         self.learning_rates = part.learning_rates
         self.options = part.options

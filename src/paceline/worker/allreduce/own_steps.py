@@ -80,7 +80,7 @@ class OwnSteps:
         """Restore such a state."""
         self.clear()
         for fragment, saved in state["in_sums"]:
-            copy_checked(self._newest.shards[fragment].memory, saved)
+            copy_checked(self._newest.shards[fragment].memory, saved)  # from where `begin_sum` takes them
             self.begin_sum(fragment)
         copy_checked(self._newest.memory, state["newest"])
 

@@ -77,7 +77,7 @@ class UpdateAveraging(AllReduceAlgorithm):
         compensations: tuple[Compensation, ...] = ()
         finite = True
         if self._corrections:
-            self._add_own_steps(-1)
+            self._add_own_steps(-1)  # so that D_i is the average minus the weights, which `_step` sets anew
             if self._is_apart():
                 compensations, finite = self.server.compensate(
                     self._corrections, self.gradient, self._weights, 1, squared_norm
