@@ -69,6 +69,7 @@ class NodeFollower:
         self._transport = rank.transport
         self._lifecycle = rank.host.lifecycle
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
+        # A task is cancelled at the leader alone; the group's next sum passes that on (decision 0013).
         self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
@@ -114,7 +115,7 @@ class NodeFollower:
             raise ConnectionLost(f"expected FormNodeGroup, received {type(message).__name__}")
         self._session = session
         self._store = GroupStore(0, session.connection.send)
-        session.listen(self._on_message, self._on_error)
+        session.listen(self._on_message, self._on_error)  # which receives the keys that the group connects with
         self._group.connect(self._transport, self._store, message.key)
         return session
 

@@ -134,5 +134,5 @@ class NodeGroup(GradientGroup):
     def _raising_group_lost(self) -> Iterator[None]:
         try:
             yield
-        except (ConnectionLost, RuntimeError) as error:
+        except (ConnectionLost, RuntimeError) as error:  # gloo raises a RuntimeError
             raise NodeGroupLost(f"a process of this worker is gone: {error}".partition("\n")[0]) from error

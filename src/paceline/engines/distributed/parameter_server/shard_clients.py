@@ -66,7 +66,7 @@ class ShardClients(ShardPeers):
         if number in self._connections:
             peer.connection.send(messages.End("", f"shard {number} already has a server"))
             return
-        peer.connection.accepts_state = True
+        peer.connection.accepts_state = True  # rank 0 gathers its state, unlike that of a worker
         peer.connection.send(messages.ShardAssigned(number))
         self._connections[number] = peer.connection
         self._numbers[peer.peer_id] = number

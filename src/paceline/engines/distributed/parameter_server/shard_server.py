@@ -85,7 +85,7 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
             host=host,
             port=0,
             job_spec=job_spec,
-            processes=cluster.n + 1,
+            processes=cluster.n + 1,  # the evaluator is number n
             handler=receiver,
             on_accept=receiver.on_accept,
         )
@@ -123,6 +123,7 @@ class _RankZero(ShardPeers):
 
     def summed(self, shares: Sequence[float]) -> list[float]:
         self._connection.send(task_messages.PartialSums(list(shares)))
+        # A sum may take long, and this server must not count as lost meanwhile (decision 0010).
         while _is_heartbeat(event := self._events.get_first(_is_answer_or_end)):
             self._connection.send(task_messages.HeartbeatAnswer())
         if not isinstance(event, PeerMessage) or not isinstance(event.message, task_messages.PartialSums):
@@ -245,6 +246,7 @@ class _ShardServer:
         update, published = command.decoded(self._accepted), self._published
         self._accepted = 0
         version = update.version
+        # In place unless a worker reads the newest version (decision 0011).
         storage = published.free_storage() if command.is_read else published[published.newest]
         self._server.apply(update, self._add(version, storage))
         self._rank_0.send(task_messages.UpdateDone(version, self._server.not_finite))

@@ -156,7 +156,7 @@ class WorkerProcess:
             sleep=self._sleep,
             fault_actions=actions,
         )
-        self.process = token_hex(16)
+        self.process = token_hex(16)  # a standby counts processes, and another one may get this number (decision 0026)
         self.standby: tuple[str, int] | None = None
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()
@@ -283,7 +283,7 @@ class WorkerProcess:
 
     def _send_gradient(self, measured: Measured) -> None:
         """Send the remaining buckets of the gradient, and its scalars; only these if the gradient is unneeded."""
-        is_needed = self._is_needed
+        is_needed = self._is_needed  # read once, since another thread changes it
         if is_needed:
             for channel in self._channels:
                 channel.pack_remaining(is_finite=measured.finite)
@@ -345,7 +345,7 @@ class WorkerProcess:
             case standby_messages.StandbyAddress(host, port) if self._worker < self._workers:
                 self.standby = host, port
             case standby_messages.StandbyLost():
-                self.standby = None
+                self.standby = None  # so it no longer counts for the standby (decision 0026)
                 self._session.connection.send(standby_messages.StandbyForgotten())
             case messages.End() as end:
                 if end.tensors:

@@ -22,6 +22,7 @@ from paceline.engines.distributed.transport.stream import StreamSocket
 from paceline.engines.distributed.transport.tls_socket import TLSSocket
 
 PURPOSE = b"paceline connection 1"
+# Fixed, because every process must derive the same certificate.
 FIRST_DAY, LAST_DAY = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "paceline")])
 
@@ -60,7 +61,7 @@ def derive_identity(token: str, run_id: str = "") -> Identity:
         .not_valid_before(FIRST_DAY)
         .not_valid_after(LAST_DAY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, None)
+        .sign(key, None)  # Ed25519 has its own hash
         .public_bytes(Encoding.PEM)
     )
     return Identity(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), certificate, certificate)

@@ -52,7 +52,7 @@ class Lockstep:
             closed_s = start_s + round_s
             accounting.now = closed_s + self._update_s
             accounting.idle_s += k * (accounting.now - start_s) - float(trips_s.sum())
-            if update + 1 < updates:
+            if update + 1 < updates:  # the run ends with the last update, which interrupts none
                 accounting.wasted_s += late * (accounting.now - start_s)
             if observe is not None:
                 observe(accounting.now, fresh)

@@ -91,6 +91,7 @@ class ArrivalCalendar:
         arrivals = Arrivals(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
         if not len(worker):
             return arrivals, horizon_s
+        # Just before, because arrivals at that very time may be incomplete.
         earlier_s = float(np.nextafter(self._row_s[worker, 1].min(), -inf))
         self._rewind(turned, np.unique(arrivals.worker), earlier_s)
         return arrivals[np.flatnonzero(arrivals.due_s <= earlier_s)], earlier_s

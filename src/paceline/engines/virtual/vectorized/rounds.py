@@ -116,6 +116,7 @@ class Rounds:
         counted_s, before = waves[0].due_s[accepted], 0
         while len(parents := self._restarting(waves[-1], bound_s)):
             wave = self._following(waves[-1], parents, before)
+            # Under "all" only the first accepted gradient of a worker counts.
             counts = ~waves[-1].accepted[parents] if self._all else slice(None)
             counted_s = np.concatenate([counted_s[counted_s <= bound_s], wave.due_s[counts]])
             bound_s = min(bound_s, self._kth(counted_s))
