@@ -160,6 +160,7 @@ class RunConfig:
             schedule=self.schedule,
             batch_size=self.job.batch_size,
             worker_timeout_s=self.worker_timeout_s,
+            # Silence in simulated time is no fault (decision 0010).
             derives_timeout=self.worker_timeout_s is None and not isinstance(self.cluster, Cluster),
             evaluate_every=self.evaluations,
             measure_steps=self.measure_steps,
@@ -175,5 +176,5 @@ class RunConfig:
             per_epoch=job.minibatches_per_epoch(self.shards) if job.sampling == "epoch" else None,
             partitioned=job.sharding == "partitioned",
             requeue=job.on_drop == "requeue",
-            ahead=job.minibatches_ahead if self.plan.local_steps is None else 0,
+            ahead=job.minibatches_ahead if self.plan.local_steps is None else 0,  # a work names its own minibatches
         )

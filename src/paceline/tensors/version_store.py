@@ -78,7 +78,7 @@ class VersionStore:
         if not self._references[version]:
             del self._references[version]
             storage = self._stored.pop(version)
-            if all(storage is not other for other in self._stored.values()):
+            if all(storage is not other for other in self._stored.values()):  # else a version was made in place
                 self._free.append(storage)
             if self._on_release is not None:
                 self._on_release(version)
