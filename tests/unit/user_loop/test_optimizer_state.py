@@ -107,6 +107,16 @@ def test_a_state_cannot_be_loaded_during_the_run(network, data):
         assert "load it before the first batch of run.loader" in str(error)
 
 
+def test_an_optimizer_for_graphs_of_a_gpu_is_stepped_by_the_server(network, data):
+    def stepping(model, **options):
+        return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], **options)
+
+    parts = make_parts(network, data, partial(stepping, capturable=True))
+    (steps, [_, last]), (of_rank_1, _) = AttachedThreads(2, parts, "bsp").run(trained())
+    _, expected = reference(network, stepping, [steps, of_rank_1])
+    check_equal_states(last["state"], expected.state_dict()["state"])
+
+
 def test_a_state_that_is_no_tensor_is_refused(network):
     optimizer = sgd(network)
     optimizer.state[network.last.bias]["count"] = 3

@@ -147,8 +147,11 @@ def _describe_group(
 
 
 def plain_options(number: int, group: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-    """Return the options of a parameter group that its optimizer knows: schedulers add some of their own."""
-    options = {name: value for name, value in group.items() if name in known}
+    """Return the options of a parameter group that its optimizer knows: schedulers add some of their own.
+
+    Without "capturable", for CUDA graphs of the loop: the server steps on the CPU, where torch refuses it.
+    """
+    options = {name: value for name, value in group.items() if name in known and name != "capturable"}
     return {name: _plain(value, f"parameter group {number} has {name}") for name, value in options.items()}
 
 

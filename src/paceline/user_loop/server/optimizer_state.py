@@ -41,12 +41,15 @@ def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
 def load_named_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Replace the state of an optimizer by what `named_state` has returned."""
     parameters = dict(model.named_parameters())
+    groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
+    on_device = {parameter for group in groups for parameter in group["params"]}
     optimizer.state.clear()
     for both, value in state.items():
         key, _, name = both.partition(" ")
         parameter = parameters[name]
-        # As in torch, a scalar such as `step` stays on the CPU.
-        optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim else value
+        # As in torch, a scalar such as `step` stays on the CPU, unless a kernel on the device reads it.
+        moves = value.ndim or parameter in on_device
+        optimizer.state[parameter][key] = value.to(parameter.device) if moves else value
 
 
 def state_reader(server: ParameterServer) -> Callable[[], dict[str, Tensor]]:
