@@ -31,12 +31,13 @@ from common import options, report, rounded
 from equality import difference
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Arrival, Command, Compute, Event, Measured, SetTimer, UpdateApplied
+from paceline.core.events import Apply, Arrival, Command, Compute, Event, Measured, SetTimer, Step, UpdateApplied
 from paceline.engines.loop import RunLoop
 from paceline.engines.virtual.parameter_server import SimulatedServer
 from paceline.engines.virtual.timing import TimedWorkers
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
+from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.replica import Replica
 
@@ -106,6 +107,11 @@ class Again(TimedWorkers):
         self.now = event.now
         return event
 
+    def step(self) -> Step | None:
+        """Return the step that the other run has measured, if its event is the next one."""
+        event = self._seen[-1] if self._seen else None
+        return event.step if isinstance(event, UpdateApplied) else None
+
     def tick(self) -> None:
         """Leave out the event of a measured step, which the loop makes at the same time."""
         if self._seen and isinstance(self._seen[-1], UpdateApplied):
@@ -116,12 +122,21 @@ class Again(TimedWorkers):
 
 
 class AsMeasured(SimulatedServer):
-    """Parameters with gradients that are computed again, and arrivals as the other run has measured them."""
+    """Parameters with gradients that are computed again, and arrivals and steps as the other run has measured them."""
+
+    def __init__(self, timed: Again, replica: Replica, server: ParameterServer) -> None:
+        super().__init__(timed, replica, server, "float32")
+        self._again = timed
 
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
         """Compute the gradient, and return the arrival as it was."""
         super().arrived(arrival, coordinator)
         return arrival
+
+    def apply(self, command: Apply) -> Step | None:
+        """Make the update, and return the step as it was measured."""
+        super().apply(command)
+        return self._again.step()
 
 
 class Rounded(AsMeasured):
@@ -171,7 +186,7 @@ def replay(real: RunConfig, events: Sequence[Event], *, rounds: bool) -> Seen:
     seen = Seen([], [], session.model)
     coordinator = real.rules.coordinator(real.checked_plan, real.stop)  # with the timeouts of real workers
     replica, timed = Replica(again.job, again.seed, WORKERS), Again(events)
-    parameters = (Rounded if rounds else AsMeasured)(timed, replica, session.server, "float32")
+    parameters = (Rounded if rounds else AsMeasured)(timed, replica, session.server)
     RunLoop(timed, parameters, timed).run(coordinator, partial(note, seen))
     return seen
 
