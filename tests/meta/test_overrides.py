@@ -1,6 +1,7 @@
 """Methods of engines and attached loops that override a concrete method, of which there are to be fewer."""
 
 import ast
+from functools import cache
 
 from source_tree import definitions, name_of
 
@@ -8,6 +9,7 @@ ROOMS = ("engines/", "user_loop/")
 MOST = 2
 
 
+@cache
 def is_abstract(method):
     return any("abstractmethod" in ast.unparse(each) for each in method.decorator_list)
 
@@ -22,10 +24,12 @@ def is_concrete_in(classes, name, method):
     return any(is_concrete_in(classes, base, method) for base in bases(classes[name]))
 
 
+@cache
 def methods(node):
     return [each for each in node.body if isinstance(each, ast.FunctionDef)]
 
 
+@cache
 def bases(node):
     return [ast.unparse(each).partition("[")[0].rpartition(".")[2] for each in node.bases]
 
