@@ -175,11 +175,12 @@ class SharedRun(AttachedRun):
         outcome, reason = why_left(error)
         self._leave(reason, outcome)
         self._server.stop(outcome, f"rank 0 has left the run: {reason}")
-        self.release()
+        self._hooks.close()
 
     def release(self) -> None:
-        """Remove the hooks of a run that has ended from the optimizer, the scheduler and the model."""
+        """Remove all hooks of a run that has ended from the optimizer, the scheduler and the model."""
         self._hooks.close()
+        self._steps.release()
 
     # --- begin and end ------------------------------------------------------------------------------------
 
@@ -290,6 +291,11 @@ class SharedRun(AttachedRun):
         return returned
 
     def _settle_without_step(self, task: LoopTask) -> None:
+        if self._step_hooks.is_open:  # the gradient was handed in, so no second answer may follow
+            raise RunError(
+                "optimizer.step() has raised an error and the loop went on, but the gradient of that step has been "
+                "handed in: let the error end the loop, or catch it where it arises"
+            )
         self._gradients.settle(task)
         self._receive()
 

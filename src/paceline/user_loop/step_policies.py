@@ -52,6 +52,10 @@ class StepPolicy(ABC):
     def close(self) -> None:
         """Leave the optimizer to the user."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """Remove what a closed run has left on the optimizer, before another run of it."""
+
 
 class ServerSteps(StepPolicy):
     """Steps of the server, which has the state of the optimizer during the run.
@@ -93,6 +97,11 @@ class ServerSteps(StepPolicy):
     def close(self) -> None:
         """Leave the optimizer to the user; `state_dict()` on another rank than 0 still warns that there is no state."""
         for hook in self._hooks[self._read_state is None :]:
+            hook.remove()
+
+    def release(self) -> None:
+        """Warn no more: the next run does."""
+        for hook in self._hooks:
             hook.remove()
 
     def _on_save(self, _: torch.optim.Optimizer) -> None:
@@ -150,6 +159,9 @@ class RankSteps(StepPolicy):
         """Leave the optimizer to the user."""
         self.end()
 
+    def release(self) -> None:
+        """Do nothing: nothing is left."""
+
 
 class CommonSteps(StepPolicy):
     """Steps that all ranks make together, without a server."""
@@ -168,4 +180,7 @@ class CommonSteps(StepPolicy):
         """Do nothing, as `start`."""
 
     def close(self) -> None:
+        """Do nothing, as `start`."""
+
+    def release(self) -> None:
         """Do nothing, as `start`."""

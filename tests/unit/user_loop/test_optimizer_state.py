@@ -80,6 +80,16 @@ def test_the_state_of_another_rank_is_named_in_a_warning(network, data, caplog):
     assert caplog.text.count("has no state on this rank: that of rank 0 has the server's") == 2
 
 
+def test_a_released_run_warns_no_more(network, data, caplog):
+    def loop(run, model, optimizer):
+        trained()(run, model, optimizer)
+        run.release()
+        optimizer.state_dict()
+
+    assert AttachedThreads(2, make_parts(network, data), "bsp").run(loop) == [None, None]
+    assert caplog.text.count("has no state on this rank") == 2  # of `trained`, on rank 1
+
+
 def test_a_run_begins_with_a_state_that_was_loaded_after_attach(network, data):
     first = copy.deepcopy(network)
     optimizer = adamw(first)

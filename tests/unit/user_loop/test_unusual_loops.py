@@ -1,6 +1,7 @@
 """Unusual loops: a compiled model, a second optimizer, an evaluation at rank 0 that outlasts the timeout."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, loss_of, make_network, make_parts, numbered_data, of_the_mean_gradient, sgd, step, train
 from machine_speed import scaled
 from paceline.core.records import WorkerJoined, WorkerLost
-from selections import parametrize_each_once
+from selections import parametrize_each_once, parametrize_few
 
 EXACT = 1e-12
 LIMIT_S = scaled(10.0)
@@ -59,6 +60,25 @@ def test_a_second_optimizer_may_not_step_the_attached_model(parameters_of, error
     assert all("a second optimizer, Adam, steps parameters of the attached model" in each for each in found)
     said = [each for each in caplog.messages if "on each rank alone: the ranks diverge" in each]
     assert len(said) == warnings  # one of each rank
+
+
+@parametrize_few(("protocol", "kind"), PROTOCOLS, keep=1)
+def test_a_step_whose_error_is_caught_ends_the_loop(protocol, kind):
+    def fail(*_):
+        raise ValueError
+
+    def loop(run, model, optimizer):
+        for _ in run.epochs(1):
+            for number, batch in enumerate(run.loader):
+                hook = optimizer.register_step_pre_hook(fail) if number == 1 else None
+                with suppress(ValueError):
+                    step(model, optimizer, [batch])
+                if hook is not None:
+                    hook.remove()
+
+    errors = kind(2, make_parts(make_network(), numbered_data()), protocol).run(loop)
+    assert any("let the error end the loop" in str(error) for error in errors)
+    assert all(isinstance(error, pl.RunError) for error in errors)
 
 
 @pytest.mark.slow

@@ -34,6 +34,11 @@ class StepHooks:
             optimizer.register_step_post_hook(self._on_end),
         ]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun and not ended: it is under way, or it has raised an error."""
+        return self._depth > 0
+
     @contextmanager
     def off(self) -> Iterator[None]:
         """Return a block whose steps call nothing."""
