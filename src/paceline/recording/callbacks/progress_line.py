@@ -124,7 +124,7 @@ class Notebook(Surface):
         if self._handle is None:
             from IPython.display import display
 
-            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
+            self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
 
