@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
@@ -286,6 +287,9 @@ class Patches:
         def destroy(*args: Any, **kwargs: Any) -> None:
             self.end_ranks()
             original(*args, **kwargs)
+            # Gloo's threads may still free the last backward pass, for which they need the interpreter's lock.
+            # Were the model freed first, torch (2.13) would hold that lock and wait for them for ever.
+            time.sleep(0.01)
 
         return destroy
 
