@@ -85,7 +85,8 @@ def test_the_slow_rank_is_named_and_training_is_the_same(way, tmp_path):
 def test_samples_are_those_of_the_unscaled_local_and_mean_gradient(way, tmp_path):
     for each, folder in ((way, tmp_path / "one"), ("plain", tmp_path / "other")):
         folder.mkdir()
-        assert train(folder, each, *record(folder, "--sample", 5)).returncode == 0
+        done = train(folder, each, *record(folder, "--sample", 5))
+        assert done.returncode == 0, done.stderr
     one, other = (DDPRecording(tmp_path / name / "rec").gradient_samples for name in ("one", "other"))
     for ours, plain in zip(one, other, strict=True):
         assert ours == pytest.approx(plain, rel=1e-4)

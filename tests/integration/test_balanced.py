@@ -67,9 +67,10 @@ def test_parameters_are_those_of_bsp_under_shares_that_change(job):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("protocol", [BALANCED, "balanced(m=4)"])
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_parameters_are_those_of_bsp_under_shares_that_follow_speeds(job):
-    balanced, bsp = trained(BALANCED, **job), trained("bsp", **job)
+def test_parameters_are_those_of_bsp_under_shares_that_follow_speeds(job, protocol):
+    balanced, bsp = trained(protocol, **job), trained("bsp", **job)
     assert shares_of(balanced)
     assert difference(balanced, bsp) < EXACT
     assert balanced.time_s < bsp.time_s / 1.3
@@ -89,19 +90,37 @@ def test_every_update_has_the_samples_of_a_minibatch_of_each_worker():
     assert {each.worker: each.samples for each in result.history.of(GradientArrived)}[3] == 4  # in the last update
 
 
+def test_leases_of_a_queue_have_the_parameters_of_bsp_without_a_sample_twice():
+    queue, bsp = trained("balanced(m=4)", sampling="epoch"), trained("bsp", sampling="epoch")
+    assert difference(queue, bsp) < EXACT
+    assert queue.time_s < bsp.time_s / 1.4
+    updates = list(queue.history.of(UpdateMade))
+    assert {each.samples for each in updates} == {N * 8}
+    assert [each.workload for each in updates] == [N * (number + 1) for number in range(UPDATES)]
+    assert max(each.k for each in updates) > N
+
+
+def test_a_worker_that_hangs_delays_an_update_of_a_queue_by_one_lease():
+    hangs = [pl.Fault(worker=1, draw=1, kind="hang")]
+    runs = [trained("balanced(m=4)", replace(CLUSTER, faults=faults), updates=12) for faults in ([], hangs)]
+    assert difference(*runs) < EXACT
+    assert runs[0].time_s < runs[1].time_s < runs[0].time_s + 0.3
+
+
 def test_simulated_times_are_those_of_training():
     cluster = replace(CLUSTER, network=pl.timing.Network(latency_s=0.01))
     pieces = pl.simulate("balanced(m=8, leases=1)", cluster, updates=UPDATES, seed=3)
     assert trained("balanced(m=8, leases=1)", cluster).time_s == pytest.approx(pieces.time_s)
 
 
-def test_a_recorded_run_replays_with_its_shares(tmp_path):
+@pytest.mark.parametrize("protocol", [BALANCED, "balanced(m=4)"])
+def test_a_recorded_run_replays_with_its_shares(tmp_path, protocol):
     moving = [
         pl.timing.Periodic(on_s=2.0, every_s=8.0, slowdown=3.0, workers=(worker,), at_s=2.0 * worker)
         for worker in (0, 1)
     ]
     cluster = pl.Cluster(N, pl.timing.LogNormal(0.1, 0.1), slowdowns=moving)
-    result = pl.train(tiny_job(), protocol=BALANCED, cluster=cluster, stop="updates=60", seed=1, out=tmp_path / "run")
+    result = pl.train(tiny_job(), protocol=protocol, cluster=cluster, stop="updates=60", seed=1, out=tmp_path / "run")
     assert len(shares_of(result)) >= 3
     replayed = replay(tmp_path / "run")
     assert replayed.is_same, replayed.difference
@@ -125,9 +144,8 @@ def test_a_plan_with_shares_in_one_part():
 @pytest.mark.parametrize(
     ("protocol", "text"),
     [
-        ("balanced", r"balanced\(m=8\): .* type balanced\(m=8, leases=1\)"),
-        ("balanced(m=4)", r"balanced\(m=4\): .* type balanced\(m=4, leases=1\)"),
-        ("balanced(m=4, leases=2)", r"balanced\(m=4, leases=2\): .* type balanced\(m=4, leases=1\)"),
+        ("balanced(m=4, leases=2)", r"leases=2\): expected leases='queue' or 1; type balanced\(m=4, leases=1\)"),
+        ("balanced(m=4, leases=1, batch=live)", r"one share each is of live workers; type balanced\(m=4, leases=1\)"),
         ("balanced(m=0, leases=1)", "pieces"),
         ("balanced(leases=1, max_share=0.5)", "max_share"),
         (f"{BALANCED} + local_steps(H=4)", r"a local step takes a whole one; type bsp \+ local_steps\(H=4\)"),

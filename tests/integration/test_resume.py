@@ -73,6 +73,7 @@ SETTINGS = {
     "ssp": ("ssp(lead=2)", {"microbatches": 2}, {}),
     "dssp": ("dssp(lead=0, most=3)", {}, SLOWED | {"stop": "gradients=60"}),
     "balanced": ("balanced(m=4, leases=1)", EPOCHS, SLOWED),
+    "balanced, queue": ("balanced(m=4)", EPOCHS, SLOWED),
     "balanced, replacement": ("balanced(m=4, leases=1)", {}, SLOWED),
     "ringmaster": ("ringmaster(r=3, stops=true)", EPOCHS, {}),
     "plan": ("bsp@updates=9 >> k_batch_async(k=2)@seconds=5 >> asp", SCHEDULED, {}),

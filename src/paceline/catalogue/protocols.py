@@ -42,28 +42,43 @@ def bsp() -> Protocol:
 
 
 @named
-def balanced(m: int = 8, leases: int | None = None, max_share: float = 1.5) -> Phase:
+def balanced(
+    m: int = 8,
+    backups: bool = True,
+    leases: Literal["queue"] | int = "queue",
+    max_share: float = 1.5,
+    batch: Literal["start", "live"] = "start",
+) -> Phase:
     """Balanced shares: the updates of BSP, of which each worker computes as many samples as its speed allows.
 
-    An update has the samples of a minibatch of every worker, so the parameters are those of BSP. Shares are decided
-    from the times of earlier updates, and change only for a gain above the noise.
+    An update has the samples of a minibatch of every worker, each used once, so the parameters are those of BSP. The
+    first lease of a worker has its share by the times of earlier updates, less a part that follows their noise; this
+    part is a queue of microbatches that workers take one by one.
 
     Args:
-        m: number of pieces of a minibatch, >= 1; shares differ by whole pieces.
-        leases: number of shares of each worker in an update; 1, which must be given.
-        max_share: largest share as a multiple of a minibatch, >= 1.
+        m: number of microbatches of a minibatch, >= 1.
+        backups: whether a worker that finds the queue empty repeats a lease of another one; the first copy counts.
+        leases: "queue", or 1 for one share of each worker in an update, which changes only for a gain above the noise.
+        max_share: largest lease as a multiple of a minibatch, >= 1.
+        batch: whether an update of a queue has a minibatch of each worker at the "start", or of each "live" one.
 
-    Paper: Chen et al., "Semi-dynamic load balancing" (LB-BSP), 2020.
+    Paper: Chen et al., "Semi-dynamic load balancing" (LB-BSP), 2020, has one share each; Polychronopoulos and Kuck,
+    "Guided self-scheduling", 1987; Dean and Ghemawat, "MapReduce", 2004, for backups.
     """
-    told = f", max_share={max_share:g}" if max_share != 1.5 else ""
-    if leases != 1:
-        given = f"balanced(m={m})" if leases is None else f"balanced(m={m}, leases={leases})"
-        raise UsageError(
-            f"{given}: workers that take several shares in an update from one queue are not available; "
-            f"type balanced(m={m}, leases=1{told})"
-        )
-    name = f"balanced(m={m}, leases=1{told})"
-    return Phase(replace(bsp(), name=name), controllers=(Balance(m, max_share),), name=name)
+    has_queue = leases == "queue"
+    told = f"balanced(m={m}"
+    told += "" if backups or not has_queue else ", backups=false"
+    told += "" if has_queue else ", leases=1"
+    told += f", max_share={max_share:g}" if max_share != 1.5 else ""
+    told += f", batch={batch!r}" if batch != "start" and has_queue else ""
+    name = f"{told})"
+    if not has_queue and leases != 1:
+        raise UsageError(f"balanced(m={m}, leases={leases!r}): expected leases='queue' or 1; type {name}")
+    if not has_queue and batch != "start":
+        raise UsageError(f"balanced(m={m}, leases=1, batch={batch!r}): one share each is of live workers; type {name}")
+    balance = Balance(m, max_share, queue=has_queue, repeats=backups, live=batch == "live")
+    protocol = replace(bsp(), refill="share" if has_queue else "update", name=name)
+    return Phase(protocol, controllers=(balance,), name=name)
 
 
 @named

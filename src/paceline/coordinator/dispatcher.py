@@ -7,12 +7,15 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import takewhile
 from math import inf
+from typing import Any, ClassVar
 
+from paceline.coordinator.lease_queue import LeaseQueue
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
-from paceline.coordinator.minibatch_slices import cut
+from paceline.coordinator.minibatch_slices import cut, slices_of
 from paceline.coordinator.ssp_bound import SSPBound
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, PROBED, WorkerState, WorkerStatus, WorkerTable
 from paceline.core.events import Compute, Interrupt, Minibatch
+from paceline.policies.controllers.base import LeaseRule
 from paceline.protocols.local_steps import LocalSteps
 from paceline.protocols.protocol import Protocol
 from paceline.utils.state_dict import Stateful
@@ -29,15 +32,19 @@ class Dispatcher(Stateful):
         table: status of every worker.
         is_limited: whether the number of minibatches is limited.
         is_due: whether an idle worker may have become free to start.
+        queue: samples of the update in progress, of which workers take leases; None without leases.
     """
 
-    _saved = ("is_due",)
+    _saved = ("is_due", "_queues")
+    _defaults: ClassVar[Mapping[str, Any]] = {"_queues": 0}  # missing in early runs
     _parts = ("table", "minibatches", "ssp_bound")
 
     def __init__(self, minibatches: MinibatchSampler | None, local_steps: LocalSteps | None = None) -> None:
         self.table = WorkerTable()
         self.is_limited = minibatches is not None and minibatches.is_limited
         self.is_due = False
+        self.queue: LeaseQueue | None = None
+        self._queues = 0  # so far, each with the next draws
         self._minibatches = minibatches
         self._local_steps = local_steps
         self._workers = self.table.workers
@@ -58,7 +65,9 @@ class Dispatcher(Stateful):
         Within a phase, a change of the lead alone, or of nothing, keeps how far each worker is ahead.
         """
         before, self._protocol = self._protocol, protocol
-        self._once_an_update = protocol.refill == "update"
+        self._once_an_update = protocol.refill != "arrival"
+        if protocol.refill != "share":
+            self._end_queue()
         if protocol.max_lead == inf:
             self._ssp_bound = None
         elif self._ssp_bound is not None and before == replace(protocol, max_lead=self._ssp_bound.bound):
@@ -78,6 +87,8 @@ class Dispatcher(Stateful):
 
     def may_start(self, worker: int, version: int) -> bool:
         """Return whether an idle worker may start work on this version."""
+        if self.queue is not None:
+            return self.queue.has_next(worker)
         if self._once_an_update and self._workers[worker].contributed_to == version:
             return False
         if self.is_limited and not self.has_data(worker):
@@ -106,6 +117,48 @@ class Dispatcher(Stateful):
         draws = {worker: self._workers[worker].draw + 1 for worker in own}
         self._dealt = cut(own, draws, shares, batch_size) if own.keys() == shares.keys() else own
 
+    def queue_leases(self, shares: Mapping[int, int], batch_size: int, rule: LeaseRule) -> None:
+        """Queue the minibatches of the update that opens, of which workers take leases.
+
+        Workers take whole minibatches if one of them is busy already.
+
+        Args:
+            shares: samples of the first lease of each worker.
+            batch_size: samples of a whole minibatch, >= 1.
+            rule: leases after the first ones.
+        """
+        if self._in_flight:
+            return
+        own: dict[int, Minibatch | None] = {}
+        for number in range(rule.minibatches):
+            if self._minibatches is None:
+                own[number] = None
+            elif self._minibatches.has_next(number):
+                own[number] = self._minibatches.next(number)
+        if own:
+            self._queues += 1
+            slices = slices_of(own, dict.fromkeys(own, self._queues), batch_size)
+            self.queue = LeaseQueue(slices, shares, batch_size, rule)
+
+    def begin_update(self) -> None:
+        """Begin an update, without leases until a controller asks for them."""
+        self.queue = None
+
+    def _end_queue(self) -> None:
+        """Assign the samples that are left in the queue later."""
+        queue, self.queue = self.queue, None
+        for minibatch in queue.unused() if queue is not None else ():
+            if self._minibatches is not None:
+                self._minibatches.put_back(minibatch)
+
+    def end_lease(self, worker: int) -> list[Interrupt]:
+        """End the lease that a worker has delivered, if it has one, and cancel its copies."""
+        if self.queue is None:
+            return []
+        others = self.queue.end(worker)
+        self.is_due |= bool(others)
+        return [self.cancel(other, self._workers[other]) for other in others]
+
     def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
         """Assign the next work, on the newest version, to an idle worker."""
         state = self._workers[worker]
@@ -113,6 +166,8 @@ class Dispatcher(Stateful):
         upcoming: tuple[Minibatch, ...] = ()
         if worker in self._dealt:
             state.minibatch = self._dealt.pop(worker)
+        elif self.queue is not None:
+            state.minibatch = self.queue.take(worker)
         elif self._minibatches is None:
             state.minibatch = None
         else:
@@ -142,9 +197,12 @@ class Dispatcher(Stateful):
         if self._ssp_bound is not None and self._ssp_bound.deliver(worker):
             self.is_due = True
 
-    def return_minibatch(self, state: WorkerState) -> None:
+    def return_minibatch(self, worker: int, state: WorkerState) -> None:
         """Put the minibatch of a worker's latest work back into the queue."""
-        if self._minibatches is not None and state.minibatch is not None:
+        if self.queue is not None:
+            self.queue.give_back(worker)
+            self.is_due = True
+        elif self._minibatches is not None and state.minibatch is not None:
             self._minibatches.put_back(state.minibatch)
             self.is_due |= self.is_limited
 
@@ -161,7 +219,7 @@ class Dispatcher(Stateful):
     def cancel(self, worker: int, state: WorkerState) -> Interrupt:
         """Cancel the work of a busy worker."""
         self.table.release(worker, state)
-        self.return_minibatch(state)
+        self.return_minibatch(worker, state)
         return Interrupt(worker, state.draw)
 
     def restart(self, worker: int) -> Interrupt:
@@ -221,6 +279,9 @@ class Dispatcher(Stateful):
         state = self._workers[worker]
         if state.status is BUSY:
             self.cancel(worker, state)
+        if self.queue is not None:
+            self.queue.leave(worker)
+            self.is_due = True
         self._release_reserve(worker)
         self.table.remove(worker, status)
         self._assign_shards()
@@ -236,6 +297,16 @@ class Dispatcher(Stateful):
         for state in self._workers.values():
             if state.status is PROBED:
                 state.status = EXCLUDED
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the queue of the update in progress."""
+        state = super().state_dict()
+        return state if self.queue is None else {**state, "queue": self.queue.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        super().load_state_dict(state)
+        self.queue = LeaseQueue.restored(state["queue"]) if "queue" in state else None
 
     def _release_reserve(self, worker: int) -> None:
         if self._minibatches is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.errors import UsageError
@@ -13,7 +13,7 @@ WHOLE = Minibatch(0, None, None)
 def cut(
     own: Mapping[int, Minibatch | None], draws: Mapping[int, int], shares: Mapping[int, int], batch_size: int
 ) -> dict[int, Minibatch | None]:
-    """Return the work of each worker in an update.
+    """Return the work of each worker in an update, of which each has one share.
 
     A worker keeps the first samples of its own minibatch. What workers with smaller shares leave is dealt in the order
     of workers to those with larger ones. Minibatches stay as they are if one of them is not whole.
@@ -37,33 +37,78 @@ def cut(
             f"a controller asked for the shares {dict(shares)} in {len(own)} minibatches of {batch_size} samples; "
             f"expected at least one sample each, and {len(own) * batch_size} in all"
         )
-    whole = {worker: minibatch or WHOLE for worker, minibatch in own.items()}
-    if any(minibatch.slices for minibatch in whole.values()):
+    if any(minibatch is not None and minibatch.slices for minibatch in own.values()):
         return dict(own)
-    workers = sorted(own)
-    slices = {
-        worker: MinibatchSlice(
-            worker=worker, draw=draws[worker], epoch=each.epoch, number=each.number, begin=0, end=batch_size
+    first, _ = dealt(slices_of(own, draws, batch_size), shares)
+    return {worker: lease(slices, batch_size) for worker, slices in first.items()}
+
+
+def slices_of(
+    own: Mapping[int, Minibatch | None], draws: Mapping[int, int], batch_size: int
+) -> dict[int, tuple[MinibatchSlice, ...]]:
+    """Return the samples of each minibatch as slices; the arguments are those of `cut`."""
+    return {
+        worker: minibatch.slices
+        or (
+            MinibatchSlice(
+                worker=worker,
+                draw=draws[worker],
+                epoch=minibatch.epoch,
+                number=minibatch.number,
+                begin=0,
+                end=batch_size,
+            ),
         )
-        for worker, each in whole.items()
+        for worker, minibatch in ((worker, own[worker] or WHOLE) for worker in sorted(own))
     }
-    left = [slices[worker]._replace(begin=shares[worker]) for worker in workers if shares[worker] < batch_size]
-    work: dict[int, Minibatch | None] = {}
-    for worker in workers:
-        kept = slices[worker]._replace(end=min(shares[worker], batch_size))
-        taken, left = _taken(left, shares[worker] - kept.end)
-        work[worker] = whole[worker]._replace(slices=(kept, *taken), share=shares[worker] / batch_size)
-    return work
 
 
-def _taken(left: list[MinibatchSlice], samples: int) -> tuple[list[MinibatchSlice], list[MinibatchSlice]]:
-    """Return the first samples of some slices, and the rest of the slices."""
-    taken = []
-    while samples:
-        first, *left = left
-        end = min(first.end, first.begin + samples)
-        taken.append(first._replace(end=end))
-        samples -= end - first.begin
-        if end < first.end:
-            left = [first._replace(begin=end), *left]
-    return taken, left
+def dealt(
+    slices: Mapping[int, Sequence[MinibatchSlice]], shares: Mapping[int, int]
+) -> tuple[dict[int, tuple[MinibatchSlice, ...]], list[MinibatchSlice]]:
+    """Return the slices of each share, and what is left.
+
+    Args:
+        slices: samples of the minibatch of each worker.
+        shares: samples of each worker that has a share.
+    """
+    kept: dict[int, list[MinibatchSlice]] = {}
+    left: list[MinibatchSlice] = []
+    for worker, each in slices.items():
+        kept[worker], rest = taken(each, shares.get(worker, 0))
+        left += rest
+    first = {}
+    for worker, share in sorted(shares.items()):
+        own = kept.get(worker, [])
+        more, left = taken(left, share - samples_of(own))
+        first[worker] = (*own, *more)
+    return first, left
+
+
+def taken(slices: Sequence[MinibatchSlice], samples: int) -> tuple[list[MinibatchSlice], list[MinibatchSlice]]:
+    """Return the first samples of some slices, at most as many as they have, and the rest of the slices."""
+    first, left = [], list(slices)
+    while samples and left:
+        begun, *left = left
+        end = min(begun.end, begun.begin + samples)
+        first.append(begun._replace(end=end))
+        samples -= end - begun.begin
+        if end < begun.end:
+            left = [begun._replace(begin=end), *left]
+    return first, left
+
+
+def lease(slices: Sequence[MinibatchSlice], batch_size: int) -> Minibatch:
+    """Return the work on some slices.
+
+    Args:
+        slices: one slice or more.
+        batch_size: samples of a whole minibatch, >= 1.
+    """
+    share = samples_of(slices) / batch_size
+    return Minibatch(0, slices[0].epoch, slices[0].number, slices=tuple(slices), share=share)
+
+
+def samples_of(slices: Iterable[MinibatchSlice]) -> int:
+    """Return the number of samples of some slices."""
+    return sum(each.end - each.begin for each in slices)

@@ -256,11 +256,14 @@ class PhaseRunner:
                     raise UsageError(f"a controller asked for a quorum of {k!r} ({reason}); expected k >= 1")
                 run.decide("quorum", f"k={k}: {reason}", k=k)
                 self._update.change_quorum(k, reason)
-            case control.SetShares(shares, batch_size, reason):
+            case control.SetShares(shares, batch_size, reason, leases):
                 if reason:
                     numbers = {str(worker): float(samples) for worker, samples in shares.items()}
                     run.decide("shares", reason, numbers=numbers)
-                self._membership.dispatcher.deal_shares(shares, batch_size)
+                if leases is None:
+                    self._membership.dispatcher.deal_shares(shares, batch_size)
+                else:
+                    self._membership.dispatcher.queue_leases(shares, batch_size, leases)
             case control.CloseUpdate(reason):
                 self._update.close(reason)
             case control.CallAgainAt(at_s):
@@ -278,7 +281,8 @@ class PhaseRunner:
 
     def _work(self, worker: int) -> control.Work:
         state = self._table.workers[worker]
-        return control.Work(worker, state.version, self._run.now - state.started_s)
+        share = state.minibatch.share if state.minibatch is not None else 1.0
+        return control.Work(worker, state.version, self._run.now - state.started_s, share)
 
     def _known(self, worker: int) -> WorkerState:
         if worker not in self._table.workers:

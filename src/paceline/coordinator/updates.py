@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from paceline.coordinator.evaluation_schedule import EvaluationSchedule
+from paceline.coordinator.lease_queue import LeaseQueue
 from paceline.coordinator.membership import Membership
 from paceline.coordinator.pending_update import PendingUpdate
 from paceline.coordinator.phases import PhaseRunner
@@ -82,10 +83,10 @@ class UpdateRunner:
             self._reject(event, worker, staleness)
         elif staleness > phases.protocol.max_staleness:
             self._drop(event, staleness, STALE)
-            self._dispatcher.return_minibatch(worker)
+            self._dispatcher.return_minibatch(event.worker, worker)
         elif event.is_notice:  # the protocol has changed since then
             self._drop(event, staleness, events.NOTICE)
-            self._dispatcher.return_minibatch(worker)
+            self._dispatcher.return_minibatch(event.worker, worker)
         else:
             accepted = True
             self._accept(event, worker, staleness)
@@ -106,6 +107,7 @@ class UpdateRunner:
         self._run.commands.append(command)
         self._dispatcher.accept(worker, event.draw, event.measured.minibatches)
         self._update.hold(command)
+        self._end_lease(event.worker)
         worker.contributed_to = self._run.version
         worker.rejections = worker.skips = 0
         self._monitor.accept(event.measured.loss, event.measured.samples)
@@ -114,8 +116,16 @@ class UpdateRunner:
         if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.measured.loss)):
             self._run.decide("warm_up", reason)
 
+    def _end_lease(self, number: int) -> None:
+        """End the lease of a worker, if it has one, and interrupt the workers that have copies."""
+        if self._dispatcher.queue is not None:
+            interrupts = self._dispatcher.end_lease(number)
+            self._run.commands += interrupts
+            self._phases.note_interrupted(interrupt.worker for interrupt in interrupts)
+
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
+        self._end_lease(event.worker)
         reason = events.SKIPPED if event.measured.skipped else events.NOT_FINITE
         self._drop(event, staleness, reason)
         if event.measured.skipped:
@@ -174,7 +184,9 @@ class UpdateRunner:
     def settle(self) -> None:
         """Make the update if it is due, and give work to workers that the current event has freed."""
         update, dispatcher = self._update, self._dispatcher
-        if reason := update.due():
+        if dispatcher.queue is not None:
+            self._settle_leases(dispatcher.queue)
+        elif reason := update.due():
             self._make(reason)
         # No update waits for a worker that has joined during it (decision 0002).
         elif update.held and update.joining and not self._others_can_contribute():
@@ -184,12 +196,24 @@ class UpdateRunner:
         elif self._delivered is not None and self._delivered in self._idle:  # not excluded meanwhile
             self._membership.give_if_allowed(self._delivered)
         self._delivered = None
+        if dispatcher.queue is not None:
+            return
         is_limited = dispatcher.is_limited
         # Workers without a minibatch are not awaited, so the last update may be smaller (decision 0002).
         if update.held and not self._in_flight and (is_limited or not update.awaited) and not self._run.awaits_step:
             self._make(NO_OTHER_WORKER)
         if is_limited and not (update.held or self._in_flight or self._run.stopped or self._run.awaits_step):
             self._run_out_of_data()
+
+    def _settle_leases(self, queue: LeaseQueue) -> None:
+        """Make the update if each of its samples is used, and else give the next leases."""
+        if not queue.is_done:
+            if self._idle:
+                self._membership.refill()
+        elif self._update.held:
+            self._make(self._update.reason)
+        elif not self._run.awaits_step:  # no gradient was finite
+            self.open()
 
     def _others_can_contribute(self) -> bool:
         """Return whether a worker that did not join during this update is busy or may start."""
@@ -199,12 +223,13 @@ class UpdateRunner:
     def _make(self, reason: str) -> None:
         run, phases = self._run, self._phases
         gradients, step_scale = self._update.take()
-        k = len(gradients)
+        minibatches = 0 if self._dispatcher.queue is None else self._dispatcher.queue.minibatches
+        k = minibatches or len(gradients)
         run.version += 1
         needs_step = self._follow_noise(gradients) if self._scaling.noise is not None else False
         scales = self._scaling.scales(k, self._table.live, run.workload)
         limit = phases.momentum_limit() if phases.limits_momentum else inf
-        run.workload += sum([gradient.minibatches for gradient in gradients])
+        run.workload += minibatches or sum([gradient.minibatches for gradient in gradients])
         run.update_size = k
         measures = phases.measures_steps or needs_step
         run.commands.append(
@@ -219,6 +244,7 @@ class UpdateRunner:
                 momentum_limit=limit,
                 weight_decay_scale=scales.weight_decay,
                 momentum_power=self._scaling.momentum_power(k),
+                minibatches=minibatches,
             )
         )
         run.awaits_step = measures
@@ -274,6 +300,7 @@ class UpdateRunner:
     def open(self) -> None:
         """Open the next update."""
         self._update.open(self._run.now)
+        self._dispatcher.begin_update()
         if self._phases.has_controllers:
             self._phases.ask("open")
         self._phases.step = None

@@ -22,6 +22,7 @@ class Apply(NamedTuple):
         momentum_limit: largest momentum of this step.
         weight_decay_scale: factor on the weight decay of the optimizer in this step.
         momentum_power: exponent of the momentum of SGD in this step; the rate of a whole movement stays the same.
+        minibatches: number of whole minibatches whose samples the gradients have, if they are parts of them; else 0.
     """
 
     version: int
@@ -33,11 +34,12 @@ class Apply(NamedTuple):
     momentum_limit: float = inf
     weight_decay_scale: float = 1.0
     momentum_power: float = 1.0
+    minibatches: int = 0
 
     @property
     def workload(self) -> int:
         """Number of minibatches in the update."""
-        return sum([gradient.minibatches for gradient in self.gradients])
+        return self.minibatches or sum([gradient.minibatches for gradient in self.gradients])
 
 
 class Step(NamedTuple):

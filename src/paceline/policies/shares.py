@@ -19,6 +19,7 @@ WINDOW = 15
 LEAST_GAIN = 0.03
 NOISE_FACTOR = 3.0  # a gain of that many standard errors is no chance
 USED_MEMORY = 0.9  # of a device
+SPREADS = 3.0  # of a time, kept back for the pieces after a first lease
 LEAST_TIMES = 2  # of each rank before a decision, unless jumps last mostly
 
 
@@ -142,6 +143,31 @@ def deal(
     return tuple(shares)
 
 
+def first_leases(shares: Sequence[int], sizes: Pieces, spread: float) -> tuple[int, ...]:
+    """Return the first lease of each worker in an update whose other samples are dealt piece by piece.
+
+    A worker ends its share s early or late by the time of some sigma s samples. So its first lease leaves three times
+    as many of them, in whole pieces, and nothing where that is less than half a piece: each further lease has a cost.
+    It leaves a half at most, and where the noise is not known yet, as in factoring.
+
+    Args:
+        shares: samples of each worker by its speed, >= 1.
+        sizes: sizes of the pieces.
+        spread: sigma, standard deviation of the logarithm of a time; inf while it is unknown.
+
+    Example:
+        >>> first_leases([16, 16, 8], Pieces(16), spread=0.1)
+        (12, 12, 6)
+        >>> first_leases([16, 16, 8], Pieces(16), spread=0.02)
+        (16, 16, 8)
+
+    Source: Hummel, Schonberg and Flynn, "Factoring", 1992.
+    """
+    kept_back = min(SPREADS * spread, 0.5)
+    piece = sizes.size
+    return tuple(share - min(round(kept_back * share / piece), (share - 1) // piece) * piece for share in shares)
+
+
 class ShareDecision(NamedTuple):
     """Shares from an update on, and the reason.
 
@@ -194,13 +220,14 @@ class ShareBalancer(Stateful):
         is_equal = self.shares == self.equal
         return [1.0 if is_equal else known.median for known in self.known]
 
-    def for_ranks(self, ranks: Sequence[int | None]) -> ShareBalancer:
+    def for_ranks(self, ranks: Sequence[int | None], equal: tuple[int, ...] | None = None) -> ShareBalancer:
         """Return the policy of other ranks, with what is known of those that stay.
 
         Args:
             ranks: number that each of the other ranks has here; None for a new one.
+            equal: equal shares of the other ranks; None for B each.
         """
-        other = ShareBalancer(len(ranks), self._sizes)
+        other = ShareBalancer(len(ranks), self._sizes, equal)
         other._jumps = self._jumps
         other.known = [RestartingMedian(WINDOW, self._jumps) if i is None else self.known[i] for i in ranks]
         return other
@@ -245,7 +272,7 @@ class ShareBalancer(Stateful):
         return of_few_sizes(new, self._used, costs, most) if self.limits.is_compiled else new
 
     def _is_above_noise(self, gain: float, times: int) -> bool:
-        return gain > LEAST_GAIN and gain > NOISE_FACTOR * 1.25 * self._spread() / sqrt(times)
+        return gain > LEAST_GAIN and gain > NOISE_FACTOR * 1.25 * self.spread() / sqrt(times)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the shares, their sizes, and the known seconds per sample."""
@@ -266,8 +293,8 @@ class ShareBalancer(Stateful):
         for each, saved in zip(self.known, state["known"], strict=True):
             each.load_state_dict(saved)
 
-    def _spread(self) -> float:
-        """Return sigma, with one degree of freedom less for each rank."""
+    def spread(self) -> float:
+        """Return sigma, with one degree of freedom less for each rank; inf while it is unknown."""
         squares, count = 0.0, 0
         for known in filter(attrgetter("values"), self.known):
             middle = known.median

@@ -63,7 +63,8 @@ class Protocol(PlanPart):
         quorum: number of gradients that make an update, >= 1, or "all" live workers.
         max_staleness: largest staleness of an accepted gradient, in versions, >= 0; 0 accepts fresh gradients only, inf
             accepts all.
-        refill: time at which a worker whose gradient was accepted gets new work: at the next "update", or on "arrival".
+        refill: time at which a worker whose gradient was accepted gets new work: at the next "update", on "arrival", or
+            on arrival of its "share" while samples of the update are left.
         on_update: effect of an update on busy workers: "finish" lets them deliver late, "interrupt" cancels work that
             would be too stale and restarts it on the new version.
         max_lead: largest number of gradients, >= 0, by which a worker may be ahead of the slowest live worker when it
@@ -80,7 +81,7 @@ class Protocol(PlanPart):
 
     quorum: int | Literal["all"]
     max_staleness: float
-    refill: Literal["update", "arrival"]
+    refill: Literal["update", "arrival", "share"]
     on_update: Literal["finish", "interrupt"] = "finish"
     max_lead: float = inf
     name: str = "protocol"
@@ -96,6 +97,12 @@ class Protocol(PlanPart):
             raise UsageError(
                 f"{self.name}: on_update = 'interrupt' with max_staleness = inf never interrupts, because no work "
                 "becomes too stale; give a finite max_staleness or on_update = 'finish'"
+            )
+        if self.refill == "share" and (self.quorum != "all" or self.max_staleness):
+            raise UsageError(
+                f"{self.name}: refill = 'share' with quorum = {self.quorum!r} and max_staleness = "
+                f"{self.max_staleness}, but an update of shares has all of its samples, each at its version; give "
+                "quorum = 'all' and max_staleness = 0"
             )
         if self.quorum == "all" and self.max_lead != inf:
             raise UsageError(

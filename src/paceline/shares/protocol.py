@@ -31,7 +31,7 @@ def settings_of(protocol: str, **others: Any) -> BalanceSettings | None:
     if plan == as_plan(bsp()):
         return None
     balance = phase.controllers[0] if len(phase.controllers) == 1 else None
-    if len(plan.phases) > 1 or not isinstance(balance, Balance):
+    if len(plan.phases) > 1 or not isinstance(balance, Balance) or balance.queue:
         raise UsageError(
             f"--protocol {protocol}: ranks of DDP and FSDP2 run balanced(m=8, leases=1), or bsp to be as under "
             "torchrun; for other protocols attach the loop (paceline.attach)"

@@ -28,6 +28,8 @@ TABLE = [
     ("auto", auto(), ("all", 0, "update", "finish", inf)),
     ("auto", auto(candidates=["bsp", "k_sync(k=2)"], price_of_switch_s=1.5), ("all", 0, "update", "finish", inf)),
     ("bsp", bsp(), ("all", 0, "update", "finish", inf)),
+    ("balanced", balanced(), ("all", 0, "share", "finish", inf)),
+    ("balanced", balanced(m=4, backups=False, batch="live"), ("all", 0, "share", "finish", inf)),
     ("balanced", balanced(m=8, leases=1), ("all", 0, "update", "finish", inf)),
     ("balanced", balanced(m=3, leases=1, max_share=2.0), ("all", 0, "update", "finish", inf)),
     ("backup", backup(k=3), (3, 0, "update", "finish", inf)),

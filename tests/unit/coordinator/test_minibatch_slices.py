@@ -105,10 +105,10 @@ def test_minibatches_stay_whole_where_other_workers_are_there():
     assert works(arrive_all(driven, first, 1, [0, 1])) == {0: None, 1: None}
 
 
-def dealt_and_applied(faults, seed, per_run=30):
+def dealt_and_applied(protocol, faults, seed, per_run=30):
     """Return how many times each numbered sample was applied in a run of the data, by a controller of shares."""
     sampler = MinibatchSampler(WORKERS, per_epoch=10, partitioned=False, per_run=per_run)
-    plan = checked_plan(parse_plan("balanced(m=6, leases=1)"), WORKERS, total=per_run, per_epoch=10)
+    plan = checked_plan(parse_plan(protocol), WORKERS, total=per_run, per_epoch=10)
     cluster = pl.Cluster(WORKERS, pl.timing.LogNormal(1.0, 0.1), speed=[1, 0.5, 1], faults=faults)
     settings = CoordinatorSettings(per_epoch=10, batch_size=BATCH)
     driven = Coordinator(plan, workers=WORKERS, stop=Stop(epochs=3), settings=settings, minibatches=sampler)
@@ -137,9 +137,10 @@ def dealt_and_applied(faults, seed, per_run=30):
         unique_by=lambda fault: (fault.worker, fault.draw),
     ),
     st.integers(0, 99),
+    st.sampled_from(["leases=1", "backups=true", "backups=false", "batch=live"]),
 )
-def test_each_sample_is_applied_once_an_epoch_whatever_becomes_of_the_workers(faults, seed):
-    applied, unequal_work = dealt_and_applied(faults, seed)
+def test_each_sample_is_applied_once_an_epoch_whatever_becomes_of_the_workers(faults, seed, option):
+    applied, unequal_work = dealt_and_applied(f"balanced(m=6, {option})", faults, seed)
     assert set(applied.values()) == {1}
     assert len(applied) == 30 * BATCH
     assert unequal_work or faults

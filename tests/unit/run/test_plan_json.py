@@ -13,6 +13,7 @@ TYPED = [
     "auto(candidates=['bsp', 'k_sync(k=2)'], price_of_switch_s=2)",
     "dssp(lead=1, most=3)@updates=9 >> asp",
     "balanced(m=4, leases=1, max_share=2)@updates=9 >> asp",
+    "balanced(m=4, backups=false, batch=live)",
     "ssp(lead=2)@25% >> asp@seconds=60 >> bsp",
     "dbw(D=3)@updates=9 >> b_dbw(release_idle=true)",
     "adasync(base=k_batch_async, K_0=2)",

@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import StepLR
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import SAMPLES, check_equal_models, loss_of, make_network, make_parts, numbered_data, step, train
+from paceline.errors import RunError
 from selections import parametrize_few
 
 MINIBATCHES = SAMPLES // 4
@@ -47,7 +48,8 @@ def test_an_optimizer_has_a_second_run_after_one_that_has_failed(protocol):
                     raise ValueError
 
     [(_, errors), (ranks, answers)] = in_turn(protocol, [failing, train(epochs=1)])
-    assert all(isinstance(error, ValueError) for error in errors)
+    assert ValueError in map(type, errors)
+    assert all(isinstance(error, ValueError | RunError) for error in errors)  # which the other rank may be told first
     assert [len(steps) for steps in answers] == [MINIBATCHES // 2] * 2
     check_equal_models(ranks)
 

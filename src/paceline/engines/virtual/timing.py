@@ -74,8 +74,10 @@ class TimedWorkers(SimulatedWorkers):
         self._started_s[worker] = self.now
         self._sequence += 1
         if self._local_steps is None:
-            share = 1.0 if minibatch is None else minibatch.share
-            at_s = self.now + self._duration_s(worker, draw, self.now, share)
+            share, timed = 1.0, draw
+            if minibatch is not None and minibatch.slices:  # all leases of a worker in an update are one draw
+                share, timed = minibatch.share, minibatch.slices[0].draw
+            at_s = self.now + self._duration_s(worker, timed, self.now, share)
         else:
             at_s = self.now + self._local_round_trip(command, self._local_steps).total_s
         heappush(self._heap, (at_s, self._sequence, worker, draw))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import UsageError
-from paceline.policies.controllers.base import Action, Observation, SetShares, StatefulController
-from paceline.policies.shares import Pieces, ShareBalancer, ShareDecision
+from paceline.policies.controllers.base import Action, LeaseRule, Observation, SetShares, StatefulController
+from paceline.policies.shares import Pieces, ShareBalancer, ShareDecision, even, first_leases
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 
@@ -21,16 +21,22 @@ Times = dict[int, tuple[int, float]]  # samples and seconds of each worker in an
 class ShareState(Stateful):
     """State of the shares: their policy, and the times of the latest two updates.
 
+    Args:
+        n: number of workers at the beginning of the phase.
+
     Attributes:
+        n: as given.
         workers: workers that the policy is of, in its order.
         policy: policy of the shares; None before the first update.
         latest: samples and seconds of each worker in the latest update.
         before: those of the update before it.
     """
 
-    _saved = ("workers", "latest", "before")
+    _saved = ("n", "workers", "latest", "before")
+    _defaults: ClassVar[Mapping[str, Any]] = {"n": 0}  # missing in early runs, which had no queue
 
-    def __init__(self) -> None:
+    def __init__(self, n: int) -> None:
+        self.n = n
         self.workers: list[int] = []
         self.policy: ShareBalancer | None = None
         self.latest: Times = {}
@@ -49,20 +55,49 @@ class ShareState(Stateful):
             self.policy = ShareBalancer(len(self.workers), Pieces(**saved["sizes"]))
             self.policy.load_state_dict(saved)
 
-    def follow(self, workers: Sequence[int], sizes: Pieces) -> ShareBalancer:
-        """Return the policy of these workers, with what is known of those that were there before."""
+    def follow(self, workers: Sequence[int], sizes: Pieces, minibatches: int) -> ShareBalancer:
+        """Return the policy of these workers, with what is known of those that were there before.
+
+        Args:
+            workers: numbers of the workers.
+            sizes: sizes of their shares.
+            minibatches: number of minibatches whose samples they share.
+        """
+        equal = even(minibatches * sizes.batch_size, [True] * len(workers))
         if self.policy is None:
-            self.policy = ShareBalancer(len(workers), sizes)
+            self.policy = ShareBalancer(len(workers), sizes, equal)
         elif self.workers != workers:
             numbers = {worker: number for number, worker in enumerate(self.workers)}
-            self.policy = self.policy.for_ranks([numbers.get(worker) for worker in workers])
+            self.policy = self.policy.for_ranks([numbers.get(worker) for worker in workers], equal)
         self.workers = list(workers)
         return self.policy
 
-    def decide(self, policy: ShareBalancer) -> ShareDecision | None:
-        """Let the policy decide by the update before the latest one, which is the latest one in the next call."""
-        times = [self.before.get(worker, (0, 0.0)) for worker in self.workers]
-        self.before, self.latest = self.latest, {}
+    def add(self, worker: int, samples: int, seconds: float) -> None:
+        """Add the time of a lease in the update in progress."""
+        samples_before, seconds_before = self.latest.get(worker, (0, 0.0))
+        self.latest[worker] = samples_before + samples, seconds_before + seconds
+
+    def add_cancelled(self, worker: int, samples: int, elapsed_s: float) -> None:
+        """Add a cancelled lease as if it had ended then, or later if its worker is known to be slower.
+
+        Else a worker whose leases others always end first would never be known to be slow. A lease that says less than
+        those that the worker has ended in this update does not count.
+        """
+        if self.policy is None or worker not in self.workers:
+            return
+        samples_ended, seconds_ended = self.latest.get(worker, (0, 0.0))
+        if not samples_ended:
+            known = self.policy.known[self.workers.index(worker)]
+            self.add(worker, samples, max(elapsed_s, known.median * samples if known.values else 0.0))
+        elif elapsed_s * samples_ended > seconds_ended * samples:
+            self.add(worker, samples, elapsed_s)
+
+    def decide(self, policy: ShareBalancer, *, is_late: bool = True) -> ShareDecision | None:
+        """Let the policy decide by the latest update, or by the one before it."""
+        if is_late:
+            self.before, self.latest = self.latest, self.before
+        known, self.latest = self.latest, {}
+        times = [known.get(worker, (0, 0.0)) for worker in self.workers]
         return policy.decide([samples for samples, _ in times], [seconds for _, seconds in times])
 
 
@@ -70,18 +105,26 @@ class ShareState(Stateful):
 class Balance(StatefulController[ShareState]):
     """Shares by speed: each update has the samples of whole minibatches, and a slow worker computes fewer of them.
 
-    The shares of an update follow from the times of all updates but the latest one, as in a loop whose ranks exchange
-    their times without waiting.
+    The shares of an update follow from the times of all updates before it; without a queue but the latest one, as in a
+    loop whose ranks exchange their times without waiting.
 
     Args:
         pieces: m, pieces of a minibatch, >= 1; shares differ by whole pieces.
         max_share: largest share as a multiple of a minibatch, >= 1.
+        queue: whether a part of the shares that follows the noise of the times is dealt piece by piece; else a worker
+            has one share in an update.
+        repeats: whether a worker that finds no piece left repeats a lease that is under way.
+        live: whether an update of a queue has a minibatch of each live worker; else of each worker at the beginning.
 
-    Source: Chen et al., "Semi-dynamic load balancing" (LB-BSP), SoCC 2020: shares predicted from recent speeds.
+    Source: Chen et al., "Semi-dynamic load balancing" (LB-BSP), SoCC 2020: shares predicted from recent speeds. There,
+    each worker has one share in an update.
     """
 
     pieces: int = 8
     max_share: float = 1.5
+    queue: bool = False
+    repeats: bool = True
+    live: bool = False
 
     sets_shares: ClassVar[bool] = True
 
@@ -89,11 +132,12 @@ class Balance(StatefulController[ShareState]):
         self.sizes(1)
 
     def check(self, protocol: Protocol, n: int) -> None:
-        """Check that every update waits for all workers."""
-        if protocol.quorum != "all" or protocol.max_staleness or protocol.refill != "update":
+        """Check that every update has all samples of whole minibatches."""
+        refill: Literal["share", "update"] = "share" if self.queue else "update"
+        if protocol.quorum != "all" or protocol.max_staleness or protocol.refill != refill:
             raise UsageError(
                 f"{protocol.name}: shares of the samples of an update need updates of one fresh gradient of every "
-                "worker; type balanced(m=8, leases=1)"
+                f"worker; type balanced(m={self.pieces}{'' if self.queue else ', leases=1'})"
             )
 
     def sizes(self, batch_size: int) -> Pieces:
@@ -102,7 +146,7 @@ class Balance(StatefulController[ShareState]):
 
     def begin(self, n: int) -> ShareState:
         """Return the initial state: no times."""
-        return ShareState()
+        return ShareState(n)
 
     def decide(self, state: ShareState, observation: Observation) -> tuple[ShareState, Sequence[Action]]:
         """Note the time of every gradient, and set the shares when an update opens."""
@@ -114,13 +158,21 @@ class Balance(StatefulController[ShareState]):
         size = observation.batch_size or self.pieces
         arrival = observation.arrival
         if observation.trigger == "arrival" and arrival is not None and observation.accepted:
-            state.latest[arrival.worker] = round(observation.share * size), observation.busy_s
-        if observation.trigger != "open":
+            state.add(arrival.worker, round(observation.share * size), observation.busy_s)
+        if observation.trigger != "open" or not observation.workers:
             return state, []
+        for work in observation.interrupted if self.queue else ():
+            state.add_cancelled(work.worker, round(work.share * size), work.elapsed_s)
         workers = sorted(observation.workers)
-        policy = state.follow(workers, self.sizes(size))
-        decision = state.decide(policy)
-        if set(policy.shares) == {size}:
+        minibatches = state.n if self.queue and not self.live else len(workers)
+        policy = state.follow(workers, self.sizes(size), minibatches)
+        decision = state.decide(policy, is_late=not self.queue)
+        if not self.queue and set(policy.shares) == {size}:
             return state, []
         reason = f"{', '.join(map(str, policy.shares))} samples: {decision.reason}" if decision else ""
-        return state, [SetShares(dict(zip(workers, policy.shares, strict=True)), size, reason)]
+        shares, leases = policy.shares, None
+        if self.queue:
+            sizes = self.sizes(size)
+            shares = first_leases(policy.shares, sizes, policy.spread())
+            leases = LeaseRule(minibatches, sizes.size, self.repeats)
+        return state, [SetShares(dict(zip(workers, shares, strict=True)), size, reason, leases)]

@@ -29,11 +29,13 @@ class Work(NamedTuple):
         worker: number of the worker.
         version: version that it was begun at.
         elapsed_s: seconds since its assignment; until it was cancelled, for cancelled work.
+        share: samples of it over those of a whole minibatch.
     """
 
     worker: int
     version: int
     elapsed_s: float
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +131,35 @@ class SetLead(NamedTuple):
     reason: str
 
 
+class LeaseRule(NamedTuple):
+    """Leases that workers take after the first ones of an update, until each of its samples is used.
+
+    Attributes:
+        minibatches: number of minibatches of the update, >= 1.
+        piece: samples of a lease after the first one, >= 1.
+        repeats: whether a worker that finds no sample left repeats a lease that is under way.
+    """
+
+    minibatches: int
+    piece: int
+    repeats: bool
+
+
 @checked_types
 class SetShares(NamedTuple):
     """Cut the minibatches of the update that opens, so that each worker computes its share of their samples.
 
     Attributes:
-        shares: samples of each live worker, >= 1; their sum is that of a whole minibatch for each.
+        shares: samples of each live worker, >= 1; their sum is that of a whole minibatch for each, or less with leases.
         batch_size: samples of a whole minibatch, >= 1.
         reason: text for the log; empty for shares that stay.
+        leases: rule of the leases that follow these shares; None if each worker has one share.
     """
 
     shares: Mapping[int, int]
     batch_size: int
     reason: str = ""
+    leases: LeaseRule | None = None
 
 
 @checked_types

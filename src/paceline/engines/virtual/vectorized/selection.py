@@ -47,12 +47,13 @@ def vectorized_simulation(
 def is_exact(plan: Plan, cluster: Cluster) -> bool:
     """Return whether a vectorized simulation makes the same updates as the coordinator.
 
-    It does for one protocol without controllers but `Balance`, local steps or a bound on the lead, on workers that are
-    never lost, with times independent of the virtual time. Server time per gradient, traces, slowdowns and faults need
-    the coordinator.
+    It does for one protocol without controllers but `Balance` of one share each, local steps or a bound on the lead, on
+    workers that are never lost, with times independent of the virtual time. Server time per gradient, traces, slowdowns
+    and faults need the coordinator.
     """
     [first, *others] = plan.phases
-    is_controlled = bool(first.controllers) and [type(each) for each in first.controllers] != [Balance]
+    has_shares = [type(each) for each in first.controllers] == [Balance] and first.protocol.refill == "update"
+    is_controlled = bool(first.controllers) and not has_shares
     is_plain = not (others or is_controlled or first.allreduce or first.local_steps)
     is_fixed = is_plain and first.protocol.max_lead == inf
     is_steady = not (cluster.slowdowns or cluster.transient or cluster.faults or isinstance(cluster.timing, Trace))

@@ -35,8 +35,8 @@ class SharedRounds:
         """Simulate this number of updates."""
         accounting, n, size = self.accounting, self._n, self._balance.pieces
         fresh = np.zeros(n, np.int64)
-        state = ShareState()
-        policy = state.follow(list(range(n)), self._balance.sizes(size))
+        state = ShareState(n)
+        policy = state.follow(list(range(n)), self._balance.sizes(size), minibatches=n)
         samples, assigned_s = policy.shares, 0.0
         for update in range(updates):
             if update % TILE == 0:
