@@ -193,6 +193,7 @@ class ShareBalancer(Stateful):
         ranks: number of ranks n, >= 1.
         sizes: sizes that a share may have.
         equal: equal shares of the ranks: 0 for a lost one, whose samples the others have; None for B each.
+        least_gain: a, smallest gain of new shares, >= 0.
 
     Attributes:
         equal: equal shares of the ranks.
@@ -205,8 +206,11 @@ class ShareBalancer(Stateful):
 
     _saved = ("shares",)
 
-    def __init__(self, ranks: int, sizes: Pieces, equal: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, ranks: int, sizes: Pieces, equal: tuple[int, ...] | None = None, least_gain: float = LEAST_GAIN
+    ) -> None:
         check_range("[1, inf)", ranks=ranks)
+        self._least_gain = least_gain
         self._sizes = sizes
         self._jumps = JumpCounts()
         self.known = [RestartingMedian(WINDOW, self._jumps) for _ in range(ranks)]
@@ -227,7 +231,7 @@ class ShareBalancer(Stateful):
             ranks: number that each of the other ranks has here; None for a new one.
             equal: equal shares of the other ranks; None for B each.
         """
-        other = ShareBalancer(len(ranks), self._sizes, equal)
+        other = ShareBalancer(len(ranks), self._sizes, equal, self._least_gain)
         other._jumps = self._jumps
         other.known = [RestartingMedian(WINDOW, self._jumps) if i is None else self.known[i] for i in ranks]
         return other
@@ -272,15 +276,17 @@ class ShareBalancer(Stateful):
         return of_few_sizes(new, self._used, costs, most) if self.limits.is_compiled else new
 
     def _is_above_noise(self, gain: float, times: int) -> bool:
-        return gain > LEAST_GAIN and gain > NOISE_FACTOR * 1.25 * self.spread() / sqrt(times)
+        return gain > self._least_gain and gain > NOISE_FACTOR * 1.25 * self.spread() / sqrt(times)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the shares, their sizes, and the known seconds per sample."""
+        """Return the shares, what they are decided by, and the known seconds per sample."""
         known = [each.state_dict() for each in self.known]
         return {
             **super().state_dict(),
             "used": list(self._used),
             "sizes": vars(self._sizes),
+            "equal": self.equal,
+            "least_gain": self._least_gain,
             "jumps": self._jumps.state_dict(),
             "known": known,
         }

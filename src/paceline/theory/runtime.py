@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.policies.controllers.balance import Balance
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.theory import assumptions
-from paceline.theory.balanced_runtime import bounds_s
+from paceline.theory.balanced_runtime import bounds_s, queue_bounds_s
 from paceline.theory.order_statistics import log_harmonic, order_statistic
 from paceline.theory.renewal import MOST, time_of_gradients
 from paceline.theory.stale_work import finish_and_continue, finish_and_idle
@@ -64,7 +64,8 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
       bounds at most 1 % apart.
     - K-async: E[X_{K:n}] if exponential (Theorem 2), X / floor(n/K) if constant, and otherwise bounds.
     - Backup workers that finish stale work, `backup` (Push & Wait) and `pull`: a Markov chain, if exponential.
-    - Shares that follow the speeds, `balanced`: the best division if times are constant, and otherwise bounds.
+    - Shares that follow the speeds, `balanced`: bounds of list scheduling; with one share each the best division if
+      times are constant, and otherwise bounds.
 
     Args:
         protocol: protocol of one of these families.
@@ -117,11 +118,12 @@ def expected(protocol: Protocol | Phase | Plan, cluster: Cluster, payload_bytes:
 def _balanced(plan: Plan, cluster: Cluster, payload_bytes: float) -> Expected:
     [balance] = plan.phases[0].controllers
     assert isinstance(balance, Balance)
-    lower_s, upper_s = bounds_s(balance, cluster, payload_bytes)
+    find, source = (queue_bounds_s, "list scheduling") if balance.queue else (bounds_s, "shares")
+    lower_s, upper_s = find(balance, cluster, payload_bytes)
     if lower_s == upper_s:
-        return _exact(lower_s, "shares", cluster.n)
+        return _exact(lower_s, source, cluster.n)
     return Expected(
-        seconds_per_update=upper_s, kind="upper bound", source="shares", lower_s=lower_s, upper_s=upper_s, k=cluster.n
+        seconds_per_update=upper_s, kind="upper bound", source=source, lower_s=lower_s, upper_s=upper_s, k=cluster.n
     )
 
 

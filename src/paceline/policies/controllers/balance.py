@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import Action, LeaseRule, Observation, SetShares, StatefulController
-from paceline.policies.shares import Pieces, ShareBalancer, ShareDecision, even, first_leases
+from paceline.policies.shares import LEAST_GAIN, Pieces, ShareBalancer, ShareDecision, even, first_leases
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 
@@ -52,20 +52,24 @@ class ShareState(Stateful):
         super().load_state_dict(state)
         saved = state["policy"]
         if saved is not None:
-            self.policy = ShareBalancer(len(self.workers), Pieces(**saved["sizes"]))
+            given = {name: saved[name] for name in ("equal", "least_gain") if name in saved}  # missing in early runs
+            self.policy = ShareBalancer(len(self.workers), Pieces(**saved["sizes"]), **given)
             self.policy.load_state_dict(saved)
 
-    def follow(self, workers: Sequence[int], sizes: Pieces, minibatches: int) -> ShareBalancer:
+    def follow(
+        self, workers: Sequence[int], sizes: Pieces, minibatches: int, least_gain: float = LEAST_GAIN
+    ) -> ShareBalancer:
         """Return the policy of these workers, with what is known of those that were there before.
 
         Args:
             workers: numbers of the workers.
             sizes: sizes of their shares.
             minibatches: number of minibatches whose samples they share.
+            least_gain: smallest gain of new shares, >= 0.
         """
         equal = even(minibatches * sizes.batch_size, [True] * len(workers))
         if self.policy is None:
-            self.policy = ShareBalancer(len(workers), sizes, equal)
+            self.policy = ShareBalancer(len(workers), sizes, equal, least_gain)
         elif self.workers != workers:
             numbers = {worker: number for number, worker in enumerate(self.workers)}
             self.policy = self.policy.for_ranks([numbers.get(worker) for worker in workers], equal)
@@ -165,7 +169,8 @@ class Balance(StatefulController[ShareState]):
             state.add_cancelled(work.worker, round(work.share * size), work.elapsed_s)
         workers = sorted(observation.workers)
         minibatches = state.n if self.queue and not self.live else len(workers)
-        policy = state.follow(workers, self.sizes(size), minibatches)
+        # A change that gains little costs nothing where the queue is dealt anew in each update.
+        policy = state.follow(workers, self.sizes(size), minibatches, least_gain=0.0 if self.queue else LEAST_GAIN)
         decision = state.decide(policy, is_late=not self.queue)
         if not self.queue and set(policy.shares) == {size}:
             return state, []

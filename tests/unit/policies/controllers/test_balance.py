@@ -119,3 +119,15 @@ def test_a_saved_controller_decides_as_if_it_had_not_been_saved():
 def test_other_updates_than_those_of_all_workers_are_refused(protocol):
     with pytest.raises(pl.UsageError, match="type balanced"):
         coordinator(protocol + pl.controllers.Balance(), 4)
+
+
+def test_a_resumed_queue_deals_as_before_though_a_worker_is_lost():
+    first = Driven([1, 1, 1, 2], pl.balanced(m=8))
+    first.updates(4)
+    first.event(Lost(first.now, 1, "unplugged"))
+    first.updates(3)
+    again = Driven([1, 1, 1, 2], pl.balanced(m=8))
+    tensors = {}
+    again.driven.load_state_dict(decode(encode(first.driven.state_dict(), tensors), tensors))
+    again.now, again.flying = first.now, dict(first.flying)
+    assert again.updates(5) == first.updates(5)
