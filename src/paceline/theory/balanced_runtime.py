@@ -61,8 +61,8 @@ def bounds_s(balance: Balance, cluster: Cluster, payload_bytes: float = 0) -> tu
 def queue_bounds_s(balance: Balance, cluster: Cluster, payload_bytes: float = 0) -> tuple[float, float]:
     """Return a lower and an upper bound on the expected seconds of an update whose leases are a queue.
 
-    With the times X_i of whole minibatches, n minibatches and microbatches of a share 1 / m of one, list scheduling ends
-    at the earliest when all work is done at full speed, and at the latest a microbatch of the slowest worker later:
+    With the times X_i of n whole minibatches, each of m microbatches, list scheduling ends at the earliest when all is
+    done at full speed, and at the latest a microbatch of the slowest worker later:
 
         E[n / sum(1 / X_i)]  and  E[n / sum(1 / X_i)] + E[max(X_i)] / m
 
