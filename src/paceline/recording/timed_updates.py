@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import nan
 from typing import NamedTuple
 
@@ -51,8 +52,9 @@ class TimedUpdates:
     def add(self, record: Record) -> TimedUpdate | None:
         """Add a record; return the update that it ends, if it ends one."""
         match record:
-            case GradientArrived(used=True):
-                self._used[record.worker] = record
+            case GradientArrived(used=True, worker=worker):
+                earlier = self._used.get(worker)
+                self._used[worker] = record if earlier is None else _together(earlier, record)
             case RunResumed():
                 self._used = {}
                 self._dealt = None
@@ -79,6 +81,16 @@ class TimedUpdates:
         self._used = {}
         self._dealt = None
         return update
+
+
+def _together(earlier: GradientArrived, record: GradientArrived) -> GradientArrived:
+    """Return two leases of a worker in an update as one."""
+    return replace(
+        record,
+        started_s=earlier.started_s,
+        samples=earlier.samples + record.samples,
+        compute_s=earlier.compute_s + record.compute_s,
+    )
 
 
 def timed_updates(history: Iterable[Record]) -> Iterator[TimedUpdate]:

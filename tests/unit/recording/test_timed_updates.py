@@ -1,5 +1,6 @@
 """Updates of ranks that share samples, as records and back."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -39,6 +40,23 @@ def runs(draw):
         )
         now_s = ended_s
     return found
+
+
+@given(runs())
+def test_leases_of_a_worker_in_an_update_are_added_up(run):
+    writer = UpdateRecords()
+    once = [record for update in run for record in writer.of(update)]
+    twice = [
+        replace(record, samples=record.samples // 2, compute_s=record.compute_s / 2)
+        if isinstance(record, GradientArrived)
+        else record
+        for record in once
+        for _ in range(1 + isinstance(record, GradientArrived))
+    ]
+    for whole, halves in zip(timed_updates(once), timed_updates(twice), strict=True):
+        assert halves.samples == [2 * (each // 2) for each in whole.samples]
+        assert halves.seconds == whole.seconds
+        assert (halves.began_s, halves.ended_s) == (whole.began_s, whole.ended_s)
 
 
 @given(runs())

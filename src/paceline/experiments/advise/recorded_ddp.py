@@ -135,11 +135,11 @@ def _protocols(recording: DDPRecording, stragglers: Sequence[StragglerFacts]) ->
 
 
 def _balance(name: str) -> Balance | None:
-    """Return the settings of shares by speed; None for another protocol."""
+    """Return the settings of one share each by speed; None for another protocol."""
     plan = parse_plan(name)
     controllers = plan.phases[0].controllers
     first = controllers[0] if len(plan.phases) == len(controllers) == 1 else None
-    return first if isinstance(first, Balance) else None
+    return first if isinstance(first, Balance) and not first.queue else None
 
 
 def _sort_key(prediction: DDPPrediction) -> float:
