@@ -152,12 +152,9 @@ class Dispatcher(Stateful):
                 self._minibatches.put_back(minibatch)
 
     def end_lease(self, worker: int) -> list[Interrupt]:
-        """End the lease that a worker has delivered, if it has one, and cancel its copies."""
-        if self.queue is None:
-            return []
-        others = self.queue.end(worker)
-        self.is_due |= bool(others)
-        return [self.cancel(other, self._workers[other]) for other in others]
+        """End the lease that a worker has delivered, if it has one, and cancel the copy of another worker."""
+        other = self.queue.end(worker) if self.queue is not None else None
+        return [] if other is None else [self.cancel(other, self._workers[other])]
 
     def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
         """Assign the next work, on the newest version, to an idle worker."""

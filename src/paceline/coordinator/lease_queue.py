@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.coordinator.minibatch_slices import dealt, lease, samples_of, taken
+from paceline.coordinator.minibatch_slices import dealt, lease, samples_of, take
 from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import LeaseRule
@@ -36,7 +36,7 @@ class LeaseQueue(Stateful):
     1987); backup tasks (Dean and Ghemawat, "MapReduce", 2004).
     """
 
-    _saved = ("minibatches", "_batch_size", "_piece", "_repeats", "_first", "_left", "_under_way")
+    _saved = ("minibatches", "_batch_size", "_piece", "_repeats", "_first", "_under_way", "_copies", "_once")
 
     def __init__(
         self,
@@ -59,7 +59,9 @@ class LeaseQueue(Stateful):
             )
         first, self._left = dealt(slices, shares)
         self._first = {worker: lease(each, batch_size) for worker, each in first.items()}
-        self._under_way: dict[int, Minibatch] = {}  # by worker, the oldest first
+        self._under_way: dict[int, Minibatch] = {}  # by worker
+        self._copies: dict[int, int] = {}  # of two workers with the same lease, the other one
+        self._once: dict[int, None] = {}  # workers whose lease no other one has, the oldest lease first
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> LeaseQueue:
@@ -68,6 +70,15 @@ class LeaseQueue(Stateful):
         queue.load_state_dict(state)
         return queue
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is dealt, and what is left."""
+        return {**super().state_dict(), "left": list(self._left)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        super().load_state_dict(state)
+        self._left = deque(state["left"])
+
     @property
     def is_done(self) -> bool:
         """Whether each sample is used."""
@@ -75,52 +86,64 @@ class LeaseQueue(Stateful):
 
     def has_next(self, worker: int) -> bool:
         """Return whether there is a lease for an idle worker now."""
-        return worker in self._first or bool(self._left) or self._repeatable() is not None
+        return worker in self._first or bool(self._left) or (self._repeats and bool(self._once))
 
     def take(self, worker: int) -> Minibatch:
         """Return the next lease of an idle worker, for which there is one."""
-        work = self._first.pop(worker, None)
-        if work is None and self._left:
-            piece, self._left = taken(self._left, self._piece)
-            work = lease(piece, self._batch_size)
-        if work is None:
-            work = self._repeatable()
-            assert work is not None
+        if worker in self._first:
+            work = self._first.pop(worker)
+        elif self._left:
+            work = lease(take(self._left, self._piece), self._batch_size)
+        else:
+            return self._repeat(worker)
         self._under_way[worker] = work
+        self._once[worker] = None
         return work
 
-    def end(self, worker: int) -> list[int]:
-        """End the lease that a worker has delivered; return the workers that repeat it, or that it has repeated."""
-        work = self._under_way.pop(worker)
-        others = [other for other, each in self._under_way.items() if each == work]
-        for other in others:
+    def end(self, worker: int) -> int | None:
+        """End the lease that a worker has delivered; return the worker that has a copy of it, if there is one."""
+        del self._under_way[worker]
+        self._once.pop(worker, None)
+        other = self._part(worker)
+        if other is not None:
             del self._under_way[other]
-        return others
+        return other
 
     def give_back(self, worker: int) -> None:
         """Queue the lease of a worker again, unless it has ended or another worker has a copy."""
         work = self._under_way.pop(worker, None)
-        if work is not None and work not in self._under_way.values():
-            self._left = [*work.slices, *self._left]
+        self._once.pop(worker, None)
+        other = self._part(worker)
+        if other is not None:
+            self._once[other] = None
+        elif work is not None:
+            self._left.extendleft(reversed(work.slices))
 
     def leave(self, worker: int) -> None:
         """Queue the first lease of a worker that is gone."""
         work = self._first.pop(worker, None)
         if work is not None:
-            self._left = [*work.slices, *self._left]
+            self._left.extendleft(reversed(work.slices))
 
     def unused(self) -> list[Minibatch]:
         """Return what no worker has, as leases of at most a minibatch."""
-        left = [each for work in self._first.values() for each in work.slices] + self._left
+        left = deque(each for work in self._first.values() for each in work.slices) + self._left
         leases = []
         while left:
-            part, left = taken(left, self._batch_size)
-            leases.append(lease(part, self._batch_size))
+            leases.append(lease(take(left, self._batch_size), self._batch_size))
         return leases
 
-    def _repeatable(self) -> Minibatch | None:
-        """Return the oldest lease that is under way once."""
-        if not self._repeats:
-            return None
-        counts = Counter(self._under_way.values())
-        return next((work for work in self._under_way.values() if counts[work] == 1), None)
+    def _repeat(self, worker: int) -> Minibatch:
+        """Return the oldest lease that is under way once, for a second worker."""
+        other = next(iter(self._once))
+        del self._once[other]
+        self._copies[worker], self._copies[other] = other, worker
+        self._under_way[worker] = work = self._under_way[other]
+        return work
+
+    def _part(self, worker: int) -> int | None:
+        """Return the other worker with the same lease, which has it alone from now on; None if there is none."""
+        other = self._copies.pop(worker, None)
+        if other is not None:
+            del self._copies[other]
+        return other

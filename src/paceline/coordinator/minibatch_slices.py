@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.core.events import Minibatch, MinibatchSlice
@@ -65,7 +66,7 @@ def slices_of(
 
 def dealt(
     slices: Mapping[int, Sequence[MinibatchSlice]], shares: Mapping[int, int]
-) -> tuple[dict[int, tuple[MinibatchSlice, ...]], list[MinibatchSlice]]:
+) -> tuple[dict[int, tuple[MinibatchSlice, ...]], deque[MinibatchSlice]]:
     """Return the slices of each share, and what is left.
 
     Args:
@@ -73,29 +74,29 @@ def dealt(
         shares: samples of each worker that has a share.
     """
     kept: dict[int, list[MinibatchSlice]] = {}
-    left: list[MinibatchSlice] = []
+    left: deque[MinibatchSlice] = deque()
     for worker, each in slices.items():
-        kept[worker], rest = taken(each, shares.get(worker, 0))
-        left += rest
+        own = deque(each)
+        kept[worker] = take(own, shares.get(worker, 0))
+        left += own
     first = {}
     for worker, share in sorted(shares.items()):
-        own = kept.get(worker, [])
-        more, left = taken(left, share - samples_of(own))
-        first[worker] = (*own, *more)
+        own_slices = kept.get(worker, [])
+        first[worker] = (*own_slices, *take(left, share - samples_of(own_slices)))
     return first, left
 
 
-def taken(slices: Sequence[MinibatchSlice], samples: int) -> tuple[list[MinibatchSlice], list[MinibatchSlice]]:
-    """Return the first samples of some slices, at most as many as they have, and the rest of the slices."""
-    first, left = [], list(slices)
-    while samples and left:
-        begun, *left = left
+def take(slices: deque[MinibatchSlice], samples: int) -> list[MinibatchSlice]:
+    """Remove and return the first samples of some slices, at most as many as they have."""
+    first = []
+    while samples and slices:
+        begun = slices.popleft()
         end = min(begun.end, begun.begin + samples)
         first.append(begun._replace(end=end))
         samples -= end - begun.begin
         if end < begun.end:
-            left = [begun._replace(begin=end), *left]
-    return first, left
+            slices.appendleft(begun._replace(begin=end))
+    return first
 
 
 def lease(slices: Sequence[MinibatchSlice], batch_size: int) -> Minibatch:

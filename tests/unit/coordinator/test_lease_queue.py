@@ -42,8 +42,7 @@ def test_each_sample_is_used_once(script, shares, repeats):
                 has[worker] = queue.take(worker)
         elif what == "ends":
             used.update(samples_of(has.pop(worker)))
-            for other in queue.end(worker):
-                del has[other]
+            has.pop(queue.end(worker), None)
         else:
             del has[worker]
             queue.give_back(worker)
@@ -58,13 +57,13 @@ def test_a_worker_takes_its_first_lease_then_pieces_and_then_repeats_the_oldest_
     queue = LeaseQueue(SLICES, {0: 8, 1: 8, 2: 6}, BATCH, RULE)
     first = [queue.take(worker) for worker in range(WORKERS)]
     assert [each.share for each in first] == [1.0, 1.0, 0.75]
-    assert queue.end(1) == []
+    assert queue.end(1) is None
     assert samples_of(queue.take(1)) == [(2, 1, 6), (2, 1, 7)]
-    assert queue.end(1) == []
+    assert queue.end(1) is None
     assert queue.take(1) == first[0]  # the oldest
-    assert queue.end(2) == []
+    assert queue.end(2) is None
     assert not queue.has_next(2)  # one copy is enough
-    assert queue.end(1) == [0]
+    assert queue.end(1) == 0
     assert queue.is_done
 
 
