@@ -56,4 +56,4 @@ class RunFacts:
         return {host: int(self.text(f"{HOST}/{host}") or 0) for host in hosts}
 
     def _roll(self) -> Roll:
-        return Roll.called(self._ranks, told(self._store))
+        return Roll.called(self._ranks, told(self._store, self._ranks))

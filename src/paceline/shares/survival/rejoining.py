@@ -27,7 +27,7 @@ def goes_on_without(store: Any, rank: int, ranks: int, launch: str) -> bool:
     store.set(key, launch)
     if not store.check([SURVIVES]):
         return False
-    if rank in Roll.called(ranks, told(store)).living:
+    if rank in Roll.called(ranks, told(store, ranks)).living:
         if before == launch or store.check([UNFIT]):
             return False
         tell(store, Event(LOST, rank), ranks)

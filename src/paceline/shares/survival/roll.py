@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from paceline.clusters.launch_env import EVENT, EVENTS
 
@@ -26,12 +27,12 @@ class Event(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Event:
-        """Return the event that `str` has written.
+        """Return the event that `str` has written; another word after it makes the text unique.
 
         >>> Event.from_text("back 3 17")
         Event(what='back', rank=3, position=17)
         """
-        what, rank, position = text.split()
+        what, rank, position = text.split()[:3]
         return cls(what, int(rank), int(position))
 
     def __str__(self) -> str:
@@ -71,13 +72,36 @@ def key_of(number: int, rank: int) -> str:
 
 
 def tell(store: Any, event: Event, ranks: int) -> int:
-    """Write an event down in the launcher's store, for this many ranks, and return its number."""
-    number: int = store.add(EVENTS, 1) - 1
+    """Write an event down in the launcher's store, for this many ranks, and return its number.
+
+    One operation of the store writes it, so a process that dies here leaves the whole event or none.
+    """
+    mine, number = f"{event} {uuid4().hex}", store.add(EVENTS, 0)
+    while (text := store.compare_set(_written_at(number), "", mine).decode()) != mine:
+        _pass_on(store, number, text, ranks)
+        number += 1
+    _pass_on(store, number, mine, ranks)
+    return int(number)
+
+
+def told(store: Any, ranks: int) -> list[Event]:
+    """Return the events so far, and let these ranks know of those whose writer has died before it told them all."""
+    events: list[Event] = []
+    passed_on = store.add(EVENTS, 0)
+    while store.check([_written_at(len(events))]):
+        text = store.get(_written_at(len(events))).decode()
+        if len(events) >= passed_on:
+            _pass_on(store, len(events), text, ranks)
+        events.append(Event.from_text(text))
+    return events
+
+
+def _written_at(number: int) -> str:
+    return f"{EVENT}/{number}"
+
+
+def _pass_on(store: Any, number: int, text: str, ranks: int) -> None:
+    """Let the ranks know of an event; all earlier ones have been passed on."""
     for rank in range(ranks):
-        store.set(key_of(number, rank), str(event))
-    return number
-
-
-def told(store: Any) -> list[Event]:
-    """Return the events so far."""
-    return [Event.from_text(store.get(key_of(number, 0)).decode()) for number in range(store.add(EVENTS, 0))]
+        store.compare_set(key_of(number, rank), "", text)
+    store.set(EVENTS, str(number + 1))  # which may undo a later one: then that event is passed on twice

@@ -157,7 +157,7 @@ class RollCall:
 
     def others_have_ended(self) -> bool:
         """Return whether the living ranks have come to their end."""
-        return self.has_ended(Roll.called(self._ranks, told(self.store)).living)
+        return self.has_ended(Roll.called(self._ranks, told(self.store, self._ranks)).living)
 
     def await_end(self) -> None:
         """Wait for the end of the living, in a rank that is none of them."""

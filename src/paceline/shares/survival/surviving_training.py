@@ -262,10 +262,10 @@ class SurvivingTraining:
             if self._calls.others_have_ended():
                 print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
                 raise SystemExit(0)
-            if not store.check([PROGRESS]):
+            progress = store.get(PROGRESS) if store.check([PROGRESS]) else b""
+            if not progress:
                 return
-            handed_out = self._ledger.handed_out
-            others = json.loads(store.get(PROGRESS))
+            handed_out, others = self._ledger.handed_out, json.loads(progress)
             wait_s, group.position = self._catch_up.look(time.monotonic(), handed_out, group.position, others)
             if wait_s is None:
                 return
@@ -338,7 +338,7 @@ class SurvivingTraining:
             function()
         if self._rank == self.living[0]:
             self._calls.store.set(AGREED, json.dumps([self._ledger.in_vain, self._ledger.dropped]))
-            self._calls.store.delete_key(PROGRESS)  # of an earlier loss
+            self._calls.store.set(PROGRESS, "")  # not that of an earlier loss; a rank may be about to read the key
             self._calls.store.delete_key(RETURNING)
             print_living(self.living)
 

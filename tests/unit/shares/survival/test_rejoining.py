@@ -21,24 +21,24 @@ def store():
 
 def test_a_process_of_a_rank_that_lives_is_none_that_comes_back(store):
     assert not goes_on_without(store, RANK, RANKS, "first")
-    assert told(store) == []
+    assert told(store, RANKS) == []
 
 
 def test_a_rank_whose_loss_is_told_comes_back(store):
     tell(store, Event(LOST, RANK), RANKS)
     assert goes_on_without(store, RANK, RANKS, "first")
-    assert told(store) == [Event(LOST, RANK)]
+    assert told(store, RANKS) == [Event(LOST, RANK)]
 
 
 def test_a_rank_of_another_launcher_tells_its_own_loss(store):
     assert goes_on_without(store, RANK, RANKS, "second")
-    assert told(store) == [Event(LOST, RANK)]
+    assert told(store, RANKS) == [Event(LOST, RANK)]
 
 
 def test_it_does_not_where_the_others_cannot_go_on(store):
     store.set(UNFIT, "its model is sharded")
     assert not goes_on_without(store, RANK, RANKS, "second")
-    assert told(store) == []
+    assert told(store, RANKS) == []
 
 
 def test_one_rank_comes_back_at_a_time(store):
