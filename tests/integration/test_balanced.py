@@ -172,9 +172,10 @@ def test_data_that_a_worker_has_alone_are_refused(job):
 
 
 @pytest.mark.slow
-def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
+@pytest.mark.parametrize("protocol", [BALANCED, "balanced(m=4)"])
+def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds(protocol):
     slowness = pl.Cluster(N, pl.timing.Deterministic(0.04), speed=[1, 1, 1, 0.25])
-    balanced = trained(BALANCED, pl.LocalCluster(N, slowness=slowness), sampling="epoch")
+    balanced = trained(protocol, pl.LocalCluster(N, slowness=slowness), sampling="epoch")
     bsp = trained("bsp", slowness, sampling="epoch")
     assert difference(balanced, bsp) < EXACT
     assert {each.samples for each in balanced.history.of(UpdateMade)} == {N * 8}
@@ -184,8 +185,7 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
     assert computed[3] < 0.8 * min(computed[worker] for worker in range(3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+ON_RANKS = pytest.mark.parametrize(
     ("run", "world_size", "settings", "more"),
     [
         (tcp_threads.run, 4, {}, {}),
@@ -194,6 +194,23 @@ def test_worker_processes_have_the_parameters_of_bsp_and_follow_their_speeds():
     ],
     ids=["ranks", "shards", "hosts"],
 )
+
+
+@pytest.mark.slow
+@ON_RANKS
+def test_leases_of_ranks_have_the_parameters_of_bsp(run, world_size, settings, more):
+    job = tiny_job(sampling="epoch", loader_workers=0)
+    slowness = pl.Cluster(3, pl.timing.Deterministic(0.02), speed=[1, 1, 0.25])
+    ends = run(world_size, job, {**settings, "slowness": slowness}, protocol="balanced(m=4)", stop="updates=15", **more)
+    bsp = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=15", seed=1)
+    assert {record.samples for record in ends[0].of(UpdateMade)} == {3 * 8}
+    assert {record.workload for record in ends[0].of(UpdateMade)} == {3 * update for update in range(1, 16)}
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), flat(bsp.model.state_dict())) < EXACT
+
+
+@pytest.mark.slow
+@ON_RANKS
 def test_ranks_have_the_parameters_of_bsp_under_shares_that_change(run, world_size, settings, more):
     protocol, job = pl.bsp().controlled_by(ChangingShares()), tiny_job(sampling="epoch", loader_workers=0)
     ends = run(world_size, job, settings, protocol=protocol, stop="updates=15", **more)

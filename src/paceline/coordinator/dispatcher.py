@@ -151,10 +151,10 @@ class Dispatcher(Stateful):
             if self._minibatches is not None:
                 self._minibatches.put_back(minibatch)
 
-    def end_lease(self, worker: int) -> list[Interrupt]:
+    def end_lease(self, worker: int) -> Interrupt | None:
         """End the lease that a worker has delivered, if it has one, and cancel the copy of another worker."""
         other = self.queue.end(worker) if self.queue is not None else None
-        return [] if other is None else [self.cancel(other, self._workers[other])]
+        return None if other is None else self.cancel(other, self._workers[other])
 
     def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
         """Assign the next work, on the newest version, to an idle worker."""
@@ -197,8 +197,7 @@ class Dispatcher(Stateful):
     def return_minibatch(self, worker: int, state: WorkerState) -> None:
         """Put the minibatch of a worker's latest work back into the queue."""
         if self.queue is not None:
-            self.queue.give_back(worker)
-            self.is_due = True
+            self.is_due |= self.queue.give_back(worker)
         elif self._minibatches is not None and state.minibatch is not None:
             self._minibatches.put_back(state.minibatch)
             self.is_due |= self.is_limited

@@ -109,15 +109,22 @@ class LeaseQueue(Stateful):
             del self._under_way[other]
         return other
 
-    def give_back(self, worker: int) -> None:
-        """Queue the lease of a worker again, unless it has ended or another worker has a copy."""
+    def give_back(self, worker: int) -> bool:
+        """Queue the lease of a worker again, unless it has ended or another worker has a copy.
+
+        Returns:
+            Whether there is more for idle workers than before.
+        """
         work = self._under_way.pop(worker, None)
+        if work is None:
+            return False
         self._once.pop(worker, None)
         other = self._part(worker)
         if other is not None:
             self._once[other] = None
-        elif work is not None:
+        else:
             self._left.extendleft(reversed(work.slices))
+        return True
 
     def leave(self, worker: int) -> None:
         """Queue the first lease of a worker that is gone."""

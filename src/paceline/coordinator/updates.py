@@ -64,6 +64,7 @@ class UpdateRunner:
         self._has_server = has_server
         self._adapts_timeout = membership.detector.observes
         self._delivered: int | None = None  # worker of the current arrival
+        self._overtaken: int | None = None  # worker whose lease that arrival has ended
 
     # --- arrivals -----------------------------------------------------------------------------------------
 
@@ -117,11 +118,13 @@ class UpdateRunner:
             self._run.decide("warm_up", reason)
 
     def _end_lease(self, number: int) -> None:
-        """End the lease of a worker, if it has one, and interrupt the workers that have copies."""
+        """End the lease of a worker, if it has one, and interrupt the worker that has a copy."""
         if self._dispatcher.queue is not None:
-            interrupts = self._dispatcher.end_lease(number)
-            self._run.commands += interrupts
-            self._phases.note_interrupted(interrupt.worker for interrupt in interrupts)
+            interrupt = self._dispatcher.end_lease(number)
+            if interrupt is not None:
+                self._run.commands.append(interrupt)
+                self._phases.note_interrupted([interrupt.worker])
+                self._overtaken = interrupt.worker
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
@@ -207,9 +210,13 @@ class UpdateRunner:
 
     def _settle_leases(self, queue: LeaseQueue) -> None:
         """Make the update if each of its samples is used, and else give the next leases."""
+        overtaken, self._overtaken = self._overtaken, None
         if not queue.is_done:
-            if self._idle:
+            if self._dispatcher.is_due:
                 self._membership.refill()
+            for worker in (self._delivered, overtaken):  # else an idle worker has found nothing before
+                if worker is not None and worker in self._idle:
+                    self._membership.give_if_allowed(worker)
         elif self._update.held:
             self._make(self._update.reason)
         elif not self._run.awaits_step:  # no gradient was finite
