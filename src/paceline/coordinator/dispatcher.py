@@ -66,8 +66,6 @@ class Dispatcher(Stateful):
         """
         before, self._protocol = self._protocol, protocol
         self._once_an_update = protocol.refill != "arrival"
-        if protocol.refill != "share":
-            self._end_queue()
         if protocol.max_lead == inf:
             self._ssp_bound = None
         elif self._ssp_bound is not None and before == replace(protocol, max_lead=self._ssp_bound.bound):
@@ -141,15 +139,8 @@ class Dispatcher(Stateful):
             self.queue = LeaseQueue(slices, shares, batch_size, rule)
 
     def begin_update(self) -> None:
-        """Begin an update, without leases until a controller asks for them."""
+        """Begin an update, without leases until a controller asks for them; a change of the protocol keeps a queue."""
         self.queue = None
-
-    def _end_queue(self) -> None:
-        """Assign the samples that are left in the queue later."""
-        queue, self.queue = self.queue, None
-        for minibatch in queue.unused() if queue is not None else ():
-            if self._minibatches is not None:
-                self._minibatches.put_back(minibatch)
 
     def end_lease(self, worker: int) -> Interrupt | None:
         """End the lease that a worker has delivered, if it has one, and cancel the copy of another worker."""

@@ -132,14 +132,6 @@ class LeaseQueue(Stateful):
         if work is not None:
             self._left.extendleft(reversed(work.slices))
 
-    def unused(self) -> list[Minibatch]:
-        """Return what no worker has, as leases of at most a minibatch."""
-        left = deque(each for work in self._first.values() for each in work.slices) + self._left
-        leases = []
-        while left:
-            leases.append(lease(take(left, self._batch_size), self._batch_size))
-        return leases
-
     def _repeat(self, worker: int) -> Minibatch:
         """Return the oldest lease that is under way once, for a second worker."""
         other = next(iter(self._once))

@@ -106,8 +106,6 @@ class PendingUpdate(Stateful):
 
 
 def _quorum(protocol: Protocol) -> tuple[float, str]:
-    if protocol.refill == "share":
-        return inf, "every sample is used"
     if protocol.quorum == "all":
         return inf, "every live worker has contributed"
     return protocol.quorum, f"quorum of {protocol.quorum} reached"

@@ -17,6 +17,7 @@ from paceline.core.stop import StopMonitor
 from paceline.utils.wording import counted
 
 STALE = "too stale"
+EVERY_SAMPLE = "every sample is used"
 NO_OTHER_WORKER = "no other live worker can contribute"
 LATE_RETURN = "its worker had been declared lost"
 PROBE = "only a probe of its worker"
@@ -218,7 +219,7 @@ class UpdateRunner:
                 if worker is not None and worker in self._idle:
                     self._membership.give_if_allowed(worker)
         elif self._update.held:
-            self._make(self._update.reason)
+            self._make(EVERY_SAMPLE)
         elif not self._run.awaits_step:  # no gradient was finite
             self.open()
 

@@ -138,9 +138,10 @@ def dealt_and_applied(protocol, faults, seed, per_run=30):
     ),
     st.integers(0, 99),
     st.sampled_from(["leases=1", "backups=true", "backups=false", "batch=live"]),
+    st.sampled_from(["", "@seconds=2.3 >> asp", "@seconds=3.1 >> bsp", "@gradients=7 >> pull(k=2)"]),
 )
-def test_each_sample_is_applied_once_an_epoch_whatever_becomes_of_the_workers(faults, seed, option):
-    applied, unequal_work = dealt_and_applied(f"balanced(m=6, {option})", faults, seed)
+def test_each_sample_is_applied_once_an_epoch_whatever_becomes_of_the_workers(faults, seed, option, then):
+    applied, unequal_work = dealt_and_applied(f"balanced(m=6, {option}){then}", faults, seed)
     assert set(applied.values()) == {1}
     assert len(applied) == 30 * BATCH
-    assert unequal_work or faults
+    assert unequal_work or faults or then
