@@ -226,7 +226,7 @@ def protocol_family(protocol: Protocol | Phase | Plan, n: int) -> ProtocolFamily
     _check_reduction(as_plan(protocol))
     knobs.check_workers(n)
     k = n if knobs.quorum == "all" else knobs.quorum
-    if knobs.refill == "update" and k == n:
+    if knobs.refill != "arrival" and k == n:
         return ProtocolFamily("k_sync", k)
     if knobs.max_lead == inf and not (knobs.quorum == "all" and knobs.refill == "arrival"):
         if knobs.max_staleness == 0 and knobs.on_update == "interrupt":

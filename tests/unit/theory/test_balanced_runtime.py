@@ -5,6 +5,7 @@ import pytest
 
 import paceline as pl
 from paceline.theory import NoTheoryError, expected
+from paceline.theory.assumptions import protocol_family
 from paceline.theory.order_statistics import order_statistic
 
 UPDATES = 200
@@ -73,3 +74,7 @@ def test_the_lower_bound_is_the_mean_of_harmonic_means():
 def test_what_the_theory_does_not_cover_is_refused(cluster):
     with pytest.raises(NoTheoryError):
         expected(pl.balanced(), cluster)
+
+
+def test_a_queue_of_leases_is_of_the_family_of_bsp():
+    assert protocol_family(pl.balanced(), 8) == protocol_family(pl.bsp(), 8)
