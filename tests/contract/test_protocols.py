@@ -12,6 +12,7 @@ from coordinator_invariants import InvariantChecker, run
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import CATALOGUE
 from paceline.core.events import Accept, Apply, Decision, Interrupt
+from paceline.policies.controllers.balance import Balance
 from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.patient import Patient
 from paceline.protocols.protocol import as_plan
@@ -59,7 +60,7 @@ def quorums(checker, protocol):
     if not phase.controllers:
         fixed = N if phase.protocol.quorum == "all" else phase.protocol.quorum
         return [fixed] * len(checker.updates)
-    if any(isinstance(controller, Patient) for controller in phase.controllers):
+    if phase.protocol.refill == "share" or any(isinstance(each, Patient) for each in phase.controllers):
         return [len(update.gradients) for update in checker.updates]  # it closes updates without a quorum
     return [decision.k for decision in all_commands(checker, Decision) if decision.kind == "quorum"]
 
@@ -103,6 +104,8 @@ def test_every_update_has_the_required_quorum(checkers):
             assert len(update.gradients) == quorum
             if knobs_of(protocol).refill == "update":
                 assert len({accepted.worker for accepted in update.gradients}) == quorum
+            if knobs_of(protocol).refill == "share":
+                assert update.workload == N <= quorum
 
 
 def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(checkers):
@@ -118,7 +121,9 @@ def test_accepted_gradients_enter_one_update_each_in_order_and_within_the_bound(
 def test_tasks_are_interrupted_only_by_protocols_with_interrupts(checkers):
     protocol, checkers = checkers
     for law, checker in zip(DISTRIBUTIONS, checkers, strict=True):
-        is_expected = knobs_of(protocol).on_update == "interrupt" and min(quorums(checker, protocol)) < N
+        [phase] = as_plan(protocol).phases
+        repeats = any(each.queue and each.repeats for each in phase.controllers if isinstance(each, Balance))
+        is_expected = repeats or (knobs_of(protocol).on_update == "interrupt" and min(quorums(checker, protocol)) < N)
         assert bool(all_commands(checker, Interrupt)) == is_expected, law
 
 

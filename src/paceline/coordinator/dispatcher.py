@@ -97,17 +97,23 @@ class Dispatcher(Stateful):
         """Return whether there is a minibatch for the worker now."""
         return self._minibatches is None or worker in self._dealt or self._minibatches.has_next(worker)
 
-    def deal_shares(self, shares: Mapping[int, int], batch_size: int) -> None:
-        """Assign the minibatches of the update that opens, cut by these shares.
-
-        They stay whole if other workers than these are idle, or if one of the minibatches is not whole.
+    def deal(self, shares: Mapping[int, int], batch_size: int, rule: LeaseRule | None) -> None:
+        """Assign the samples of the update that opens by these shares; workers take whole minibatches if one is busy.
 
         Args:
-            shares: samples of each worker; their sum is that of whole minibatches.
+            shares: samples of each worker; with leases, of its first one.
             batch_size: samples of a whole minibatch, >= 1.
+            rule: leases after the first ones; None for one share of each worker.
         """
         if self._in_flight:
             return
+        if rule is None:
+            self._deal_shares(shares, batch_size)
+        else:
+            self._queue_leases(shares, batch_size, rule)
+
+    def _deal_shares(self, shares: Mapping[int, int], batch_size: int) -> None:
+        """Cut the minibatches of idle workers; they stay whole if other workers than these are idle."""
         own: dict[int, Minibatch | None] = {}
         for worker in self._idle:
             if self.has_data(worker):
@@ -115,18 +121,8 @@ class Dispatcher(Stateful):
         draws = {worker: self._workers[worker].draw + 1 for worker in own}
         self._dealt = cut(own, draws, shares, batch_size) if own.keys() == shares.keys() else own
 
-    def queue_leases(self, shares: Mapping[int, int], batch_size: int, rule: LeaseRule) -> None:
-        """Queue the minibatches of the update that opens, of which workers take leases.
-
-        Workers take whole minibatches if one of them is busy already.
-
-        Args:
-            shares: samples of the first lease of each worker.
-            batch_size: samples of a whole minibatch, >= 1.
-            rule: leases after the first ones.
-        """
-        if self._in_flight:
-            return
+    def _queue_leases(self, shares: Mapping[int, int], batch_size: int, rule: LeaseRule) -> None:
+        """Queue the minibatches of an update, of which workers take leases."""
         own: dict[int, Minibatch | None] = {}
         for number in range(rule.minibatches):
             if self._minibatches is None:

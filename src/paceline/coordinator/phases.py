@@ -260,10 +260,7 @@ class PhaseRunner:
                 if reason:
                     numbers = {str(worker): float(samples) for worker, samples in shares.items()}
                     run.decide("shares", reason, numbers=numbers)
-                if leases is None:
-                    self._membership.dispatcher.deal_shares(shares, batch_size)
-                else:
-                    self._membership.dispatcher.queue_leases(shares, batch_size, leases)
+                self._membership.dispatcher.deal(shares, batch_size, leases)
             case control.CloseUpdate(reason):
                 self._update.close(reason)
             case control.CallAgainAt(at_s):
@@ -281,8 +278,7 @@ class PhaseRunner:
 
     def _work(self, worker: int) -> control.Work:
         state = self._table.workers[worker]
-        share = state.minibatch.share if state.minibatch is not None else 1.0
-        return control.Work(worker, state.version, self._run.now - state.started_s, share)
+        return control.Work(worker, state.version, self._run.now - state.started_s, state.share)
 
     def _known(self, worker: int) -> WorkerState:
         if worker not in self._table.workers:

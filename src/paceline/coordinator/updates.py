@@ -101,7 +101,7 @@ class UpdateRunner:
                 trip_s=event.complete_s - worker.started_s,
                 staleness=staleness,
                 accepted=accepted,
-                share=worker.minibatch.share if worker.minibatch is not None else 1.0,
+                share=worker.share,
             )
 
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:

@@ -52,6 +52,11 @@ class WorkerState:
     accepted: int = 0
     minibatches: int = 1
 
+    @property
+    def share(self) -> float:
+        """Samples of its work over those of a whole minibatch."""
+        return self.minibatch.share if self.minibatch is not None else 1.0
+
 
 class WorkerTable:
     """Table of all workers that have ever joined.

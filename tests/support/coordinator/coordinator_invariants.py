@@ -42,6 +42,7 @@ class InvariantChecker:
         self.probed = {}  # excluded worker -> version of its probe
         self.draws = Counter()
         self.in_flight = {}  # worker -> version that it computes on, in the order of assignment
+        self.works = {}  # newest work of each worker
         self.held = []
         self.contributors = set()  # live workers that have a gradient in the open update
         self.deliveries = {}  # of the live workers since the phase began or the protocol changed
@@ -134,6 +135,7 @@ class InvariantChecker:
         assert self.deliveries[worker] - self._fewest() <= self.protocol.max_lead
         self.draws[worker] = command.draw
         self.in_flight[worker] = command.version
+        self.works[worker] = command.minibatch
 
     def _interrupt(self, event, command):
         assert command.draw == self.draws[command.worker]
@@ -141,7 +143,9 @@ class InvariantChecker:
             assert command.worker in self.live, "a probe is interrupted when its worker is readmitted"
             return
         staleness = self.version - self.in_flight.pop(command.worker)
-        if command.worker not in self.excluded:
+        if isinstance(event, Arrival) and self.protocol.refill == "share":
+            assert self.works[command.worker] == self.works[event.worker], "the copy of a lease that has arrived"
+        elif command.worker not in self.excluded:
             assert self.protocol.on_update == "interrupt" or command.worker in self._joined_before_update
             assert staleness > self.protocol.max_staleness, "only tasks that are too stale are interrupted"
 
@@ -239,7 +243,9 @@ class InvariantChecker:
         assert set(self.in_flight) <= self.live
         assert set(self.probed) <= self.excluded
         assert self.in_flight or not self.live, "a live worker computes"
-        able = set(self.in_flight) - self._joined_since_update
+        able = set(self.in_flight)
+        if self.protocol.refill != "share":
+            able -= self._joined_since_update
         assert able or not self.held, "held gradients wait for a worker that can contribute"
         versions = list(self.in_flight.values())
         assert all(a <= b for a, b in pairwise(versions))

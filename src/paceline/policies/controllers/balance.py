@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -126,6 +127,7 @@ class Balance(StatefulController[ShareState]):
 
     pieces: int = 8
     max_share: float = 1.5
+    _: KW_ONLY
     queue: bool = False
     repeats: bool = True
     live: bool = False

@@ -131,6 +131,7 @@ class SetLead(NamedTuple):
     reason: str
 
 
+@checked_types
 class LeaseRule(NamedTuple):
     """Leases that workers take after the first ones of an update, until each of its samples is used.
 
