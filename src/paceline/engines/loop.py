@@ -191,4 +191,5 @@ class RunLoop:
     def _use_idle_time(self) -> None:
         if self._follower is not None:
             self._follower.before_wait()
+        self._workers.on_idle()
         self._parameters.accumulate()

@@ -100,6 +100,10 @@ class Workers(ABC):
         """Note that the commands of an event are carried out and the run goes on."""
 
     @abstractmethod
+    def on_idle(self) -> None:
+        """Note that the server works ahead now, since there is no event."""
+
+    @abstractmethod
     def ended(self, command: EndRun) -> None:
         """Note the end of the run, which its workers have to know."""
 

@@ -129,6 +129,9 @@ class SimulatedWorkers(Stateful, Workers, Clock):
     def on_commands(self) -> None:
         """Do nothing, as `start`."""
 
+    def on_idle(self) -> None:
+        """Do nothing, as `start`."""
+
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Do nothing: the state of the simulation is saved as a whole."""
 

@@ -61,6 +61,9 @@ class RankTasks(Workers):
     def on_commands(self) -> None:
         """Do nothing, as `accepted`."""
 
+    def on_idle(self) -> None:
+        """Do nothing, as `accepted`."""
+
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Do nothing: each rank saves its state with that of the run."""
 

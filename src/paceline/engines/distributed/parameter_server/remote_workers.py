@@ -282,6 +282,9 @@ class RemoteWorkers(Workers):
             for worker in self._workers.values():
                 worker.tell_if_unneeded(self._coordinator.would_accept)
 
+    def on_idle(self) -> None:
+        """Do nothing: the cores of this host are divided among its processes."""
+
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Let each worker save its state after this draw, with its next task."""
         self._saved_draws = draws

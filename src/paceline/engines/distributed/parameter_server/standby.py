@@ -120,6 +120,9 @@ class _FollowedWorkers(Workers, Clock):
     def on_commands(self) -> None:
         """Do nothing, as `meet`."""
 
+    def on_idle(self) -> None:
+        """Do nothing, as `meet`."""
+
     def save_after(self, draws: Mapping[int, int]) -> None:
         """Do nothing, as `meet`."""
 
