@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -171,15 +171,17 @@ class Balance(StatefulController[ShareState]):
             state.add_cancelled(work.worker, round(work.share * size), work.elapsed_s)
         workers = sorted(observation.workers)
         minibatches = state.n if self.queue and not self.live else len(workers)
-        # A change that gains little costs nothing where the queue is dealt anew in each update.
-        policy = state.follow(workers, self.sizes(size), minibatches, least_gain=0.0 if self.queue else LEAST_GAIN)
+        sizes = self.sizes(size)
+        if self.queue:  # a lease is limited, not the share; a change that gains little costs nothing
+            policy = state.follow(workers, replace(sizes, max_share=float(minibatches)), minibatches, least_gain=0.0)
+        else:
+            policy = state.follow(workers, sizes, minibatches)
         decision = state.decide(policy, is_late=not self.queue)
         if not self.queue and set(policy.shares) == {size}:
             return state, []
         reason = f"{', '.join(map(str, policy.shares))} samples: {decision.reason}" if decision else ""
         shares, leases = policy.shares, None
         if self.queue:
-            sizes = self.sizes(size)
-            shares = first_leases(policy.shares, sizes, policy.spread())
+            shares = tuple(min(each, sizes.most) for each in first_leases(policy.shares, sizes, policy.spread()))
             leases = LeaseRule(minibatches, sizes.size, self.repeats)
         return state, [SetShares(dict(zip(workers, shares, strict=True)), size, reason, leases)]
