@@ -143,14 +143,14 @@ def as_a_whole(gradient_nbytes: int, nbytes: int, bucket_nbytes: int = 0) -> lis
 # --- training with emulated compute ----------------------------------------------------------------------------------
 
 
-def make_model() -> nn.Module:
-    """Return four layers with a million parameters in total."""
-    return nn.Sequential(*[nn.Linear(500, 500, bias=False) for _ in range(4)])
+def make_model(width: int = 500) -> nn.Module:
+    """Return four layers, with a million parameters in total for a width of 500."""
+    return nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)])
 
 
-def make_data() -> TensorDataset:
+def make_data(width: int = 500) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(64, 500, generator=generator), torch.randn(64, 500, generator=generator))
+    return TensorDataset(torch.randn(64, width, generator=generator), torch.randn(64, width, generator=generator))
 
 
 class Clock(Callback):
@@ -185,7 +185,7 @@ class Clock(Callback):
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     scripted = [] if os.environ.get("IS_BACK") else settings["faults"]
     faults = [pl.Fault(worker=worker, draw=draw) for worker, draw in scripted]
-    return vars(train_on(settings, faults=faults))
+    return vars(train_on(settings, faults=faults, **settings.get("torchrun", {})))
 
 
 def train_on(settings: dict[str, Any], *callbacks: Callback, **torchrun: Any) -> Clock:
@@ -193,9 +193,14 @@ def train_on(settings: dict[str, Any], *callbacks: Callback, **torchrun: Any) ->
     clock = Clock()
     sleeps = [pl.timing.Deterministic(each) for each in settings["compute_s"]]
     slowness = pl.Cluster(len(sleeps), timing=sleeps)
+    width = settings.get("width", 500)
     pl.train(
         pl.Job(
-            model=make_model, loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=LR), data=make_data(), batch_size=1
+            model=partial(make_model, width),
+            loss=F.mse_loss,
+            optimizer=partial(torch.optim.SGD, lr=LR),
+            data=make_data(width),
+            batch_size=settings.get("batch_size", 1),
         ),
         protocol=settings["protocol"],
         cluster=pl.Torchrun(threads=1, slowness=slowness, encrypt=settings["encrypt"], **torchrun),
@@ -210,16 +215,17 @@ def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(make_model())
+    width, batch_size = settings.get("width", 500), settings.get("batch_size", 1)
+    model = DistributedDataParallel(make_model(width))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    inputs, targets = make_data().tensors
+    inputs, targets = make_data(width).tensors
     order = torch.Generator().manual_seed(rank)
     updates: list[tuple[float, int, int]] = []
     for update in range(1, settings["updates"] + 1):
         if [rank, update] in settings.get("faults", []):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(settings["compute_s"][rank])
-        sample = torch.randint(len(inputs), (1,), generator=order)
+        sample = torch.randint(len(inputs), (batch_size,), generator=order)
         optimizer.zero_grad()
         try:
             F.mse_loss(model(inputs[sample]), targets[sample]).backward()

@@ -70,9 +70,13 @@ def test_simulated_workers_count_as_worker_0_does(protocol):
     check(model.state_dict(), updates * (2 if "local_steps" in protocol else 1))
 
 
-@parametrize_few("protocol", ["all_reduce", "local_sgd(H=2)", "dc_s3gd", "bsp"], keep=1)
-def test_ranks_count_as_worker_0_does(protocol):
-    ranks = rank_threads.Job(3, job(), protocol=protocol, stop="updates=5")
+@parametrize_few(
+    ("protocol", "server"),
+    [("bsp", False), ("all_reduce", True), ("local_sgd(H=2)", True), ("dc_s3gd", True), ("bsp", True)],
+    keep=1,
+)
+def test_ranks_count_as_worker_0_does(protocol, server):
+    ranks = rank_threads.Job(3, job(), {"server": server}, protocol=protocol, stop="updates=5")
     ranks.start_workers()
     check(ranks.serve().parameters, 5)
 

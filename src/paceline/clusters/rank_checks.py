@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
+from math import inf
+from typing import Any
 
 from paceline.clusters.launch_env import NEW_TOKEN, TO_JOIN, LaunchEnv
+from paceline.core.wire import parse_wire
 from paceline.errors import UsageError
-from paceline.protocols.protocol import Plan
+from paceline.protocols.protocol import Phase, Plan
 from paceline.utils.wording import counted
 
+WITHOUT_SERVER: Mapping[str, object] = {  # values of arguments of `Torchrun` that have one value only
+    "wire": "float32",
+    "shards": 1,
+    "standby": 0,
+    "device": "cpu",
+    "min_workers": None,
+    "max_workers": None,
+}
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 
 
@@ -38,6 +50,58 @@ def check_most_workers(most: int, ranks: LaunchEnv, *, started: int, worker: int
             f"RANK={ranks.rank} is worker {worker}, but max_workers={most} admits 0 to {most - 1}: give every process "
             "a larger max_workers, or this one the RANK of a process that has ended"
         )
+
+
+def check_without_server(plan: Plan, options: Mapping[str, Any], *, is_alone: bool) -> None:
+    """Check that every process can be a worker, without a server.
+
+    Args:
+        plan: plan of the run.
+        options: arguments of the cluster.
+        is_alone: whether there is one process only, which is a worker in any case.
+    """
+    how = "server=False" if plan.allreduce is None else f"{plan} has no server"
+    if options["worker_at_server"] is False and not is_alone:
+        raise UsageError(f"worker_at_server=False: {how}, so every rank is a worker; omit worker_at_server")
+    if options["workers"] != "process":
+        raise UsageError(
+            f"workers={options['workers']!r}: {how}, so every process is a worker; omit workers, or give a protocol "
+            "with a server, such as bsp"
+        )
+    if plan.allreduce is None:
+        _check_announced_sums(plan, options)
+    elif options["wire"] != "float32" and parse_wire(options["wire"]) is None:
+        raise UsageError(
+            f"wire={options['wire']!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
+            "wire=int8, int4 or top_k(share=0.01)"
+        )
+
+
+def _check_announced_sums(plan: Plan, options: Mapping[str, Any]) -> None:
+    """Check that the ranks can make the updates of a plan by sums of their gradients."""
+    for name, expected in WITHOUT_SERVER.items():
+        if options[name] != expected:
+            raise UsageError(f"{name}={options[name]!r} with server=False, which does not support it: omit one of them")
+    if plan.local_steps is not None:
+        raise UsageError(
+            f"{plan} with server=False: local steps are handed in at a server; omit server, or type "
+            f"local_sgd(H={plan.local_steps.H or 16})"
+        )
+    for phase in plan.phases:
+        if phase.compensators:
+            raise UsageError(f"{phase} with server=False: a gradient is compensated at a server; omit server")
+        if phase.protocol.max_staleness > 0 or any(each.takes_stale for each in phase.controllers):
+            raise UsageError(
+                f"{phase} with server=False, where the ranks sum fresh gradients: type {_fresh(phase)}, or omit server"
+            )
+
+
+def _fresh(phase: Phase) -> str:
+    """Return the protocol of fresh gradients that is nearest to that of a phase."""
+    protocol = phase.protocol
+    if protocol.quorum in ("all", 1) or protocol.max_lead < inf or protocol.max_staleness == 0:
+        return "balanced(m=8)"
+    return f"k_sync(k={protocol.quorum})" if protocol.refill == "update" else f"k_batch_sync(k={protocol.quorum})"
 
 
 def check_no_standby(**options: str | bool | None) -> None:

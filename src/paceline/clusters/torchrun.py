@@ -19,6 +19,7 @@ from paceline.clusters.rank_checks import (
     check_no_standby,
     check_rank,
     check_standby,
+    check_without_server,
 )
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.spot_notice import parse_notice
@@ -69,6 +70,11 @@ class Torchrun:
     Args:
         address: address of the host of rank 0, on which the server listens, for example ``"10.0.0.1"`` or
             ``"10.0.0.1:29511"``. The default is reachable from this machine only.
+        server: whether gradients go to a server at rank 0, which sends back the parameters. Without one they stay where
+            they are: the ranks sum those that count (gloo), and each steps its own optimizer, so the traffic is that of
+            DistributedDataParallel and every rank is a worker. Rank 0 starts its worker as a second process. For
+            protocols whose updates are of fresh gradients (bsp, backup, k_sync, pull, k_batch_sync, balanced, dbw,
+            adasync, patient), on the CPU; the loss of a rank ends the run.
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
         workers: unit of a worker, "process", or "node" for all processes of a host.
@@ -122,6 +128,7 @@ class Torchrun:
 
     _: KW_ONLY
     address: str = "127.0.0.1"
+    server: bool = True
     worker_at_server: bool | None = None
     workers: str = "process"
     device: str = "cpu"
@@ -190,24 +197,11 @@ class Torchrun:
         Raises:
             UsageError: the plan cannot run on them.
         """
-        if plan.allreduce is None:
+        if plan.allreduce is None and self.server:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
         else:
+            check_without_server(plan, vars(self), is_alone=self.ranks.world_size == 1)
             fitted = replace(self, worker_at_server=True)
-            if self.worker_at_server is False and self.ranks.world_size > 1:
-                raise UsageError(
-                    f"worker_at_server=False: {plan} has no server, so every rank is a worker; omit worker_at_server"
-                )
-            if self.workers != "process":
-                raise UsageError(
-                    f"workers={self.workers!r}: {plan} has no server, so every process is a worker; omit workers, "
-                    "or give a protocol with a server, such as bsp"
-                )
-            if self.wire != "float32" and parse_wire(self.wire) is None:
-                raise UsageError(
-                    f"wire={self.wire!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
-                    "wire=int8, int4 or top_k(share=0.01)"
-                )
         check_least_workers(fitted.min_workers, fitted.n)
         if fitted.max_workers is not None:
             check_most_workers(fitted.max_workers, fitted.ranks, started=fitted.started, worker=fitted.worker)

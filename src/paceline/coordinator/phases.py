@@ -218,7 +218,7 @@ class PhaseRunner:
             accepted=accepted,
             interrupted=self._interrupted if trigger == "open" else (),
             leads=self._membership.dispatcher.leads if trigger == "open" else {},
-            in_flight=self._in_flight() if self._controllers.reads_work else (),
+            in_flight=[*map(self._work, self._table.in_flight)] if self._controllers.reads_work else (),
             noise=noise.estimate if noise is not None else None,
             price=noise.price_of_staleness if noise is not None else 1.0,
             has_risen=noise is not None and noise.has_risen,
@@ -273,9 +273,6 @@ class PhaseRunner:
         """Keep the work of these workers, which was cancelled now, for the controllers."""
         self._interrupted += map(self._work, workers)
 
-    def _in_flight(self) -> list[control.Work]:
-        return [self._work(worker) for worker in self._table.in_flight]
-
     def _work(self, worker: int) -> control.Work:
         state = self._table.workers[worker]
         return control.Work(worker, state.version, self._run.now - state.started_s, state.share)
@@ -304,6 +301,7 @@ class PhaseRunner:
             "index": self._index,
             "protocol": self.protocol,
             "step": self.step,
+            "interrupted": [tuple(each) for each in self._interrupted],
             "timers": set(self._timers),
             "progress": self._progress.state_dict(),
             "controllers": self._controllers.state_dict(),
@@ -314,6 +312,7 @@ class PhaseRunner:
         """Load such a state; under another plan, the first phase begins when the run is restarted."""
         self.protocol = state["protocol"]
         self.step = state["step"]
+        self._interrupted = [control.Work(*each) for each in state.get("interrupted", ())]  # missing in early runs
         self._timers = set(state["timers"])
         self._membership.dispatcher.follow(self.protocol)
         if state["plan"] != self._plan.in_full:

@@ -106,6 +106,7 @@ class RunLoop:
     def prepare_checkpoint(self) -> bool:
         """Let the workers save the state that only they have; return whether the run may be saved now."""
         self._workers.save_after(self._coordinator.accepted_draws)
+        self._parameters.gather()
         return True
 
     def run(

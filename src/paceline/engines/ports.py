@@ -161,6 +161,10 @@ class Parameters(ABC):
         """Make an update and publish it; return the step if it is measured."""
 
     @abstractmethod
+    def gather(self) -> None:
+        """Bring the newest version, and the state that has made it, to the server of this process."""
+
+    @abstractmethod
     def accumulate(self) -> None:
         """Do work of the pending update ahead, while there is nothing else to do."""
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
 from paceline.engines.ports import Parameters
+from paceline.engines.task_board import TaskParameters
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.tensors.version_store import VersionStore
@@ -29,7 +30,7 @@ class OtherShards(Protocol):
         """Make an update, in other storage if the previous version is still read."""
 
 
-class ServerSide(Parameters):
+class ServerSide(Parameters, TaskParameters):
     """Versions in use, gradients that wait for the coordinator, and the server.
 
     A worker writes its gradient only between a task's start and its end; the server reads the gradient only before
@@ -96,16 +97,16 @@ class ServerSide(Parameters):
     def lost(self, worker: int) -> None:
         """Do nothing: its versions were released when its process ended."""
 
-    def received(self, worker: int, draw: int, missing: Container[int], version: int | None) -> None:
-        """Note a complete gradient, or its notice.
+    def acquire(self, version: int) -> None:
+        """Keep a version, which a worker reads."""
+        self.versions.acquire(version)
 
-        Args:
-            worker: number of the worker.
-            draw: number of its task.
-            missing: parameters that have none.
-            version: version at which it was computed, which is kept until the coordinator has handled the arrival; None
-                for a gradient that will not be used.
-        """
+    def release(self, version: int) -> None:
+        """Let the memory of a version be used again when no worker reads it."""
+        self.versions.release(version)
+
+    def received(self, worker: int, draw: int, missing: Container[int], version: int | None) -> None:
+        """Note a complete gradient, or its notice, as `TaskParameters` says."""
         self._gradients[worker].receive(missing)
         if version is not None:
             self.versions.acquire(version)
@@ -143,6 +144,9 @@ class ServerSide(Parameters):
         step = self._server.apply(command, self.versions.publish(command.version))
         self._snapshot()
         return step
+
+    def gather(self) -> None:
+        """Do nothing: the server has made it, and asks other shards when it is saved."""
 
     def accumulate(self) -> None:
         """Add the gradients that are held to the mean."""

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 
 from paceline.core.events import Compute, Interrupt
-from paceline.engines.server_side import ServerSide
+
+
+class TaskParameters(ABC):
+    """Versions that tasks read, and the gradients that they leave."""
+
+    @abstractmethod
+    def acquire(self, version: int) -> object:
+        """Note that a task reads a version."""
+
+    @abstractmethod
+    def release(self, version: int) -> None:
+        """Note that a task no longer reads a version."""
+
+    @abstractmethod
+    def received(self, worker: int, draw: int, missing: Container[int], version: int | None) -> None:
+        """Note a complete gradient, or its notice.
+
+        Args:
+            worker: number of the worker.
+            draw: number of its task.
+            missing: parameters that have none.
+            version: version at which it was computed, which is kept until the coordinator has handled the arrival; None
+                for a gradient that will not be used.
+        """
 
 
 class WorkerTasks:
@@ -31,7 +55,7 @@ class TaskBoard:
         send: function that sends a task to its worker.
     """
 
-    def __init__(self, parameters: ServerSide, send: Callable[[Compute], None]) -> None:
+    def __init__(self, parameters: TaskParameters, send: Callable[[Compute], None]) -> None:
         self._parameters = parameters
         self._send = send
         self._tasks: dict[int, WorkerTasks] = {}
@@ -49,7 +73,7 @@ class TaskBoard:
         tasks = self[command.worker]
         if not tasks.is_ready:
             return  # its loss is an event that the coordinator has not handled yet
-        self._parameters.versions.acquire(command.version)
+        self._parameters.acquire(command.version)
         if tasks.working is None:
             self._begin(tasks, command)
         else:
@@ -62,7 +86,7 @@ class TaskBoard:
             return False
         if tasks.waiting is None:
             return True
-        self._parameters.versions.release(tasks.waiting.version)
+        self._parameters.release(tasks.waiting.version)
         tasks.waiting = None
         return False
 
@@ -79,7 +103,7 @@ class TaskBoard:
         """Release the version that a worker no longer reads, and give it the waiting task."""
         tasks = self[worker]
         assert tasks.working is not None
-        self._parameters.versions.release(tasks.working.version)
+        self._parameters.release(tasks.working.version)
         tasks.working = None
         waiting, tasks.waiting = tasks.waiting, None
         if waiting is not None:
@@ -90,7 +114,7 @@ class TaskBoard:
         tasks = self._tasks.pop(worker, WorkerTasks())
         for command in (tasks.working, tasks.waiting):
             if command is not None:
-                self._parameters.versions.release(command.version)
+                self._parameters.release(command.version)
 
     def _begin(self, tasks: WorkerTasks, command: Compute) -> None:
         tasks.working = command

@@ -193,6 +193,11 @@ class ParameterServer:
         self.scheduler.advance(update.workload)
         return step and step._replace(next_learning_rate=max_learning_rate(self.optimizer))
 
+    def advance_schedule(self, workload: int) -> None:
+        """Advance the schedule past an update of this number of gradients that another process has made."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler's first step
+        self.scheduler.advance(workload)
+
     def step(self, update: Apply, version: FlatBuffers | None = None) -> Step | None:
         """Step the optimizer as `apply` does, without advancing the schedule."""
         new = self.state if version is None else version

@@ -26,7 +26,7 @@ def poisoned(value):
 
     def send_poisoned(worker, stats):
         if worker._worker == 1 and worker._draw >= POISONED:
-            worker._gradient.flat_parameters[0][0] = value
+            worker._tensors.gradient.flat_parameters[0][0] = value
         send(worker, stats)
 
     return patch.object(WorkerProcess, "_send_gradient", send_poisoned)

@@ -192,7 +192,7 @@ class Job:
         return self.start_sidecar(self._cluster(self._environment(0), {}).n + shard, by_test=True, **changes)
 
     def start_sidecar(self, worker, server=None, *, by_test=False, **changes):
-        cluster = self._cluster(self._environment(0), {})
+        cluster = self._cluster(self._environment(0), {}).fitted_to(plan_of(self._settings["protocol"]))
         if worker == cluster.standby_number and cluster.standby:
             environment = {**self._environment(self._world_size - 1), SIDECAR: str(worker)}
             return Sidecar(self._start("standby", environment, changes))
@@ -301,8 +301,7 @@ class Job:
     def _train(self, process, environment, changes):
         process.begin_start(self._starting)
         given = {**self._settings, "job": self._job, **changes}
-        plan = given["protocol"]
-        plan = parse_plan(plan) if isinstance(plan, str) else as_plan(plan)
+        plan = plan_of(given["protocol"])
         cluster = self._cluster(environment, given.pop("torchrun", {})).fitted_to(plan)
         every = given.get("evaluate_every")
         config = RunConfig(
@@ -336,6 +335,10 @@ class Job:
         callbacks = [Training(self._is_training), *given.get("callbacks", [])]
         result = run_session(session, folder, resumption, callbacks, policy)
         return portable((result, result.history.records))
+
+
+def plan_of(protocol):
+    return parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
 
 
 class Training(pl.callbacks.Callback):

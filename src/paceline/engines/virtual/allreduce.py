@@ -140,6 +140,9 @@ class SimulatedAverage(Stateful, Parameters):
             self._take_mean_of_weights()
             return self._replica.evaluate(first.average)
 
+    def gather(self) -> None:
+        """Do nothing: the first worker has the average."""
+
     def accumulate(self) -> None:
         """Do nothing: payloads are added when they are accepted."""
 

@@ -124,6 +124,9 @@ class SimulatedServer(Stateful, Parameters):
         """Return the metrics of a version."""
         return self._replica.evaluate(self._versions[version])
 
+    def gather(self) -> None:
+        """Do nothing: the server has made it."""
+
     def accumulate(self) -> None:
         """Do nothing: the only gradient is read when the next one is computed."""
 

@@ -41,6 +41,9 @@ class TimesOnly(Parameters):
         """Return no step."""
         return None
 
+    def gather(self) -> None:
+        """Do nothing."""
+
     def accumulate(self) -> None:
         """Do nothing."""
 

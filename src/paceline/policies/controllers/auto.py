@@ -106,6 +106,7 @@ class Auto(StatefulController[AutoState]):
     reads: ClassVar[Literal["noise"]] = "noise"
     reads_work: ClassVar[bool] = True
     may_interrupt: ClassVar[bool] = True
+    takes_stale: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range("[0, inf)", price_of_switch_s=self.price_of_switch_s)

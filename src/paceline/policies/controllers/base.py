@@ -314,6 +314,7 @@ class Controller(ControllerPart, Generic[State]):
         reads_work: whether the controller reads the work in flight.
         may_interrupt: whether the controller may change to a protocol that interrupts work.
         sets_shares: whether the controller cuts the minibatches of an update into unequal shares.
+        takes_stale: whether the controller may change to a protocol that accepts stale gradients.
     """
 
     def __repr__(self) -> str:

@@ -197,6 +197,7 @@ class Greedy(Stragglers):
     to: Protocol = field(default=Protocol(quorum=1, max_staleness=inf, refill="arrival", name="asp"))
 
     name: ClassVar[str] = "greedy"
+    takes_stale: ClassVar[bool] = True
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse a phase that already has the protocol to change to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -182,8 +183,8 @@ class ElasticGroup:
         finally:
             self.is_waiting = False
 
-    def broadcast_state(self, state: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the state of rank 0 of the group; the other members pass None.
+    def broadcast_state(self, state: dict[str, Any] | None, root: int = 0) -> dict[str, Any]:
+        """Return the state of one rank of the group; the other members pass None.
 
         Raises:
             ConnectionLost: a member has left.
@@ -191,19 +192,19 @@ class ElasticGroup:
         tensors: dict[str, Tensor] = {}
         value = encode(state, tensors)
         described = {name: describe(each) for name, each in tensors.items()}
-        value, described = json.loads(self._broadcast_text(json.dumps([value, described])))
+        value, described = json.loads(self._broadcast_text(json.dumps([value, described]), root))
         if state is None:
             tensors = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in described.items()}
-        self._broadcast(*(as_bytes(each) for each in tensors.values() if each.numel()))
+        self._broadcast([as_bytes(each) for each in tensors.values() if each.numel()], root)
         decoded: dict[str, Any] = decode(value, tensors)
         return decoded
 
-    def _broadcast_text(self, text: str) -> str:
+    def _broadcast_text(self, text: str, root: int) -> str:
         ours = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         size = torch.tensor(ours.shape)
-        self._broadcast(size)
+        self._broadcast([size], root)
         content = ours if ours.shape == (int(size),) else torch.zeros(int(size), dtype=torch.uint8)
-        self._broadcast(content)
+        self._broadcast([content], root)
         return content.numpy().tobytes().decode()
 
     def abort(self) -> None:
@@ -225,9 +226,9 @@ class ElasticGroup:
         self._group.close()
         self._tried = None
 
-    def _broadcast(self, *tensors: Tensor) -> None:
+    def _broadcast(self, tensors: Sequence[Tensor], root: int) -> None:
         if self._peers:
-            self.wait([self._group.broadcast(each) for each in tensors])
+            self.wait([self._group.broadcast(each, root) for each in tensors])
 
 
 def _summable_view(flat: Tensor) -> Tensor:

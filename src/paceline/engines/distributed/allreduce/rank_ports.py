@@ -112,6 +112,9 @@ class SummedParameters(Parameters):
         """Apply the sum; the event of a measured step comes when the sum is complete."""
         self._apply(command)
 
+    def gather(self) -> None:
+        """Do nothing: every rank has them."""
+
     def accumulate(self) -> None:
         """Do nothing, as `assigned`."""
 

@@ -30,8 +30,11 @@ from paceline.core.events import (
     Lost,
     Outcome,
     RestartWorker,
+    UpdateApplied,
 )
 from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
+from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.failed_worker import why_failed
 from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
@@ -59,7 +62,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.transport import messages, task_messages
+from paceline.engines.distributed.transport import messages, sum_messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
 from paceline.engines.distributed.transport.wire import WireBuffer
@@ -117,24 +120,32 @@ class RemoteWorkers(Workers):
         self._needs_evaluator = rank.job.eval_data is not None
         self._wire = make_wire(cluster.wire, layout, loads_numba=True)  # it steps an optimizer (decision 0027)
         self._published = PublishedVersions(layout, self._wire, self._on_version_released)
-        self._gradients = [layout.allocate() for _ in range(cluster.n)]
         self.clock = RealClock()
-        self.parameters = ServerSide(
-            server, self._published, self._gradients, debug=cluster.debug, shards=shards if shards.numbers else None
-        )
+        self._peer_events: EventQueue[PeerEvent] = EventQueue()
+        shards.events = self._peer_events
+        handler = QueueHandler(self._peer_events)
+        self._groups = None if cluster.server else SumGroups(handler, rank.transport, cluster.n)
+        self.parameters: ServerSide | AnnouncedParameters
+        receiver: GradientReceiver | SumGroups
+        if self._groups is not None:
+            receiver = self._groups
+            announce, fetch = self._groups.send, self._groups.state
+            self.parameters = AnnouncedParameters(server, self._published, announce, fetch)
+        else:
+            gradients = [layout.allocate() for _ in range(cluster.n)]
+            others = shards if shards.numbers else None
+            self.parameters = ServerSide(server, self._published, gradients, debug=cluster.debug, shards=others)
+            receiver = GradientReceiver([WireBuffer(self._wire, each) for each in gradients], handler)
         self.signals = rank.host.lifecycle.signals(cluster.notice)
         self._tasks = TaskBoard(self.parameters, self._send)
         self._threads = torch.get_num_threads()
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
-        self._peer_events: EventQueue[PeerEvent] = EventQueue()
-        shards.events = self._peer_events
-        received = [WireBuffer(self._wire, gradient) for gradient in self._gradients]
         # The workers, the evaluator, the servers of the other shards, and the standby.
         self.processes = ServerProcesses(
             rank,
             rank.make_job_spec(server.model),
             processes=cluster.n + cluster.shards + cluster.standby,
-            receiver=GradientReceiver(received, QueueHandler(self._peer_events)),
+            receiver=receiver,
         )
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
@@ -181,6 +192,11 @@ class RemoteWorkers(Workers):
     def _begin(self) -> None:
         self.processes.start()
         await_workers(self._cluster, self._ready, self._read_for_a_moment, self._missing)
+        if self._groups is not None:
+            if not self.signals.caught:
+                self._groups.form(self._server.state_dict())
+            return
+        assert isinstance(self.parameters, ServerSide)
         self._shards.init(self.parameters.first_version)
         if self.follower is not None:
             self.follower.stream.send_begin()
@@ -224,6 +240,8 @@ class RemoteWorkers(Workers):
         self._peers.clear()
         self._workers.clear()
         self._evaluator = None
+        if self._groups is not None:
+            self._groups.close()
 
     def _send_end(self, end: messages.End) -> None:
         """Send the end of the run and the final parameters to all processes, and wait until they have gone."""
@@ -247,6 +265,7 @@ class RemoteWorkers(Workers):
     def ended(self, command: EndRun) -> None:
         """Note the end, of which `close` tells the workers."""
         self._log_link(self._link_monitor.final_report())
+        self.parameters.gather()
         self._server.gather_shards()
         self._end = successful_end(command, self.clock.now, self._coordinator)
 
@@ -291,6 +310,7 @@ class RemoteWorkers(Workers):
 
     def evaluate(self, command: Evaluate) -> None:
         """Send the version to the evaluator, once there is one."""
+        self.parameters.gather()
         version = self._published.acquire(command.version)
         if self._evaluator is None:
             self._unevaluated = command
@@ -304,7 +324,8 @@ class RemoteWorkers(Workers):
 
     def _send(self, command: Compute) -> None:
         worker = self._workers[command.worker]
-        sends_version, debug = worker.newest_sent != command.version, self._cluster.debug
+        is_here = self._groups is None
+        sends_version, debug = is_here and worker.newest_sent != command.version, is_here and self._cluster.debug
         buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)
         last, staleness = worker.last
         task = task_messages.RemoteTask.of(
@@ -424,6 +445,8 @@ class RemoteWorkers(Workers):
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._tasks.on_idle(worker.worker)
+            case sum_messages.StepMade():
+                self._on_step(worker, event.message)
             case task_messages.EvaluationResult(version) as result:
                 try:
                     metrics = worker.metrics_of(result)
@@ -444,13 +467,25 @@ class RemoteWorkers(Workers):
                     raise RunError(f"worker {worker.worker} failed while it started: {reason}")
                 self._disconnect(worker, reason)
 
+    def _on_step(self, worker: RemoteWorker, made: sum_messages.StepMade) -> None:
+        now = self.clock.elapsed_s()
+        try:
+            step = made.measured
+        except ValueError as error:
+            self._disconnect(worker, str(error))
+            return
+        if step is not None:
+            self.clock.add(UpdateApplied(now, made.version, step))
+        if made.not_finite:
+            self.clock.add(AbortRun(now, Outcome.NOT_FINITE, made.not_finite))
+
     def _deliver(self, worker: RemoteWorker, arriving: ArrivingGradient | None) -> None:
         """Report a gradient if all its parts have arrived."""
         if arriving is None:
             return
         done = arriving.done
         seconds: dict[str, Any] = worker.on_delivered(arriving)
-        if not done.is_notice:
+        if not done.is_notice and self._groups is None:
             report = self._link_monitor.on_gradient(worker.worker, done.measured.compute_s, sum(seconds.values()))
             self._log_link(report)
         now = self.clock.elapsed_s()
@@ -466,6 +501,11 @@ class RemoteWorkers(Workers):
         self._published.forget(worker.peer_id)
         if worker is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
+        if self._groups is not None:
+            raise RunError(
+                f"worker {worker.worker} is gone: {reason}; without a server no rank goes on without another: "
+                "paceline run goes on from the last checkpoint in out=, server=true without this worker"
+            )
         worker.tasks.is_ready = False
         self._tasks.on_lost(worker.worker)
         self.clock.add(Lost(self.clock.elapsed_s(), worker.worker, reason))

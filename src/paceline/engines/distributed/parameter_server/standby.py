@@ -184,6 +184,9 @@ class _FollowedParameters(Parameters):
     def accept(self, command: Accept) -> None:
         """Do nothing: the mean gradient comes from rank 0."""
 
+    def gather(self) -> None:
+        """Do nothing, as `resume_at`."""
+
     def accumulate(self) -> None:
         """Do nothing, as `assigned`."""
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -17,9 +16,10 @@ from msgspec.structs import replace
 
 from paceline.core.gradient import Measured
 from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.announced_sums.summed_tensors import SummedTensors
 from paceline.engines.distributed.node_worker.leader import NodeLeader
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
-from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
+from paceline.engines.distributed.parameter_server.server_tensors import ServerTensors
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
@@ -36,21 +36,22 @@ from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.encoded import at_most, decoded
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.step_options import StepOptions
+from paceline.engines.distributed.worker_tensors import Task, WorkerTensors
 from paceline.engines.notice_watch import NoticeWatch
 from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.errors import RunError, UsageError
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.user_code import note_place
 from paceline.worker.gradient_source import Interrupted
 from paceline.worker.minibatch_forecast import following
-from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Replica
-from paceline.worker.task_runner import TaskRunner, device_of, pin
+from paceline.worker.task_runner import TaskRunner, device_of
 
 LOG = RankLogger(__name__)
 ALL_DRAWS = sys.maxsize
-Task = task_messages.RemoteTask | task_messages.RemoteEvaluateTask
-Request = tuple[Task, float] | messages.Leave | FinalState | Exception  # a task comes with its arrival time
+# A task comes with its version, and the time at which both were there.
+Request = tuple[Task, FlatBuffers, float] | messages.Leave | FinalState | Exception
 
 
 def work(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
@@ -135,7 +136,6 @@ class WorkerProcess:
         device = device_of(cluster.device, cluster.ranks.local_rank)
         self._workers = cluster.n
         self._ahead = job.minibatches_ahead
-        is_worker = self._worker < cluster.n
         self.leader = NodeLeader(
             cluster,
             rank.transport,
@@ -158,23 +158,15 @@ class WorkerProcess:
         )
         self.process = token_hex(16)  # a standby counts processes, and another one may get this number (decision 0026)
         self.standby: tuple[str, int] | None = None
-        self._version = self._replica.layout.allocate()
-        self._gradient = self._replica.layout.allocate()
-        wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
-        self._channels = shard_channels(self._replica, wire, self._version, self._gradient)
-        left_out = [channel.left_out for channel in self._channels if channel.left_out is not None]
-        self._checkpoints = WorkerCheckpoints(rank.folder, self._worker, self._replica, left_out)
-        self._channel_of = [channel for channel in self._channels for _ in channel.parameters]  # by parameter
-        if cluster.device == "cuda":
-            pin(self._version)
-            pin(self._gradient)
+        self._tensors = self._make_tensors(rank)
+        self._checkpoints = WorkerCheckpoints(rank.folder, self._worker, self._replica, self._tensors.left_out)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()  # safe in a signal handler
         self._draw = 0
         self._received_s = 0.0  # arrival of the task
         self._cancelled = 0  # newest draw that was cancelled
         self._unneeded = 0  # newest draw whose gradient cannot be used any more
         self._wake_up = threading.Event()  # ends a sleep
-        self._received: dict[ShardChannel, Task] = {}  # parts of the next task, until all have arrived
+        self._has_failed = True  # until the run has ended well
 
     def _make_replica(self, rank: Rank, device: str) -> Replica:
         """Return the replica, which tells when a gradient is complete if it computes whole ones."""
@@ -192,10 +184,18 @@ class WorkerProcess:
         )
         if group is None and self._worker < cluster.n:  # an evaluation is not interrupted
             replica.set_check(self._check)
-        if group is None and local_steps is None:
+        if group is None and local_steps is None and cluster.server:
             replica.on_gradient_ready = self._on_accumulated
         replica.is_bound_to_server = local_steps is None
         return replica
+
+    def _make_tensors(self, rank: Rank) -> WorkerTensors:
+        """Return the way of versions and gradients; the evaluator gets versions of rank 0 in any case."""
+        cluster, is_worker = rank.cluster, self._worker < rank.cluster.n
+        if is_worker and not cluster.server:
+            return SummedTensors(rank, self._replica.layout)
+        wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
+        return ServerTensors(self._replica, wire, is_pinned=cluster.device == "cuda")
 
     def run(self, sessions: list[ClientSession]) -> FinalState:
         """Carry out all requests until the end of the run.
@@ -204,15 +204,10 @@ class WorkerProcess:
             sessions: connections to the server of each shard, of which the first one is rank 0.
         """
         self._requests = queue.SimpleQueue()
-        self._received = {}
         self._draw = self._cancelled = self._unneeded = 0
         self._session = sessions[0]
-        for channel, session in zip(self._channels, sessions, strict=True):
-            channel.use(session.connection)
+        self._tensors.use(sessions, self._on_task, self._on_error)
         self._session.listen(self._on_message, self._on_error)
-        for channel, session in zip(self._channels[1:], sessions[1:], strict=True):
-            # Rank 0 reports the loss of another server.
-            session.listen(partial(self._on_task, channel), lambda error: None)
         send = self._session.connection.send
         self._lifecycle.on_joined(lambda reason: send(messages.Pause(reason)), lambda: send(messages.Resume()))
         with self._lifecycle.leaving_on_sigterm(self._leave), NoticeWatch(self._notice, self._leave):
@@ -220,6 +215,7 @@ class WorkerProcess:
                 request = self._requests.get()
                 if isinstance(request, FinalState):
                     self._checkpoints.at_end()
+                    self._has_failed = request.end.has_failed
                     return request
                 if isinstance(request, Exception) and not isinstance(request, NodeGroupLost):
                     raise request
@@ -235,15 +231,16 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Wait for the threads; the connections are closed by then."""
+        self._tensors.close(has_failed=self._has_failed)
         self._replica.close()
 
     def _carry_out(self, request: Request) -> None:
         match request:
-            case task_messages.RemoteTask() as task, float(received_s):
-                self._compute(task, received_s)
-            case task_messages.RemoteEvaluateTask(version), _:
-                metrics = self._replica.evaluate(self._version)
-                self._session.connection.send(task_messages.EvaluationResult.of(version, metrics))
+            case task_messages.RemoteTask() as task, version, received_s:
+                self._compute(task, version, received_s)
+            case task_messages.RemoteEvaluateTask(number), version, _:
+                metrics = self._replica.evaluate(version)
+                self._session.connection.send(task_messages.EvaluationResult.of(number, metrics))
             case messages.Leave(reason):
                 LOG.warning("%s leaves the run: %s", self._name, reason)
                 self._checkpoints.at_end()
@@ -253,11 +250,10 @@ class WorkerProcess:
             case Exception():
                 raise request
 
-    def _compute(self, task: task_messages.RemoteTask, received_s: float) -> None:
+    def _compute(self, task: task_messages.RemoteTask, version: FlatBuffers, received_s: float) -> None:
         self._draw = task.draw
         self._received_s = received_s
-        for channel in self._channels:
-            channel.begin(task.draw)
+        self._tensors.begin(task.draw)
         if task.sends_version:
             self.leader.on_change()
         self._check_version(task, "before")
@@ -266,10 +262,10 @@ class WorkerProcess:
         self._replica.progress = task.progress
         self._checkpoints.before_task(task.draw)
         try:
-            measured = self._task_runner.gradient(task.draw, minibatch, task.run_s, self._version, self._gradient)
+            gradient = self._tensors.gradient
+            measured = self._task_runner.gradient(task.draw, minibatch, task.run_s, version, gradient)
         except Interrupted:
-            for channel in self._channels:
-                channel.cancel()
+            self._tensors.cancel(task.draw)
         except Exception as error:
             note_place(error, f"after update {task.version}")
             raise
@@ -279,29 +275,23 @@ class WorkerProcess:
 
     def _on_accumulated(self, parameter: int) -> None:
         if self._is_needed:
-            self._channel_of[parameter].on_accumulated(parameter, self._busy_s)
+            self._tensors.on_accumulated(parameter, self._busy_s)
 
     def _send_gradient(self, measured: Measured) -> None:
-        """Send the remaining buckets of the gradient, and its scalars; only these if the gradient is unneeded."""
+        """Tell that the gradient is complete."""
         is_needed = self._is_needed  # read once, since another thread changes it
-        if is_needed:
-            for channel in self._channels:
-                channel.pack_remaining(is_finite=measured.finite)
-            overflows = any(channel.overflows(measured.squared_norm) for channel in self._channels)
-            measured = measured._replace(finite=measured.finite and not overflows)
-        done = task_messages.RemoteTaskDone(
-            draw=self._draw,
-            busy_s=self._busy_s,
-            measured=measured,
-            options=StepOptions(self._replica.learning_rates, self._replica.options).encode(),
-            missing=IndexBits.of(self._gradient.missing).content,
-            is_notice=not is_needed,
-        )
-        for channel in self._channels:
-            if is_needed:
-                channel.send_remaining(done)
-            else:
-                channel.connection.send(done)
+
+        def done(measured: Measured) -> task_messages.RemoteTaskDone:
+            return task_messages.RemoteTaskDone(
+                draw=self._draw,
+                busy_s=self._busy_s,
+                measured=measured,
+                options=StepOptions(self._replica.learning_rates, self._replica.options).encode(),
+                missing=IndexBits.of(self._tensors.gradient.missing).content,
+                is_notice=not is_needed,
+            )
+
+        self._tensors.end(measured, done, is_needed=is_needed)
 
     @property
     def _is_needed(self) -> bool:
@@ -313,9 +303,8 @@ class WorkerProcess:
 
     def _check_version(self, task: task_messages.RemoteTask, when: str) -> None:
         """Compare the version with the server's, in debug mode."""
-        if task.checksum is not None:
-            at = f"{when} its draw {task.draw}, of version {task.version}"
-            check_version(self._channels[0].packed_version(), task.checksum, f"worker {self._worker}", at)
+        at = f"{when} its draw {task.draw}, of version {task.version}"
+        self._tensors.check(task.checksum, f"worker {self._worker}", at)
 
     def _is_cancelled(self) -> bool:
         return self._cancelled >= self._draw
@@ -335,9 +324,9 @@ class WorkerProcess:
     # --- callbacks, from the thread of the sockets --------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
+        if self._tensors.on_message(message):
+            return
         match message:
-            case task_messages.RemoteTask() | task_messages.RemoteEvaluateTask():
-                self._on_task(self._channels[0], message)  # the main thread does not read the previous version now
             case task_messages.CancelTask(draw):
                 self._cancel(draw)
             case task_messages.GradientUnneeded(draw):
@@ -354,22 +343,8 @@ class WorkerProcess:
                 else:
                     self._requests.put(RunFinished(end))
 
-    def _on_task(self, channel: ShardChannel, task: Message) -> None:
-        """Handle one shard's part of a task; the part that arrives last starts the task."""
-        assert isinstance(task, Task)
-        if isinstance(task, task_messages.RemoteEvaluateTask):
-            channel.unpack_version()
-        elif task.sends_version:
-            channel.unpack_version(is_difference=task.is_difference)
-        self._received[channel] = task
-        if len(self._received) < len(self._channels):
-            return
-        received, self._received = self._received, {}
-        complete = received[self._channels[0]]  # only rank 0 fills in all fields
-        assert all(each.version == complete.version for each in received.values()), (
-            received
-        )  # no server is ahead of another
-        self._requests.put((complete, time.monotonic()))
+    def _on_task(self, task: Task, version: FlatBuffers) -> None:
+        self._requests.put((task, version, time.monotonic()))
 
     def _on_error(self, error: Exception) -> None:
         self._requests.put(error)

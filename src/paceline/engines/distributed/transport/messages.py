@@ -323,6 +323,7 @@ PeerMessage = (
     | sum_messages.GroupBroken
     | sum_messages.Progress
     | sum_messages.StepReport
+    | sum_messages.StepMade
     | task_messages.GradientStarted
     | task_messages.RemoteTaskDone
     | task_messages.RemoteTaskCancelled

@@ -154,15 +154,15 @@ class AbortableGroup:
             work = self._gloo.allgather([list(rows)], [message], options)
         return rows, PendingCollective(work, False, time.monotonic())
 
-    def broadcast(self, tensor: Tensor) -> PendingCollective:
-        """Start to copy the tensor of rank 0 of the group, which is on no GPU, to all others.
+    def broadcast(self, tensor: Tensor, root: int = 0) -> PendingCollective:
+        """Start to copy the tensor of one rank of the group, which is on no GPU, to all others.
 
         Raises:
             ConnectionLost: a process has left.
         """
         self._check()
         options = dist.BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = root
         options.timeout = NO_TIMEOUT
         with raising_connection_lost():
             return PendingCollective(self._gloo.broadcast([tensor], options), False, time.monotonic())

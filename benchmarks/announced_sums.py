@@ -1,0 +1,122 @@
+"""Protocols without a server against DistributedDataParallel: each rank a process that sleeps for its compute time.
+
+- `even`: no rank is slow, 1 M parameters, also with a server (without encryption).
+- `even_large`: the same with 11.7 M parameters.
+- `half`, `quarter`: one of four ranks at half or at a quarter of the speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from common import ratios, spread
+from distributed import Job, rate, report_parts
+
+BATCH_SIZE = 16
+WIDTHS = {"1 M": 500, "11.7 M": 1710}
+SUMS: dict[str, Any] = {"server": False}
+WITH_SERVER: dict[str, Any] = {"worker_at_server": True}
+EVEN_BARS = {"bsp": 1.03, "balanced(m=8)": 1.08}
+EVEN_BAR_WITH_SERVER, EVEN_LARGE_BAR = 1.10, 1.08
+HALF_BARS = {"balanced(m=16)": 1.55, "k_sync(k=3)": 1.85}
+QUARTER_BARS = {"balanced(m=16)": 2.8}
+SLOW_COMPUTE_S = 0.4  # of a fast rank, where one is slow
+Contender = tuple[str, dict[str, Any], float | None]  # protocol, arguments of the cluster, and bar
+
+
+def main() -> None:
+    parts = {"even": even, "even_large": even_large, "half": half, "quarter": quarter}
+    report_parts("announced_sums", __doc__ or "", parts)
+
+
+def even(args: argparse.Namespace) -> dict[str, Any]:
+    contenders: dict[str, Contender] = {
+        f"{name} without a server": (name, SUMS, bar) for name, bar in EVEN_BARS.items()
+    }
+    contenders["balanced(m=8) with a server, plain"] = ("balanced(m=8)", WITH_SERVER, EVEN_BAR_WITH_SERVER)
+    return _times(args, WIDTHS["1 M"], contenders)
+
+
+def even_large(args: argparse.Namespace) -> dict[str, Any]:
+    contenders: dict[str, Contender] = {
+        "bsp without a server": ("bsp", SUMS, EVEN_LARGE_BAR),
+        "bsp with a server, plain": ("bsp", WITH_SERVER, None),
+    }
+    return _times(args, WIDTHS["11.7 M"], contenders)
+
+
+def half(args: argparse.Namespace) -> dict[str, Any]:
+    return _speeds(args, 2.0, HALF_BARS)
+
+
+def quarter(args: argparse.Namespace) -> dict[str, Any]:
+    return _speeds(args, 4.0, QUARTER_BARS)
+
+
+def _times(args: argparse.Namespace, width: int, contenders: dict[str, Contender]) -> dict[str, Any]:
+    """Return the seconds per update of each contender, and of another run of DDP, over those of DDP."""
+    compute_s = [args.compute_s] * args.workers
+    ddp_s: list[float] = []
+    ours_s: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(args.rounds):
+        ddp_s.append(_ddp_update_s(args, compute_s, width))
+        for name, (protocol, torchrun, _) in contenders.items():
+            ours_s[name].append(_update_s(args, compute_s, protocol, torchrun, width))
+    ddp_s.append(_ddp_update_s(args, compute_s, width))
+    results: dict[str, Any] = {"ddp_s": spread(ddp_s), "ddp_over_ddp": ratios(ddp_s[1:], ddp_s[:-1])}
+    for name, (_, _, bar) in contenders.items():
+        ratio = ratios(ours_s[name], ddp_s[:-1])
+        results[name] = {"update_s": spread(ours_s[name]), "ratio": ratio}
+        if bar is not None:
+            results[name] |= {"bar": f"at most {bar} x DDP's time", "meets_bar": ratio["median"] <= bar}
+    return results
+
+
+def _speeds(args: argparse.Namespace, slowness: float, bars: dict[str, float]) -> dict[str, Any]:
+    """Return the updates per second of each protocol over those of DDP, with one slow rank."""
+    compute_s = [SLOW_COMPUTE_S * slowness, *[SLOW_COMPUTE_S] * (args.workers - 1)]
+    width = WIDTHS["1 M"]
+    ddp_s: list[float] = []
+    ours_s: dict[str, list[float]] = {name: [] for name in bars}
+    for _ in range(args.rounds):
+        ddp_s.append(_ddp_update_s(args, compute_s, width))
+        for name in bars:
+            ours_s[name].append(_update_s(args, compute_s, name, SUMS, width))
+    results: dict[str, Any] = {"ddp_s": spread(ddp_s)}
+    for name, bar in bars.items():
+        ratio = ratios(ddp_s, ours_s[name])
+        results[name] = {"update_s": spread(ours_s[name]), "faster": ratio}
+        results[name] |= {"bar": f"at least {bar} x DDP's updates per second", "meets_bar": ratio["median"] >= bar}
+    return results
+
+
+def _update_s(
+    args: argparse.Namespace, compute_s: list[float], protocol: str, torchrun: dict[str, Any], width: int
+) -> float:
+    settings = {
+        "protocol": protocol,
+        "compute_s": compute_s,
+        "updates": args.updates,
+        "faults": [],
+        "encrypt": not torchrun.get("worker_at_server", False),
+        "torchrun": torchrun,
+        "width": width,
+        "batch_size": BATCH_SIZE,
+    }
+    return _seconds(Job("train_ours", len(compute_s), settings))
+
+
+def _ddp_update_s(args: argparse.Namespace, compute_s: list[float], width: int) -> float:
+    settings = {"compute_s": compute_s, "updates": args.updates, "width": width, "batch_size": BATCH_SIZE}
+    return _seconds(Job("train_ddp", len(compute_s), settings))
+
+
+def _seconds(job: Job) -> float:
+    """Return the seconds per update at rank 0 after the warm-up."""
+    updates = [(at_s, version, 1) for at_s, version, _ in job.answers()[0]["updates"]]
+    return 1 / rate(updates)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Tensors of a worker without a server: its rank steps the parameters with sums of the gradients of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.core.events import Measured
+from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
+from paceline.engines.distributed.rank import Rank
+from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.task_messages import RemoteTaskCancelled, RemoteTaskDone
+from paceline.engines.distributed.worker_tensors import Start, WorkerTensors
+from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.worker.torch_utils import build_model
+
+
+class SummedTensors(WorkerTensors):
+    """Versions of a worker, which its own rank makes, and its gradients, of which only the scalars leave.
+
+    Args:
+        rank: settings of this process.
+        layout: layout of the model.
+    """
+
+    _connection: Connection
+
+    def __init__(self, rank: Rank, layout: FlatLayout) -> None:
+        job, cluster = rank.job, rank.cluster
+        self._server = ParameterServer(job, build_model(job, rank.seed), layout, rank.per_epoch, workers=cluster.n)
+        self._parameters = RankParameters(self._server, layout, cluster.worker)
+        self.gradient = self._parameters.gradient
+        self._transport = rank.transport
+        self._is_first = cluster.worker == 0
+        if self._is_first:  # one process is enough
+            self._server.watch_gradients()
+        self._follower: UpdateFollower | None = None
+
+    def use(self, sessions: Sequence[ClientSession], start: Start, fail: Callable[[Exception], None]) -> None:
+        """Use the connection to rank 0 from now on."""
+        [session] = sessions
+        self._connection = session.connection
+        self._follower = UpdateFollower(
+            self._parameters,
+            self._server,
+            session.connection,
+            is_first=self._is_first,
+            transport=self._transport,
+            start=start,
+            fail=fail,
+        )
+
+    def on_message(self, message: Message) -> bool:
+        """Take a message of the coordinator."""
+        return self._follower is not None and self._follower.on_message(message)
+
+    def begin(self, draw: int) -> None:
+        """Do nothing: no part of a gradient leaves early."""
+
+    def on_accumulated(self, parameter: int, busy_s: float) -> None:
+        """Do nothing, as `begin`."""
+
+    def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
+        """Keep the gradient, and send its scalars."""
+        message = done(measured)
+        self._parameters.end_task(message.draw, measured.samples)
+        self._connection.send(message)
+
+    def cancel(self, draw: int) -> None:
+        """Tell that the gradient will not come."""
+        self._parameters.cancel_task()
+        self._connection.send(RemoteTaskCancelled(draw))
+
+    def check(self, checksum: int | None, who: str, at: str) -> None:
+        """Do nothing: rank 0 has no version."""
+
+    def close(self, *, has_failed: bool) -> None:
+        """End the thread that follows the coordinator, and its groups."""
+        if self._follower is not None:
+            self._follower.close(has_failed=has_failed)

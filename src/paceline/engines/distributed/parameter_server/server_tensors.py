@@ -1,0 +1,109 @@
+"""Tensors of a worker of a parameter server: it receives versions, and sends its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from paceline.core.events import Measured
+from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
+from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTaskDone
+from paceline.engines.distributed.worker_tensors import Start, Task, WorkerTensors
+from paceline.worker.parameter_guard import check_version
+from paceline.worker.replica import Replica
+from paceline.worker.task_runner import pin
+
+
+class ServerTensors(WorkerTensors):
+    """Versions and gradients of a worker, over a channel to the server of each shard.
+
+    Args:
+        replica: replica of the worker.
+        wire: format of the parameters on the network.
+        is_pinned: whether a GPU reads and writes the memory.
+    """
+
+    sends_early = True
+
+    def __init__(self, replica: Replica, wire: str, *, is_pinned: bool) -> None:
+        self._version = replica.layout.allocate()
+        self.gradient = replica.layout.allocate()
+        self._channels = shard_channels(replica, wire, self._version, self.gradient)
+        self.left_out = [channel.left_out for channel in self._channels if channel.left_out is not None]
+        self._channel_of = [channel for channel in self._channels for _ in channel.parameters]  # by parameter
+        self._received: dict[ShardChannel, Task] = {}  # parts of the next task, until all have arrived
+        if is_pinned:
+            pin(self._version)
+            pin(self.gradient)
+
+    def use(self, sessions: Sequence[ClientSession], start: Start, fail: Callable[[Exception], None]) -> None:
+        """Use connections from now on."""
+        self._start = start
+        self._received = {}
+        for channel, session in zip(self._channels, sessions, strict=True):
+            channel.use(session.connection)
+        for channel, session in zip(self._channels[1:], sessions[1:], strict=True):
+            # Rank 0 reports the loss of another server.
+            session.listen(partial(self._on_task, channel), lambda error: None)
+
+    def on_message(self, message: Message) -> bool:
+        """Take the part of a task that comes from rank 0: the main thread does not read the previous version now."""
+        is_task = isinstance(message, Task)
+        if is_task:
+            self._on_task(self._channels[0], message)
+        return is_task
+
+    def begin(self, draw: int) -> None:
+        """Begin a gradient."""
+        for channel in self._channels:
+            channel.begin(draw)
+
+    def on_accumulated(self, parameter: int, busy_s: float) -> None:
+        """Send the parts of the gradient that are complete with this parameter."""
+        self._channel_of[parameter].on_accumulated(parameter, busy_s)
+
+    def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
+        """Send the remaining buckets of the gradient, and its scalars; only these if the gradient is unneeded."""
+        if is_needed:
+            for channel in self._channels:
+                channel.pack_remaining(is_finite=measured.finite)
+            overflows = any(channel.overflows(measured.squared_norm) for channel in self._channels)
+            measured = measured._replace(finite=measured.finite and not overflows)
+        message = done(measured)
+        for channel in self._channels:
+            if is_needed:
+                channel.send_remaining(message)
+            else:
+                channel.connection.send(message)
+
+    def cancel(self, draw: int) -> None:
+        """Tell every server that the rest of a gradient will not come."""
+        for channel in self._channels:
+            channel.cancel()
+
+    def check(self, checksum: int | None, who: str, at: str) -> None:
+        """Compare the version with the server's, in debug mode."""
+        if checksum is not None:
+            check_version(self._channels[0].packed_version(), checksum, who, at)
+
+    def close(self, *, has_failed: bool) -> None:
+        """Do nothing: the connections are closed by their sessions."""
+
+    def _on_task(self, channel: ShardChannel, task: Message) -> None:
+        """Handle one shard's part of a task; the part that arrives last starts the task."""
+        assert isinstance(task, Task)
+        if isinstance(task, RemoteEvaluateTask):
+            channel.unpack_version()
+        elif task.sends_version:
+            channel.unpack_version(is_difference=task.is_difference)
+        self._received[channel] = task
+        if len(self._received) < len(self._channels):
+            return
+        received, self._received = self._received, {}
+        complete = received[self._channels[0]]  # only rank 0 fills in all fields
+        assert all(each.version == complete.version for each in received.values()), (
+            received
+        )  # no server is ahead of another
+        self._start(complete, self._version)

@@ -1,0 +1,79 @@
+"""Tensors of a worker: how versions reach it, and what becomes of its gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from paceline.core.events import Measured
+from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTask, RemoteTaskDone
+from paceline.tensors.flat_buffers import FlatBuffers
+
+Task = RemoteTask | RemoteEvaluateTask
+Start = Callable[[Task, FlatBuffers], None]
+
+
+class WorkerTensors(ABC):
+    """Versions and gradients of one worker process.
+
+    Attributes:
+        gradient: memory for its gradient.
+        left_out: what compressed gradients have left out so far; empty without compression.
+        sends_early: whether parts of a gradient leave before it is complete.
+    """
+
+    gradient: FlatBuffers
+    left_out: Sequence[FlatBuffers] = ()
+    sends_early = False
+
+    @abstractmethod
+    def use(self, sessions: Sequence[ClientSession], start: Start, fail: Callable[[Exception], None]) -> None:
+        """Use connections from now on.
+
+        Args:
+            sessions: connections to the server of each shard, of which the first one is rank 0.
+            start: called with a task and the version that it reads, when that is here.
+            fail: called with an error in another thread.
+        """
+
+    @abstractmethod
+    def on_message(self, message: Message) -> bool:
+        """Take a message of rank 0, in the thread of the sockets; return whether it is about tensors or tasks."""
+
+    @abstractmethod
+    def begin(self, draw: int) -> None:
+        """Begin a gradient."""
+
+    @abstractmethod
+    def on_accumulated(self, parameter: int, busy_s: float) -> None:
+        """Note that the gradient of a parameter is complete, by its number in the model."""
+
+    @abstractmethod
+    def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
+        """Tell that a gradient is complete.
+
+        Args:
+            measured: scalars of the gradient.
+            done: returns the message with the scalars, which may have changed.
+            is_needed: whether the gradient may still be used.
+        """
+
+    @abstractmethod
+    def cancel(self, draw: int) -> None:
+        """Tell that the rest of a gradient will not come."""
+
+    @abstractmethod
+    def check(self, checksum: int | None, who: str, at: str) -> None:
+        """Check that the version is as rank 0 has it, if rank 0 has sent its checksum.
+
+        Args:
+            checksum: checksum of the version at rank 0; None to check nothing.
+            who: name of the worker in the error.
+            at: moment in the error.
+        """
+
+    @abstractmethod
+    def close(self, *, has_failed: bool) -> None:
+        """Release what was started."""

@@ -1,0 +1,138 @@
+"""Parameters of ranks that sum their gradients by hand: the mean of a server, whatever each rank holds."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.core.events import Accept, Apply
+from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.transport.sum_messages import SummedGradient
+from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout, is_a_mean
+from tiny_jobs import tiny_job
+
+EXACT = 1e-12
+
+
+class Counted(nn.Module):
+    """Model with a frozen scale, a running mean and whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("position", torch.tensor(0))
+        self.register_buffer("is_odd", torch.tensor(False))
+
+
+def server():
+    model = Counted()
+    job = tiny_job(model=Counted)
+    return ParameterServer(job, model, FlatLayout(model), per_epoch=None), FlatLayout(model)
+
+
+def fill(gradient, numbers):
+    """Write a gradient with changes of the buffers."""
+    for each in [*gradient.flat_parameters, *gradient.flat_buffers]:
+        if is_a_mean(each):
+            each.copy_(torch.randn(each.shape, generator=numbers, dtype=each.dtype))
+        else:
+            each.copy_(torch.randint(0, 2, each.shape, generator=numbers))
+    gradient.written = {0, 1}
+
+
+def summed(parts):
+    """Let all ranks have the sum of their terms, as a group does it."""
+    for flats in zip(*(part.total.flat_parameters + part.total.flat_buffers for part in parts), strict=True):
+        total = flats[0].clone()
+        for flat in flats[1:]:
+            total = total | flat if total.dtype == torch.bool else total + flat
+        for flat in flats:
+            flat.copy_(total)
+
+
+updates = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.booleans()), min_size=1, max_size=6),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(updates, st.booleans(), st.integers(0, 2**31))
+def test_each_rank_has_the_parameters_of_a_server(script, reads, seed):
+    numbers = torch.Generator().manual_seed(seed)
+    whole, layout = server()
+    ranks = [RankParameters(server()[0], layout, worker) for worker in range(3)]
+    draws, keeps = [0, 0, 0], [False] * 3
+    for version, update in enumerate(script, start=1):
+        accepted = []
+        for worker, samples, is_used in update:
+            rank = ranks[worker]
+            rank.begin_task(keeps=keeps[worker])
+            draws[worker] += 1
+            fill(rank.gradient, numbers)
+            rank.end_task(draws[worker], samples)
+            keeps[worker] = is_used
+            if is_used:
+                accepted.append(SummedGradient(worker, draws[worker], samples))
+                copy = layout.allocate()
+                copy.copy_(rank.gradient)
+                whole.enqueue(copy, samples, worker=worker)
+        if not accepted:
+            continue
+        gradients = tuple(Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s in accepted)
+        command = Apply(version=version, gradients=gradients, lr_scale=1.0, reason="")
+        read = [rank.begin_task(keeps=keeps[worker]) for worker, rank in enumerate(ranks)] if reads else []
+        before = [each.memory.clone() for each in read]
+        for rank in ranks:
+            rank.write_terms(accepted)
+        summed(ranks)
+        for rank in ranks:
+            rank.add_sum(accepted, missing=())
+            rank.apply(command)
+        keeps = [False] * 3
+        whole.apply(command)
+        assert all(torch.equal(each.memory, old) for each, old in zip(read, before, strict=True)), "is still read"
+        for rank in ranks:
+            rank.cancel_task()
+            ours = rank.begin_task(keeps=False)
+            for mine, theirs in zip(
+                ours.flat_parameters + ours.flat_buffers,
+                whole.state.flat_parameters + whole.state.flat_buffers,
+                strict=True,
+            ):
+                assert torch.allclose(mine.double(), theirs.double(), rtol=EXACT, atol=EXACT)
+
+
+def test_what_is_summed_before_the_update_counts_in_it():
+    whole, layout = server()
+    ranks = [RankParameters(server()[0], layout, worker) for worker in range(2)]
+    numbers = torch.Generator().manual_seed(1)
+    gradients = []
+    for draw in (1, 2):
+        sums = []
+        for worker, rank in enumerate(ranks):
+            rank.begin_task(keeps=False)
+            fill(rank.gradient, numbers)
+            rank.end_task(draw, 3 + worker)
+            sums.append(SummedGradient(worker, draw, 3 + worker))
+            copy = layout.allocate()
+            copy.copy_(rank.gradient)
+            whole.enqueue(copy, 3 + worker, worker=worker)
+        for rank in ranks:
+            rank.write_terms(sums)
+        summed(ranks)
+        for rank in ranks:
+            rank.add_sum(sums, missing=())
+            if draw == 1:
+                rank.keep_sum()
+        gradients += [Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s in sums]
+    command = Apply(version=1, gradients=tuple(gradients), lr_scale=1.0, reason="")
+    for each in (whole, *ranks):
+        each.apply(command)
+    for rank in ranks:
+        [weights] = rank.begin_task(keeps=False).flat_parameters
+        assert torch.allclose(weights, whole.state.flat_parameters[0], rtol=EXACT, atol=EXACT)
