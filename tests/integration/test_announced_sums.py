@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import paceline as pl
@@ -159,3 +160,20 @@ def test_the_loss_of_a_rank_ends_the_run():
         assert made.faults("die") == 1
         with pytest.raises(pl.RunError):
             made.end(2)
+
+
+def test_a_rank_that_is_asked_to_end_ends_the_run_with_a_checkpoint(tmp_path):
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.01))
+    settings = {"protocol": "bsp", "stop": "updates=100000", "out": tmp_path / "run"}
+    with ranks(3, tiny_job(), SUMS | {"slowness": slow}, **settings) as made:
+        made.start_all()
+        made.await_training()
+        made.processes[1].leave("SIGTERM")
+        end = made.end(0)
+        assert (end.stopped_by, end.reason) == ("interrupted", "worker 1 was interrupted by SIGTERM")
+        with pytest.raises(SystemExit) as left:
+            made.end(1)
+        assert left.value.code == 128 + signal.SIGTERM
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(saved[name], each) for name, each in end.parameters.items())
+    assert pl.replay(tmp_path / "run").is_same

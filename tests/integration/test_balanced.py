@@ -218,3 +218,11 @@ def test_ranks_have_the_parameters_of_bsp_under_shares_that_change(run, world_si
     assert len({record.samples for record in ends[0].of(GradientArrived)}) > 3
     for end in ends:
         assert largest_relative_difference(flat(end.parameters), flat(bsp.model.state_dict())) < EXACT
+
+
+@pytest.mark.parametrize(("m", "said"), [(4, ["no 4 equal pieces, so a piece has 1 sample: give"]), (7, [])])
+def test_pieces_that_do_not_divide_the_batch_are_told(m, said, caplog):
+    trained(f"balanced(m={m})", updates=2, batch_size=7)
+    told = [each.getMessage() for each in caplog.records if "pieces" in each.getMessage()]
+    assert len(told) == len(said)
+    assert all(part in line for part, line in zip(said, told, strict=True))

@@ -143,28 +143,40 @@ def deal(
     return tuple(shares)
 
 
-def first_leases(shares: Sequence[int], sizes: Pieces, spread: float) -> tuple[int, ...]:
+def first_leases(
+    shares: Sequence[int], sizes: Pieces, spread: float, seconds: Sequence[float], lease_s: float = 0.0
+) -> tuple[int, ...]:
     """Return the first lease of each worker in an update whose other samples are dealt piece by piece.
 
     A worker ends its share s early or late by the time of some sigma s samples. So its first lease leaves three times
-    as many of them, in whole pieces, and nothing where that is less than half a piece: each further lease has a cost.
-    It leaves a half at most, and where the noise is not known yet, as in factoring.
+    as many of them, in whole pieces; a half at most, and where the noise is not known yet, as in factoring.
+
+    Leases are whole shares where further ones gain nothing. Of n workers that take T s for their shares, the last one
+    is late by about T sigma sqrt(2 log n). With pieces the update ends half a piece late, and each lease has a cost.
 
     Args:
         shares: samples of each worker by its speed, >= 1.
         sizes: sizes of the pieces.
         spread: sigma, standard deviation of the logarithm of a time; inf while it is unknown.
+        seconds: seconds per sample of each worker; nan for one whose speed is unknown.
+        lease_s: cost of a lease in seconds, whatever its samples, >= 0.
 
     Example:
-        >>> first_leases([16, 16, 8], Pieces(16), spread=0.1)
+        >>> first_leases([16, 16, 8], Pieces(16), spread=0.1, seconds=[0.1, 0.1, 0.2])
         (12, 12, 6)
-        >>> first_leases([16, 16, 8], Pieces(16), spread=0.02)
+        >>> first_leases([16, 16, 8], Pieces(16), spread=0.1, seconds=[0.1, 0.1, 0.2], lease_s=0.2)
         (16, 16, 8)
 
-    Source: Hummel, Schonberg and Flynn, "Factoring", 1992.
+    Source: Hummel, Schonberg and Flynn, "Factoring", 1992; the largest of n normal numbers.
     """
-    kept_back = min(SPREADS * spread, 0.5)
     piece = sizes.size
+    if spread < inf:
+        known = [(share, each) for share, each in zip(shares, seconds, strict=True) if each > 0]
+        whole_s = max((share * each for share, each in known), default=0.0)
+        late_s = whole_s * spread * sqrt(2 * log(len(shares)))
+        if late_s - piece * min((each for _, each in known), default=0.0) / 2 <= lease_s:
+            return tuple(shares)
+    kept_back = min(SPREADS * spread, 0.5)
     return tuple(share - min(round(kept_back * share / piece), (share - 1) // piece) * piece for share in shares)
 
 

@@ -17,13 +17,18 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.policies.controllers.balance import Balance
 from paceline.policies.learning_rate import ScheduleCurve
 from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.plan_checks import checked_plan
 from paceline.protocols.protocol import Plan
 from paceline.run.noise_reference import reference_of
+from paceline.utils.rank_logger import RankLogger
 from paceline.utils.validation import check_range
+from paceline.utils.wording import counted
 from paceline.worker.torch_utils import build_model
+
+LOG = RankLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,15 @@ class RunConfig:
                 f"{plan}: a worker computes samples of other workers' minibatches, but with {data} of job {job.name} "
                 "each worker reads its own; give data with numbered samples and sharding='shared', or type bsp"
             )
+
+        for controller in (each for phase in plan.phases for each in phase.controllers if isinstance(each, Balance)):
+            size = controller.sizes(job.batch_size).size
+            if size * controller.pieces != job.batch_size:
+                m, piece = controller.pieces, counted(size, "sample")
+                LOG.warning(
+                    f"{plan}: a minibatch of {job.batch_size} samples has no {m} equal pieces, so a piece has {piece}: "
+                    f"give a batch size that {m} divides, or another m"
+                )
 
     @cached_property
     def schedule(self) -> ScheduleCurve | None:

@@ -12,7 +12,7 @@ from paceline.engines.distributed.transport.task_messages import RemoteEvaluateT
 from paceline.tensors.flat_buffers import FlatBuffers
 
 Task = RemoteTask | RemoteEvaluateTask
-Start = Callable[[Task, FlatBuffers], None]
+Start = Callable[[Task, FlatBuffers, float], None]
 
 
 class WorkerTensors(ABC):
@@ -34,7 +34,8 @@ class WorkerTensors(ABC):
 
         Args:
             sessions: connections to the server of each shard, of which the first one is rank 0.
-            start: called with a task and the version that it reads, when that is here.
+            start: called with a task and the version that it reads, when that is here, and the moment from which the
+                worker is busy with it, on the monotonic clock.
             fail: called with an error in another thread.
         """
 

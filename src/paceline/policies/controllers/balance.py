@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, replace
 from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import UsageError
@@ -16,6 +17,7 @@ from paceline.utils.state_dict import Stateful
 if TYPE_CHECKING:
     from paceline.protocols.protocol import Protocol
 
+COSTS = 31  # of leases, of which the median counts
 Times = dict[int, tuple[int, float]]  # samples and seconds of each worker in an update
 
 
@@ -31,10 +33,12 @@ class ShareState(Stateful):
         policy: policy of the shares; None before the first update.
         latest: samples and seconds of each worker in the latest update.
         before: those of the update before it.
+        firsts: samples and seconds of the first lease of each worker in the latest update.
+        costs: latest costs of a lease in seconds, as two leases of a worker in one update give them.
     """
 
-    _saved = ("n", "workers", "latest", "before")
-    _defaults: ClassVar[Mapping[str, Any]] = {"n": 0}  # missing in early runs, which had no queue
+    _saved = ("n", "workers", "latest", "before", "firsts", "costs")
+    _defaults: ClassVar[Mapping[str, Any]] = {"n": 0, "firsts": {}, "costs": []}  # missing in early runs
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -42,6 +46,13 @@ class ShareState(Stateful):
         self.policy: ShareBalancer | None = None
         self.latest: Times = {}
         self.before: Times = {}
+        self.firsts: Times = {}
+        self.costs: list[float] = []
+
+    @property
+    def lease_s(self) -> float:
+        """Cost of a lease in seconds, whatever its samples; 0 while it is unknown."""
+        return max(0.0, median(self.costs)) if self.costs else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the policy and the sizes of its shares."""
@@ -78,7 +89,14 @@ class ShareState(Stateful):
         return self.policy
 
     def add(self, worker: int, samples: int, seconds: float) -> None:
-        """Add the time of a lease in the update in progress."""
+        """Add the time of a lease in the update in progress, without the cost that any lease has."""
+        first_samples, first_s = self.firsts.setdefault(worker, (samples, seconds))
+        if samples != first_samples:  # t = lease_s + s c of both
+            cost_s = (seconds * first_samples - first_s * samples) / (first_samples - samples)
+            self.costs = [*self.costs[1 - COSTS :], cost_s]
+        self._count(worker, samples, max(seconds - self.lease_s, seconds / 2))
+
+    def _count(self, worker: int, samples: int, seconds: float) -> None:
         samples_before, seconds_before = self.latest.get(worker, (0, 0.0))
         self.latest[worker] = samples_before + samples, seconds_before + seconds
 
@@ -93,15 +111,17 @@ class ShareState(Stateful):
         samples_ended, seconds_ended = self.latest.get(worker, (0, 0.0))
         if not samples_ended:
             known = self.policy.known[self.workers.index(worker)]
-            self.add(worker, samples, max(elapsed_s, known.median * samples if known.values else 0.0))
+            self._count(worker, samples, max(elapsed_s, known.median * samples if known.values else 0.0))
         elif elapsed_s * samples_ended > seconds_ended * samples:
-            self.add(worker, samples, elapsed_s)
+            self._count(worker, samples, elapsed_s)
 
     def decide(self, policy: ShareBalancer, *, is_late: bool = True) -> ShareDecision | None:
         """Let the policy decide by the latest update, or by the one before it."""
         if is_late:
             self.before, self.latest = self.latest, self.before
-        known, self.latest = self.latest, {}
+        known = self.latest
+        self.latest = {}
+        self.firsts = {}
         times = [known.get(worker, (0, 0.0)) for worker in self.workers]
         return policy.decide([samples for samples, _ in times], [seconds for _, seconds in times])
 
@@ -182,6 +202,8 @@ class Balance(StatefulController[ShareState]):
         reason = f"{', '.join(map(str, policy.shares))} samples: {decision.reason}" if decision else ""
         shares, leases = policy.shares, None
         if self.queue:
-            shares = tuple(min(each, sizes.most) for each in first_leases(policy.shares, sizes, policy.spread()))
+            seconds = [each.median for each in policy.known]
+            firsts = first_leases(policy.shares, sizes, policy.spread(), seconds, state.lease_s)
+            shares = tuple(min(each, sizes.most) for each in firsts)
             leases = LeaseRule(minibatches, sizes.size, self.repeats)
         return state, [SetShares(dict(zip(workers, shares, strict=True)), size, reason, leases)]

@@ -1,6 +1,7 @@
 """Shares by speed: when they are decided, and by which workers' times."""
 
 from dataclasses import replace
+from math import inf, log, nan
 
 import pytest
 
@@ -9,6 +10,8 @@ from arrivals import arrival
 from coordinator_harness import coordinator
 from paceline.checkpoint.codec import decode, encode
 from paceline.core.events import Compute, Decision, Joined, Lost
+from paceline.policies.controllers.balance import ShareState
+from paceline.policies.shares import Pieces, first_leases
 
 BALANCED = pl.balanced(m=8, leases=1)
 
@@ -131,3 +134,27 @@ def test_a_resumed_queue_deals_as_before_though_a_worker_is_lost():
     again.driven.load_state_dict(decode(encode(first.driven.state_dict(), tensors), tensors))
     again.now, again.flying = first.now, dict(first.flying)
     assert again.updates(5) == first.updates(5)
+
+
+def test_the_cost_of_a_lease_is_what_two_leases_of_a_worker_have_in_common():
+    state = ShareState(2)
+    state.add(0, samples=16, seconds=1.65)
+    assert state.lease_s == 0.0
+    state.add(0, samples=2, seconds=0.25)  # 0.05 s, and 0.1 s a sample
+    state.add(1, samples=16, seconds=1.65)
+    assert state.lease_s == pytest.approx(0.05)
+    assert state.latest[1] == (16, pytest.approx(1.6))
+    again = ShareState(2)
+    again.load_state_dict(decode(encode(state.state_dict(), {}), {}))
+    again.add(1, samples=2, seconds=0.35)
+    assert again.lease_s == pytest.approx((0.05 + (0.35 * 16 - 1.65 * 2) / 14) / 2)
+
+
+def test_first_leases_are_whole_shares_where_further_ones_do_not_pay():
+    shares, sizes, seconds = (16, 16, 16, 16), Pieces(16), [0.00625] * 4
+    late_s = 0.1 * 0.05 * (2 * log(4)) ** 0.5  # of the slowest of four
+    gain_s = late_s - sizes.size * 0.00625 / 2
+    assert first_leases(shares, sizes, 0.05, seconds, 0.99 * gain_s) == (14, 14, 14, 14)
+    assert first_leases(shares, sizes, 0.05, seconds, 1.01 * gain_s) == shares
+    assert first_leases((16,), sizes, 0.05, [0.00625]) == (16,)
+    assert first_leases(shares, sizes, inf, [nan] * 4) == (8, 8, 8, 8)

@@ -78,7 +78,7 @@ class SumGroups:
         try:
             return self._states[worker].group.broadcast_state(None, root=1)
         except ConnectionLost as error:
-            raise _gone(worker, error) from error
+            raise RunError(f"worker {worker} does not send its state: {error}") from error
 
     def close(self) -> None:
         """Destroy the groups; the ranks have ended."""
@@ -98,7 +98,7 @@ class SumGroups:
             group.connect(self._transport, peer.connection.local_host)
             group.broadcast_state(dict(state))
         except ConnectionLost as error:
-            raise _gone(worker, error) from error
+            raise RunError(f"worker {worker} is gone: {error}") from error
 
     def _generation(self, worker: int) -> int:
         return SUMS + 1 + worker
@@ -143,7 +143,3 @@ class SumGroups:
     def fail(self, error: Exception) -> None:
         """Pass on an error in another callback."""
         self._handler.fail(error)
-
-
-def _gone(worker: int, error: ConnectionLost) -> RunError:
-    return RunError(f"worker {worker} is gone: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,15 @@ from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
 from paceline.engines.distributed.announced_sums.sum_groups import SUMS
-from paceline.engines.distributed.transport.connection import Connection
+from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.sum_messages import AnnounceSum, FormGroup, SendState, StepMade, StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Transport
+from paceline.engines.distributed.worker_tensors import Start
+from paceline.errors import RunError
 from paceline.server.parameter_server import ParameterServer
-from paceline.tensors.flat_buffers import FlatBuffers
 
 Followed = AnnounceSum | FormGroup | SendState | RemoteTask
 
@@ -34,7 +36,8 @@ class UpdateFollower:
         connection: connection to the coordinator.
         is_first: whether rank 0 is told of this rank's updates.
         transport: transport of this process.
-        start: called with a task and the version at which it is computed.
+        start: called with a task, the version at which it is computed, and the moment of its arrival: sums that all
+            ranks wait for are not time of this rank.
         fail: called with an error of this thread.
     """
 
@@ -46,7 +49,7 @@ class UpdateFollower:
         *,
         is_first: bool,
         transport: Transport,
-        start: Callable[[RemoteTask, FlatBuffers], None],
+        start: Start,
         fail: Callable[[Exception], None],
     ) -> None:
         self._parameters = parameters
@@ -56,7 +59,7 @@ class UpdateFollower:
         self._transport = transport
         self._start = start
         self._fail = fail
-        self._messages: queue.SimpleQueue[Followed | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[Followed, float] | None] = queue.SimpleQueue()
         self._stores: dict[int, GroupStore] = {}  # by number of the group
         self._groups: dict[int, ElasticGroup] = {}
         self._thread = threading.Thread(target=self._follow, name="paceline-updates", daemon=True)
@@ -70,9 +73,9 @@ class UpdateFollower:
             case FormGroup(generation=generation):
                 store = self._store(generation)
                 self._groups[generation] = ElasticGroup(message.key, message.rank, message.size, store)
-                self._messages.put(message)
+                self._messages.put((message, time.monotonic()))
             case AnnounceSum() | SendState() | RemoteTask():
-                self._messages.put(message)
+                self._messages.put((message, time.monotonic()))
             case _:
                 return False
         return True
@@ -99,12 +102,15 @@ class UpdateFollower:
 
     def _follow(self) -> None:
         try:
-            while (message := self._messages.get()) is not None:
-                self._carry_out(message)
+            while (received := self._messages.get()) is not None:
+                message, at_s = received
+                self._carry_out(message, at_s)
+        except ConnectionLost as error:
+            self._fail(RunError(f"this rank can no longer sum with the others, and rank 0 says why: {error}"))
         except Exception as error:
             self._fail(error)
 
-    def _carry_out(self, message: Followed) -> None:
+    def _carry_out(self, message: Followed, at_s: float) -> None:
         match message:
             case FormGroup(generation=generation):
                 group = self._groups[generation]
@@ -119,7 +125,7 @@ class UpdateFollower:
                 self._states.broadcast_state(state, root=1)
             case RemoteTask():
                 version = self._parameters.begin_task(keeps=message.progress.last == "used")
-                self._start(message, version)
+                self._start(message, version, at_s)
 
     def _sum(self, announced: AnnounceSum) -> None:
         """Sum the gradients that count, and make the update if it is due."""

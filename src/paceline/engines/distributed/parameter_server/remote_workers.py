@@ -455,6 +455,9 @@ class RemoteWorkers(Workers):
                     return
                 self._published.release(version)
                 self.clock.add(Evaluated(self.clock.elapsed_s(), version, metrics))
+            case messages.Leave(reason) if self._groups is not None:
+                why = f"worker {worker.worker} was interrupted by {reason}"  # it takes part in sums until the end
+                self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.INTERRUPTED, why))
             case messages.Leave(reason):
                 self._disconnect(worker, reason)
             case messages.Pause(reason):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -106,4 +107,4 @@ class ServerTensors(WorkerTensors):
         assert all(each.version == complete.version for each in received.values()), (
             received
         )  # no server is ahead of another
-        self._start(complete, self._version)
+        self._start(complete, self._version, time.monotonic())

@@ -343,8 +343,8 @@ class WorkerProcess:
                 else:
                     self._requests.put(RunFinished(end))
 
-    def _on_task(self, task: Task, version: FlatBuffers) -> None:
-        self._requests.put((task, version, time.monotonic()))
+    def _on_task(self, task: Task, version: FlatBuffers, received_s: float) -> None:
+        self._requests.put((task, version, received_s))
 
     def _on_error(self, error: Exception) -> None:
         self._requests.put(error)
