@@ -95,7 +95,7 @@ def test_versions_are_evaluated():
     ours, theirs = run(3, job, SUMS, **settings)[0], run(4, job, **settings)[0]
     evaluated = [{each.version: each.metrics["loss"] for each in end.of(VersionEvaluated)} for end in (ours, theirs)]
     both = evaluated[0].keys() & evaluated[1].keys()  # the last one may end after the run
-    assert len(both) >= 3
+    assert len(both) >= 2
     assert {version: evaluated[0][version] for version in both} == pytest.approx(
         {version: evaluated[1][version] for version in both}, rel=1e-9
     )
