@@ -122,6 +122,12 @@ def test_a_forged_state_is_refused_in_a_sentence_or_goes_on(protocol, rounds, st
 
 
 FORGED = {  # of each a traceback was seen
+    "no update": ("asp", ("coordinator", "update"), ...),
+    "a quorum that no update reaches": (
+        "k_batch_sync(k=3)",
+        ("coordinator", "update", "_of_protocol", "$tuple", 0),
+        {"$float": "nan"},
+    ),
     "a part is missing": ("asp", ("coordinator", "is_limited"), ...),
     "counts that are a number": ("asp", ("engine", "totals", "staleness"), 0.5),
     "a worker that is a set": ("asp", ("engine", "_heap", 0, "$tuple", 2), {"$set": []}),

@@ -264,12 +264,17 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load such a state; if the plan is another one, its first phase begins at `Restarted`."""
+        """Load such a state; if the plan is another one, its first phase begins at `Restarted`.
+
+        Raises:
+            ValueError: no run has such a state.
+        """
         self.has_begun = True
         self._timer_set_s = state["seconds"]
         for name, part in self._parts.items():
-            if name in state:
+            if name != "evaluations" or name in state:  # the run before may have had none
                 part.load_state_dict(state[name])
+        self._update.check_quorum(self._phases.protocol)
 
     def _resume(self) -> None:
         """Do what the end of the run has cut short; this may end it again."""

@@ -54,6 +54,15 @@ class PendingUpdate(Stateful):
         self.quorum, self.reason = self._of_protocol
         self.awaited = set(workers) - self.joining if self.quorum == inf else set()
 
+    def check_quorum(self, protocol: Protocol) -> None:
+        """Check that a state that was loaded can reach its quorum: else a run would wait for ever.
+
+        Raises:
+            ValueError: its quorum is not that of its protocol, or no number of gradients.
+        """
+        if self._of_protocol != _quorum(protocol) or not self.quorum >= 1:
+            raise ValueError(f"a quorum of {self._of_protocol[0]} or {self.quorum} under {protocol}")
+
     def open(self, now: float) -> None:
         """Open an update with the quorum of the protocol."""
         self.opened_s = now
