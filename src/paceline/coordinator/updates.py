@@ -120,17 +120,15 @@ class UpdateRunner:
             self._run.decide("warm_up", reason)
 
     def _end_lease(self, number: int) -> None:
-        """End the lease of a worker, and interrupt the worker that has a copy."""
-        interrupt = self._dispatcher.end_lease(number)
-        if interrupt is not None:
+        """End the lease of a worker, if it has one, and interrupt the worker that has a copy."""
+        if (interrupt := self._dispatcher.end_lease(number)) is not None:
             self._run.commands.append(interrupt)
             self._phases.note_interrupted([interrupt.worker])
             self._overtaken = interrupt.worker
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
-        if self._dispatcher.queue is not None:
-            self._end_lease(event.worker)
+        self._end_lease(event.worker)
         reason = events.SKIPPED if event.measured.skipped else events.NOT_FINITE
         self._drop(event, staleness, reason)
         if event.measured.skipped:
