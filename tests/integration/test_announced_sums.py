@@ -1,5 +1,6 @@
 """Ranks without a server that sum the gradients that count: parameters, records, checkpoints and losses."""
 
+import json
 import signal
 from functools import partial
 
@@ -9,7 +10,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import paceline as pl
+from paceline.checkpoint.store import STATE
+from paceline.coordinator.coordinator import Coordinator
+from paceline.core.events import UpdateApplied
 from paceline.core.records import GradientArrived, UpdateMade, VersionEvaluated
+from paceline.recording.run_folder import CHECKPOINTS
 from rank_threads import ranks, run
 from ranks import flat
 from selections import parametrize_few
@@ -133,6 +138,8 @@ def test_what_was_accepted_before_the_end_counts_when_the_run_goes_on(tmp_path):
     job, settings = tiny_job(sampling="epoch"), {"protocol": "pull(k=5)"}
     first = run(3, job, SUMS, **settings, stop="updates=9", out=tmp_path / "run", callbacks=[StopWithin()])[0]
     assert first.stopped_by == "interrupted"
+    newest = max((tmp_path / "run" / CHECKPOINTS).glob("*-update-*/" + STATE), key=lambda each: each.stat().st_mtime_ns)
+    assert json.loads(newest.read_bytes())["state"]["server"]["samples"] == 2 * job.batch_size
     [end, *_] = run(3, job, SUMS, **settings, stop="updates=5", resume=tmp_path / "run")
     fifth = end.of(UpdateMade)[-1]
     assert (fifth.version, fifth.k) == (5, 5)
@@ -177,3 +184,17 @@ def test_a_rank_that_is_asked_to_end_ends_the_run_with_a_checkpoint(tmp_path):
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(saved[name], each) for name, each in end.parameters.items())
     assert pl.replay(tmp_path / "run").is_same
+
+
+@pytest.mark.parametrize("protocol", ["pull(k=5)", "backup(k=2)"])
+def test_no_event_comes_between_an_update_and_its_measured_step(protocol, monkeypatch):
+    handle, between, applied = Coordinator.handle, [], []
+
+    def watched(coordinator, event):
+        (applied if isinstance(event, UpdateApplied) else between if coordinator.awaits_step else []).append(event)
+        return handle(coordinator, event)
+
+    monkeypatch.setattr(Coordinator, "handle", watched)
+    run(3, tiny_job(), SUMS, protocol=protocol, stop="updates=20", measure_steps=True)
+    assert len(applied) == 20
+    assert between == []

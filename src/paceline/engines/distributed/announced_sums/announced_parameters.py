@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt
+from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.transport.sum_messages import AnnounceSum, SummedGradient
 from paceline.engines.ports import Parameters
@@ -30,6 +30,7 @@ class AnnouncedParameters(Parameters, TaskParameters):
         versions: storage of the versions that are evaluated.
         announce: function that sends a message to all ranks.
         fetch: function that returns the state of the ranks' servers.
+        await_step: function that waits for the step that has made a version, and returns it.
     """
 
     not_finite = ""  # the ranks tell it by a message
@@ -40,11 +41,13 @@ class AnnouncedParameters(Parameters, TaskParameters):
         versions: VersionStore,
         announce: Callable[[AnnounceSum], None],
         fetch: Callable[[], dict[str, Any]],
+        await_step: Callable[[int], Step],
     ) -> None:
         self._server = server
         self._versions = versions
         self._announce = announce
         self._fetch = fetch
+        self._await_step = await_step
         self._version = 0
         self._missing: dict[int, bytes] = {}  # parameters without a gradient in the newest gradient of each worker
         self._held: list[SummedGradient] = []  # accepted, and in no sum yet
@@ -89,12 +92,13 @@ class AnnouncedParameters(Parameters, TaskParameters):
         self._held.append(SummedGradient(command.worker, command.draw, command.samples))
         self._missing_in_held.append(self._missing[command.worker])
 
-    def apply(self, command: Apply) -> None:
-        """Let the ranks make an update; the event of a measured step comes from there."""
+    def apply(self, command: Apply) -> Step | None:
+        """Let the ranks make an update; return its step if it is measured."""
         self._sum(command)
         self._version = command.version
         self._is_here = False
         self._server.advance_schedule(command.workload)  # its rate is recorded
+        return self._await_step(command.version) if command.measure else None
 
     def gather(self) -> None:
         """Bring the newest version, its optimizer and what was accepted since to the server of this process.

@@ -30,7 +30,7 @@ from paceline.core.events import (
     Lost,
     Outcome,
     RestartWorker,
-    UpdateApplied,
+    Step,
 )
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
@@ -130,7 +130,7 @@ class RemoteWorkers(Workers):
         if self._groups is not None:
             receiver = self._groups
             announce, fetch = self._groups.send, self._groups.state
-            self.parameters = AnnouncedParameters(server, self._published, announce, fetch)
+            self.parameters = AnnouncedParameters(server, self._published, announce, fetch, self._await_step)
         else:
             gradients = [layout.allocate() for _ in range(cluster.n)]
             others = shards if shards.numbers else None
@@ -153,6 +153,8 @@ class RemoteWorkers(Workers):
         self._joined = 0  # number of workers so far
         self._has_updated = False  # whether an update was made by the commands that are carried out
         self._loop_options = LoopOptions(server)
+        self._awaited: int | None = None  # update whose step is awaited
+        self._step: Step | None = None
         self._evaluator: RemoteWorker | None = None
         self._unevaluated: Evaluate | None = None  # waits until there is an evaluator
         self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
@@ -470,17 +472,27 @@ class RemoteWorkers(Workers):
                     raise RunError(f"worker {worker.worker} failed while it started: {reason}")
                 self._disconnect(worker, reason)
 
+    def _await_step(self, version: int) -> Step:
+        """Wait for the step of an update from a rank: no other event comes between the update and its step."""
+        self._awaited = version
+        self._step = None
+        while self._step is None:
+            self._read_for_a_moment()
+        self._awaited = None
+        return self._step
+
     def _on_step(self, worker: RemoteWorker, made: sum_messages.StepMade) -> None:
-        now = self.clock.elapsed_s()
         try:
             step = made.measured
         except ValueError as error:
             self._disconnect(worker, str(error))
             return
-        if step is not None:
-            self.clock.add(UpdateApplied(now, made.version, step))
+        if self._groups is None or (step is not None and made.version != self._awaited):
+            self._disconnect(worker, f"it sent the step of version {made.version}, which it was not asked for")
+            return
+        self._step = step or self._step
         if made.not_finite:
-            self.clock.add(AbortRun(now, Outcome.NOT_FINITE, made.not_finite))
+            self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.NOT_FINITE, made.not_finite))
 
     def _deliver(self, worker: RemoteWorker, arriving: ArrivingGradient | None) -> None:
         """Report a gradient if all its parts have arrived."""
