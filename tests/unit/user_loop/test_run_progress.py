@@ -34,7 +34,10 @@ def test_a_slow_rank_sees_what_became_of_its_gradient(protocol, fate, staleness)
         for _ in run.epochs(1):
             for batch in run.loader:
                 if is_slow and not seen:
+                    taken.set()
                     assert passed.wait(LIMIT_S)
+                elif not is_slow:
+                    assert taken.wait(LIMIT_S)  # else the other rank might begin with a later version
                 seen.append(run.last)
                 if is_slow and len(seen) == 2:
                     told.set()
@@ -44,7 +47,8 @@ def test_a_slow_rank_sees_what_became_of_its_gradient(protocol, fate, staleness)
                     assert told.wait(LIMIT_S)  # else the other rank might find no minibatch left
         return seen[1] if is_slow else None
 
-    order, passed, told = [], threading.Event(), threading.Event()
+    order = []
+    taken, passed, told = (threading.Event() for _ in range(3))
     answers = AttachedThreads(2, make_parts(make_network(), numbered_data()), protocol).run(loop)
     [slow] = [each for each in answers if each is not None]
     assert slow.fate == fate
