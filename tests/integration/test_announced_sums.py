@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import paceline as pl
@@ -15,7 +14,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import UpdateApplied
 from paceline.core.records import GradientArrived, UpdateMade, VersionEvaluated
 from paceline.recording.run_folder import CHECKPOINTS
-from rank_threads import ranks, run
+from rank_threads import run
 from ranks import flat
 from selections import parametrize_few
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
@@ -156,34 +155,6 @@ def test_a_gradient_that_is_not_finite_is_left_out():
 def test_parameters_that_are_not_finite_end_the_run():
     ends = run(3, tiny_job(optimizer=partial(torch.optim.SGD, lr=float("inf"))), SUMS, protocol="bsp", stop="updates=8")
     assert {end.stopped_by for end in ends} == {"not_finite"}
-
-
-def test_the_loss_of_a_rank_ends_the_run():
-    faults = {"faults": [pl.Fault(worker=1, draw=4, kind="die")]}
-    with ranks(3, tiny_job(), SUMS | faults, protocol="bsp", stop="updates=50") as made:
-        made.start_workers()
-        with pytest.raises(pl.RunError, match=r"worker 1 is gone: .*without a server no rank goes on without another"):
-            made.serve()
-        assert made.faults("die") == 1
-        with pytest.raises(pl.RunError):
-            made.end(2)
-
-
-def test_a_rank_that_is_asked_to_end_ends_the_run_with_a_checkpoint(tmp_path):
-    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.01))
-    settings = {"protocol": "bsp", "stop": "updates=100000", "out": tmp_path / "run"}
-    with ranks(3, tiny_job(), SUMS | {"slowness": slow}, **settings) as made:
-        made.start_all()
-        made.await_training()
-        made.processes[1].leave("SIGTERM")
-        end = made.end(0)
-        assert (end.stopped_by, end.reason) == ("interrupted", "worker 1 was interrupted by SIGTERM")
-        with pytest.raises(SystemExit) as left:
-            made.end(1)
-        assert left.value.code == 128 + signal.SIGTERM
-    saved = load_file(tmp_path / "run" / "model.safetensors")
-    assert all(torch.equal(saved[name], each) for name, each in end.parameters.items())
-    assert pl.replay(tmp_path / "run").is_same
 
 
 @pytest.mark.parametrize("protocol", ["pull(k=5)", "backup(k=2)"])

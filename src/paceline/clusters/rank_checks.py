@@ -18,8 +18,6 @@ WITHOUT_SERVER: Mapping[str, object] = {  # values of arguments of `Torchrun` th
     "shards": 1,
     "standby": 0,
     "device": "cpu",
-    "min_workers": None,
-    "max_workers": None,
 }
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 
@@ -52,16 +50,17 @@ def check_most_workers(most: int, ranks: LaunchEnv, *, started: int, worker: int
         )
 
 
-def check_without_server(plan: Plan, options: Mapping[str, Any], *, is_alone: bool) -> None:
+def check_without_server(plan: Plan, options: Mapping[str, Any], *, may_be_apart: bool) -> None:
     """Check that every process can be a worker, without a server.
 
     Args:
         plan: plan of the run.
         options: arguments of the cluster.
-        is_alone: whether there is one process only, which is a worker in any case.
+        may_be_apart: whether the process of the coordinator need not be a worker: it is the only one, which is a
+            worker in any case, or beside the ranks.
     """
     how = "server=False" if plan.allreduce is None else f"{plan} has no server"
-    if options["worker_at_server"] is False and not is_alone:
+    if options["worker_at_server"] is False and not may_be_apart:
         raise UsageError(f"worker_at_server=False: {how}, so every rank is a worker; omit worker_at_server")
     if options["workers"] != "process":
         raise UsageError(

@@ -200,8 +200,9 @@ class Torchrun:
         if plan.allreduce is None and self.server:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
         else:
-            check_without_server(plan, vars(self), is_alone=self.ranks.world_size == 1)
-            fitted = replace(self, worker_at_server=True)
+            has_rank_0 = self.ranks.ranks_before == 0  # else the coordinator is a process beside the ranks
+            check_without_server(plan, vars(self), may_be_apart=self.ranks.world_size == 1 or not has_rank_0)
+            fitted = replace(self, worker_at_server=has_rank_0)
         check_least_workers(fitted.min_workers, fitted.n)
         if fitted.max_workers is not None:
             check_most_workers(fitted.max_workers, fitted.ranks, started=fitted.started, worker=fitted.worker)

@@ -28,12 +28,22 @@ class RealClock(Clock):
     def begin(self, signals: Signals) -> None:
         """Start the clock at `now`."""
         self._begun_s = time.monotonic() - self.now
-        self.watch(signals.reader, lambda: self.add(signals.abort(self.now)))
+
+        def on_signal() -> None:
+            self.unwatch(signals.reader)  # it stays readable
+            self.add(signals.abort(self.now))
+
+        self.watch(signals.reader, on_signal)
 
     @property
     def has_begun(self) -> bool:
         """Whether the run has begun."""
         return self._begun_s > 0
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait to be handled."""
+        return bool(self._events)
 
     def elapsed_s(self) -> float:
         """Return the seconds since the run began."""

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
-from paceline.engines.ports import Parameters
-from paceline.engines.task_board import TaskParameters
+from paceline.engines.task_board import ProcessParameters
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.tensors.version_store import VersionStore
@@ -30,7 +29,7 @@ class OtherShards(Protocol):
         """Make an update, in other storage if the previous version is still read."""
 
 
-class ServerSide(Parameters, TaskParameters):
+class ServerSide(ProcessParameters):
     """Versions in use, gradients that wait for the coordinator, and the server.
 
     A worker writes its gradient only between a task's start and its end; the server reads the gradient only before

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 
 from paceline.core.events import Compute, Interrupt
+from paceline.engines.ports import Parameters
 
 
 class TaskParameters(ABC):
@@ -30,6 +31,10 @@ class TaskParameters(ABC):
             version: version at which it was computed, which is kept until the coordinator has handled the arrival; None
                 for a gradient that will not be used.
         """
+
+
+class ProcessParameters(Parameters, TaskParameters):
+    """Parameters of a run whose workers are processes."""
 
 
 class WorkerTasks:

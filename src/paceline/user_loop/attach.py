@@ -39,7 +39,6 @@ LOG = RankLogger(__name__)
 AnyProtocol = str | Protocol | Phase | Plan
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
-    "server": True,
     "shards": 1,
     "workers": "process",
     "device": "cpu",

@@ -10,25 +10,28 @@ from paceline.utils.rank_logger import rank_label
 from paceline.utils.wording import counted
 
 
-def start_line(plan: Plan, ranks: int, folder: object) -> str:
+def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = True) -> str:
     """Return the line.
 
     Args:
         plan: protocol of each phase.
         ranks: ranks of the run, >= 1.
         folder: folder of the run, None for a run without one.
+        has_server: whether a server makes the steps, where the protocol can have one.
 
     >>> from paceline.catalogue.parser import parse_plan
     >>> start_line(parse_plan("bsp"), 2, None)
     'bsp on 2 ranks, not recorded; optimizer.step() sends the gradient to the server, which makes the step'
     """
     record = "not recorded" if folder is None else f"recorded in {folder}"
-    return f"{plan} on {counted(ranks, 'rank')}, {record}; optimizer.step() {_step(plan)}"
+    return f"{plan} on {counted(ranks, 'rank')}, {record}; optimizer.step() {_step(plan, has_server=has_server)}"
 
 
-def _step(plan: Plan) -> str:
+def _step(plan: Plan, *, has_server: bool) -> str:
     if plan.local_steps is not None:
         return "steps on this rank; the change of several steps goes to the server"
+    if plan.allreduce is None and not has_server:
+        return "hands in the gradient; each rank steps with the sum of those that count"
     if plan.allreduce is None:
         return "sends the gradient to the server, which makes the step"
     if plan.allreduce.sums == "gradients":
@@ -41,5 +44,7 @@ def print_start_line(config: RunConfig) -> None:
     assert isinstance(config.cluster, Torchrun)
     if config.cluster.ranks.launch_rank:
         return
-    text = f"{rank_label(0)}paceline: {start_line(config.plan, config.cluster.started, config.folder)}"
+    cluster = config.cluster
+    line = start_line(config.plan, cluster.started, config.folder, has_server=cluster.server)
+    text = f"{rank_label(0)}paceline: {line}"
     stderr_console().print(text, highlight=False, markup=False, soft_wrap=True)

@@ -58,28 +58,30 @@ class StepPolicy(ABC):
 
 
 class ServerSteps(StepPolicy):
-    """Steps of the server, which has the state of the optimizer during the run.
+    """Steps of the server, or of a copy of the optimizer at each rank, which has the state during the run.
 
-    At rank 0 `state_dict()` has the state of the server; on the other ranks it has none.
+    `state_dict()` has the state of the copy. With a server that is so at rank 0; on the other ranks it has none.
 
     Args:
         optimizer: optimizer of the user.
         model: model of the user.
+        read_copy: returns the state of the copy at this rank; None with a server.
     """
 
     leader = "the server"
     are_here = False
     are_common = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, read_copy: ReadState | None = None) -> None:
         self._optimizer = optimizer
         self._model = model
+        self._read_copy = read_copy
         self._read_state: ReadState | None = None
         self._hooks: list[RemovableHandle] = []
 
     def start(self, read_state: ReadState | None) -> None:
         """Free the state here, which has been sent."""
-        self._read_state = read_state
+        self._read_state = self._read_copy or read_state
         self._optimizer.state.clear()
         self._hooks = [  # first that of `state_dict()`, see `close`
             self._optimizer.register_state_dict_pre_hook(self._on_save),
@@ -95,7 +97,12 @@ class ServerSteps(StepPolicy):
         load_named_state(self._optimizer, self._model, state)
 
     def close(self) -> None:
-        """Leave the optimizer to the user; `state_dict()` on another rank than 0 still warns that there is no state."""
+        """Leave the optimizer to the user, with the state of a copy.
+
+        Without one, `state_dict()` on another rank than 0 still warns that there is no state.
+        """
+        if self._read_copy is not None and self._hooks:
+            load_named_state(self._optimizer, self._model, self._read_copy())
         for hook in self._hooks[self._read_state is None :]:
             hook.remove()
 

@@ -95,6 +95,31 @@ class TaskRunner:
         finite = measured.finite and (fault is None or fault.kind != "not_finite")
         return measured._replace(compute_s=measured.compute_s + slept_s, finite=finite)
 
+    def lost_gradient(
+        self,
+        worker: int,
+        draw: int,
+        minibatch: Minibatch | None,
+        run_s: float,
+        version: FlatBuffers,
+        gradient: FlatBuffers,
+    ) -> None:
+        """Compute the gradient of a lost worker, at the speed of this one and without scripted faults.
+
+        Args:
+            worker: number of the lost worker, >= 0.
+            draw: number of its draw, >= 1.
+            minibatch: minibatch of the draw, None if the worker samples it.
+            run_s: seconds since the start of the run.
+            version: version at which to compute.
+            gradient: flat buffers for the gradient.
+
+        Raises:
+            Interrupted: the task is cancelled.
+        """
+        self._slow_down(draw, run_s, 1.0 if minibatch is None else minibatch.share)
+        self._replica.gradient(worker, draw, minibatch, version, gradient)
+
     def _slow_down(self, number: int, run_s: float, share: float = 1.0) -> None:
         """Sleep for the simulated time of a share of a minibatch."""
         if self._slowness is not None:

@@ -54,7 +54,8 @@ class ThreadPart(RankPart):
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
         model, optimizer = loop.model, loop.optimizer
-        self.steps = RankSteps(optimizer) if ranks.steps_here else ServerSteps(optimizer, model)
+        read_copy = None if ranks.has_server else lambda: self.lifecycle.read_state()
+        self.steps = RankSteps(optimizer) if ranks.steps_here else ServerSteps(optimizer, model, read_copy)
         replicas = LoopReplicas(self.exchange, loop)
         self.host = Host(lifecycle=self.lifecycle, make_replica=replicas, make_transport=self._make_transport)
 
@@ -135,10 +136,12 @@ class AttachedThreads:
         count: number of ranks.
         make_parts: returns model, optimizer and loader of a rank.
         protocol: protocol as text.
+        server: whether a server makes the steps, else each rank.
         settings: `accumulate`, `clip_norm`, `stop`, and the options of the run.
     """
 
-    def __init__(self, count, make_parts, protocol, **settings):
+    def __init__(self, count, make_parts, protocol, *, server=True, **settings):
+        self.has_server = server
         given = dict(settings)
         self._stop = given.pop("stop", None)
         self._accumulate = given.pop("accumulate", 1)
@@ -235,5 +238,5 @@ class AttachedThreads:
                 "PACELINE_TOKEN": TOKEN,
             }
         )
-        cluster = Torchrun(ranks=replace(ranks, ranks_before=1), start_timeout_s=START_TIMEOUT_S)
-        return replace(cluster, worker_at_server=False)
+        ranks = replace(ranks, ranks_before=1)
+        return Torchrun(server=self.has_server, worker_at_server=False, start_timeout_s=START_TIMEOUT_S, ranks=ranks)

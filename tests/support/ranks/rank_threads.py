@@ -98,6 +98,9 @@ class ThreadProcess(Lifecycle):
     def on_joined(self, pause, resume):
         pass
 
+    def on_server(self, server):
+        pass
+
     @contextmanager
     def leaving_on_sigterm(self, leave):
         self.leave = leave

@@ -19,8 +19,6 @@ CLUSTERS = [
     ({"wire": "int8"}, r"wire='int8' with server=False, which does not support it: omit one of them"),
     ({"shards": 2}, r"shards=2 with server=False"),
     ({"standby": 1}, r"standby=1 with server=False"),
-    ({"min_workers": 2}, r"min_workers=2 with server=False"),
-    ({"max_workers": 8}, r"max_workers=8 with server=False"),
     (
         {"worker_at_server": False},
         r"worker_at_server=False: server=False, so every rank is a worker; omit worker_at_server",

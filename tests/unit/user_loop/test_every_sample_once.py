@@ -76,10 +76,11 @@ def train(ranks, faults):
     return loop
 
 
+@pytest.mark.parametrize("server", [True, False])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
-def test_with_drops_two_deaths_and_a_return_every_sample_is_applied_once_an_epoch(seed):
+def test_with_drops_two_deaths_and_a_return_every_sample_is_applied_once_an_epoch(seed, server):
     faults = Faults(seed)
-    ranks = AttachedThreads(RANKS, make_parts, "k_sync(k=1)")
+    ranks = AttachedThreads(RANKS, make_parts, "k_sync(k=1)", server=server)
     answers = ranks.run(train(ranks, faults))
     assert sorted(faults.fired) == sorted(faults.deaths)
     [dead] = [rank for rank, answer in enumerate(answers) if isinstance(answer, Killed)]
@@ -88,7 +89,8 @@ def test_with_drops_two_deaths_and_a_return_every_sample_is_applied_once_an_epoc
     assert [each.worker for each in history.of(WorkerJoined)] == [faults.restarted]
     assert {each.worker for each in history.of(WorkerLost)} == set(faults.deaths)
     assert history.totals.dropped + history.totals.interrupted > 0
-    assert ranks.parts[0][0].counts.tolist() == [EPOCHS] * SAMPLES
+    for rank in {*range(RANKS)} - {dead}:
+        assert ranks.parts[rank][0].counts.tolist() == [EPOCHS] * SAMPLES
 
 
 DRAWN = 20

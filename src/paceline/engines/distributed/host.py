@@ -18,6 +18,7 @@ from paceline.engines.distributed.rendezvous.job_security import JobSecurity
 from paceline.engines.distributed.rendezvous.sidecar import CommandSidecar, Sidecar
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.signals import Signals, leaving_on_sigterm
+from paceline.server.parameter_server import ParameterServer
 from paceline.worker.local_steps import ReplicaFactory, make_replica
 from paceline.worker.task_runner import FAULT_ACTIONS
 
@@ -50,6 +51,10 @@ class Lifecycle(ABC):
         """Receive the functions by which the worker of this process pauses its part in a run."""
 
     @abstractmethod
+    def on_server(self, server: ParameterServer) -> None:
+        """Receive the server of this rank, which steps its optimizer, in a run without a server for all."""
+
+    @abstractmethod
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Return a block in which a function is called with the name of the signal at the first SIGTERM."""
 
@@ -74,6 +79,9 @@ class WholeProcess(Lifecycle):
 
     def on_joined(self, pause: Callable[[str], None], resume: Callable[[], None]) -> None:
         """Do nothing: only a loop of the user pauses."""
+
+    def on_server(self, server: ParameterServer) -> None:
+        """Do nothing: only a loop of the user asks for its state."""
 
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Return a block in which a function is called with the name of the signal at the first SIGTERM."""

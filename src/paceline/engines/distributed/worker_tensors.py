@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from paceline.core.events import Measured
 from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.announced_messages import RecomputeGradient
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTask, RemoteTaskDone
 from paceline.tensors.flat_buffers import FlatBuffers
 
-Task = RemoteTask | RemoteEvaluateTask
+
+class Recomputation(NamedTuple):
+    """Gradient of a lost worker that counts, so that another worker computes it.
+
+    Attributes:
+        lost: worker, task and minibatch.
+        gradient: memory for the gradient.
+        finish: called with whether the gradient is there; its computation was cancelled else.
+    """
+
+    lost: RecomputeGradient
+    gradient: FlatBuffers
+    finish: Callable[[bool], None]
+
+
+Task = RemoteTask | RemoteEvaluateTask | Recomputation
 Start = Callable[[Task, FlatBuffers, float], None]
 
 

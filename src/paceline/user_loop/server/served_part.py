@@ -1,4 +1,4 @@
-"""Part of a rank in a run with a server, which is a process beside rank 0."""
+"""Part of a rank in a run with a coordinator, which is a process beside rank 0, and mostly a server."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from paceline.user_loop.worker.loop_replicas import LoopReplicas
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = (
     "address",
+    "server",
     "wire",
     *TLS,
     "min_workers",
@@ -41,7 +42,7 @@ OF_THE_SERVER = (
 
 
 class ServedPart(RankPart):
-    """Part of one rank in a run with a server.
+    """Part of one rank in a run with a server, or with a coordinator whose ranks sum their gradients.
 
     Model and optimizer are read when the run begins, so a checkpoint may be loaded after `attach`.
 
@@ -64,25 +65,32 @@ class ServedPart(RankPart):
             check_local_steps(loop)
         describe(*loop, steps_here=self._steps_here)  # only checked; the run reads it when it begins (decision 0022)
         _check_plan(plan)
-        self.steps = RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model)
         self.ranks = environment.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
+        read_copy = None if cluster.server else lambda: self.lifecycle.read_state()
+        self.steps = (
+            RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model, read_copy)
+        )
         self.host = Host(lifecycle=self.lifecycle, make_replica=LoopReplicas(self.exchange, loop))
         self._loop = loop
         self._plan = plan
         self._cluster = cluster
         self._environment = environment
         self._options = options
+        self._own_cluster.fitted_to(plan)
+
+    @property
+    def _own_cluster(self) -> Torchrun:
+        """Launch settings of the worker of this rank."""
+        ranks = _ranks(self._environment, self._environment.rank + 1)
+        notice = self._cluster.notice if self._environment.rank else None  # the server ends the run of rank 0
+        return replace(self._cluster, worker_at_server=False, notice=notice, ranks=ranks)
 
     def config(self, stop: Stop) -> RunConfig:
         """Return the configuration of this rank."""
-        rank = self._environment.rank + 1
-        ranks = _ranks(self._environment, rank)
-        notice = self._cluster.notice if self._environment.rank else None  # the server ends the run of rank 0
-        own = replace(self._cluster, worker_at_server=False, notice=notice, ranks=ranks)
         job = make_job(self._training, tensors_of(self._loop.model))
-        return self._options.config(job, self._plan, own, stop)
+        return self._options.config(job, self._plan, self._own_cluster, stop)
 
     def start_server(self, stop: Stop) -> ServerProcess | None:
         """Start the server if this is rank 0."""

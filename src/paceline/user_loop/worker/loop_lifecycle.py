@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from torch import Tensor
+
 from paceline.core.events import CTRL_C, Outcome
 from paceline.engines.distributed import Lifecycle
 from paceline.engines.signals import Signals
+from paceline.server.parameter_server import ParameterServer
+from paceline.user_loop.server.optimizer_state import state_reader
 
 
 class LoopLifecycle(Lifecycle):
@@ -19,6 +23,7 @@ class LoopLifecycle(Lifecycle):
     Attributes:
         pause: asks the server to go on without this rank, given the reason.
         resume: asks the server for the next task.
+        read_state: returns the state of the optimizer that this rank steps, as of `named_state`.
     """
 
     def __init__(self, *, has_server: bool) -> None:
@@ -26,6 +31,7 @@ class LoopLifecycle(Lifecycle):
         self._leave: Callable[[str], None] | None = None
         self.pause: Callable[[str], None] = lambda reason: None
         self.resume: Callable[[], None] = lambda: None
+        self.read_state: Callable[[], dict[str, Tensor]] = dict
 
     def signals(self, notice: str | None) -> Signals:
         """Return the record of the signals that reach this process beside those of its loop."""
@@ -38,6 +44,10 @@ class LoopLifecycle(Lifecycle):
         """Keep the functions for the pauses of the loop."""
         self.pause = pause
         self.resume = resume
+
+    def on_server(self, server: ParameterServer) -> None:
+        """Keep the function that reads its state."""
+        self.read_state = state_reader(server)
 
     def leaving_on_sigterm(self, leave: Callable[[str], None]) -> AbstractContextManager[None]:
         """Keep the function for `leave`; the main thread handles signals."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Accept, Apply, Arrival, Compute, Interrupt, Step
 from paceline.core.index_bits import IndexBits
-from paceline.engines.distributed.transport.sum_messages import AnnounceSum, SummedGradient
-from paceline.engines.ports import Parameters
-from paceline.engines.task_board import TaskParameters
-from paceline.errors import RunError
+from paceline.engines.distributed.announced_sums.summing_ranks import SummingRanks
+from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
+from paceline.engines.task_board import ProcessParameters
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.version_store import VersionStore
 from paceline.utils.rank_logger import RankLogger
@@ -19,7 +18,7 @@ from paceline.utils.rank_logger import RankLogger
 LOG = RankLogger(__name__)
 
 
-class AnnouncedParameters(Parameters, TaskParameters):
+class AnnouncedParameters(ProcessParameters):
     """Parameters that every rank has, with the gradients that its worker has computed.
 
     The coordinator says which gradients count; the ranks sum these, and each steps its own optimizer. The server of
@@ -28,39 +27,33 @@ class AnnouncedParameters(Parameters, TaskParameters):
     Args:
         server: parameters with which the run begins, and with which it ends.
         versions: storage of the versions that are evaluated.
-        announce: function that sends a message to all ranks.
-        fetch: function that returns the state of the ranks' servers.
-        await_step: function that waits for the step that has made a version, and returns it.
+        ranks: ranks that sum.
+        options: options of steps that the loops of workers set.
+
+    Attributes:
+        are_here: whether the server of this process has the newest version, and all that was accepted.
     """
 
     not_finite = ""  # the ranks tell it by a message
 
     def __init__(
-        self,
-        server: ParameterServer,
-        versions: VersionStore,
-        announce: Callable[[AnnounceSum], None],
-        fetch: Callable[[], dict[str, Any]],
-        await_step: Callable[[int], Step],
+        self, server: ParameterServer, versions: VersionStore, ranks: SummingRanks, options: LoopOptions
     ) -> None:
         self._server = server
         self._versions = versions
-        self._announce = announce
-        self._fetch = fetch
-        self._await_step = await_step
-        self._version = 0
+        self._ranks = ranks
+        self._options = options
+        self._ledger = ranks.ledger
         self._missing: dict[int, bytes] = {}  # parameters without a gradient in the newest gradient of each worker
-        self._held: list[SummedGradient] = []  # accepted, and in no sum yet
-        self._missing_in_held: list[bytes] = []
-        self._is_here = True  # whether the server of this process has the newest version
+        self.are_here = True
 
     def resume_at(self, version: int) -> None:
         """Begin with what the server holds as this version."""
-        self._version = version
+        self._ledger.resume_at(version)
 
     def begin(self) -> None:
         """Publish the first version, with which all ranks begin."""
-        self._server.publish(self._versions.publish(self._version))
+        self._server.publish(self._versions.publish(self._ledger.version))
 
     def acquire(self, version: int) -> None:
         """Do nothing: each rank keeps the version that its worker reads."""
@@ -74,13 +67,14 @@ class AnnouncedParameters(Parameters, TaskParameters):
         self._missing[worker] = missing.content
 
     def assigned(self, command: Compute) -> None:
-        """Do nothing: a rank keeps what was accepted."""
+        """Note a task: if its worker is lost after its gradient was accepted, another one computes it again."""
+        self._ledger.assign(command)
 
     def cancelled(self, command: Interrupt) -> None:
-        """Do nothing, as `assigned`."""
+        """Do nothing: a gradient that does not count stays where it is."""
 
     def lost(self, worker: int) -> None:
-        """Do nothing: the run ends."""
+        """Do nothing: what the worker had is noted when its process ends."""
 
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
         """Return the arrival."""
@@ -88,33 +82,44 @@ class AnnouncedParameters(Parameters, TaskParameters):
 
     def accept(self, command: Accept) -> None:
         """Note a gradient that counts."""
-        self._is_here = False
-        self._held.append(SummedGradient(command.worker, command.draw, command.samples))
-        self._missing_in_held.append(self._missing[command.worker])
+        self.are_here = False
+        self._ledger.accept(command.worker, command.samples, self._missing[command.worker])
 
     def apply(self, command: Apply) -> Step | None:
         """Let the ranks make an update; return its step if it is measured."""
-        self._sum(command)
-        self._version = command.version
-        self._is_here = False
+        self.are_here = False
+        self._ranks.announce(command, self._options.newest)
         self._server.advance_schedule(command.workload)  # its rate is recorded
-        return self._await_step(command.version) if command.measure else None
+        return self._ranks.await_step(command.version) if command.measure else None
 
     def gather(self) -> None:
         """Bring the newest version, its optimizer and what was accepted since to the server of this process.
 
         Raises:
-            RunError: a rank is gone.
+            RunError: all ranks are gone.
         """
-        if self._is_here:
+        if self.are_here:
             return
-        if self._held:
-            self._sum(None)
-        state = self._fetch()
-        if self._versions.newest != self._version:
-            self._server.publish(self._versions.publish(self._version))
+        if self._ledger.has_next:
+            self._ranks.announce(None)
+        self._fetch()
+        self.are_here = True
+
+    def newest_state(self) -> dict[str, Any]:
+        """Return the newest version and its optimizer, without what was accepted since, which stays at the ranks.
+
+        Raises:
+            RunError: all ranks are gone.
+        """
+        if not self.are_here:
+            self._fetch()
+        return self._server.state_dict()
+
+    def _fetch(self) -> None:
+        state = self._ranks.state()
+        if self._versions.newest != self._ledger.version:
+            self._server.publish(self._versions.publish(self._ledger.version))
         self._server.load_state_dict(state)
-        self._is_here = True
 
     def accumulate(self) -> None:
         """Do nothing: the ranks sum at once."""
@@ -123,13 +128,8 @@ class AnnouncedParameters(Parameters, TaskParameters):
         """Do nothing: each rank checks its own parameters."""
 
     def close(self) -> None:
-        """Bring the newest version here after a failure, if the ranks still have it."""
+        """Bring the newest version here after a failure, if the ranks still have it; the failure itself is raised."""
         try:
             self.gather()
-        except RunError as error:
+        except Exception as error:
             LOG.warning("the parameters of this process are those of version %d: %s", self._versions.newest, error)
-
-    def _sum(self, update: Apply | None) -> None:
-        self._announce(AnnounceSum.of(self._held, IndexBits.in_all(self._missing_in_held), update))
-        self._held = []
-        self._missing_in_held = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from paceline.core.events import Apply, Step
-from paceline.engines.distributed.transport.sum_messages import SummedGradient
+from paceline.engines.distributed.transport.announced_messages import SummedGradient
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
 
@@ -19,7 +20,8 @@ class RankParameters:
     the ranks sum those, and each rank steps with the same mean, so all have the same bits. Floating-point buffers move
     by the mean of their changes; whole numbers and booleans are those of the gradient of the lowest worker.
 
-    A version is not changed while the worker computes at it: then the next one is made in other memory.
+    A version is not changed while the worker computes at it: then the next one is made in other memory. What this rank
+    has of a sum stays until the sum is complete, so a sum that has failed can begin anew.
 
     Args:
         server: parameters and optimizer of this rank.
@@ -39,7 +41,8 @@ class RankParameters:
         self._worker = worker
         self._newest: SummedGradient | None = None  # in `gradient`, not in a sum yet
         self._held: FlatBuffers | None = None  # sum(s_j g_j) of earlier gradients of the update in progress
-        self._draws: set[int] = set()  # of these
+        self._of_held: set[SummedGradient] = set()
+        self._recomputed: FlatBuffers | None = None  # memory for the gradients of lost workers
         self._read: FlatBuffers | None = None  # version at which the worker computes
         self._other: FlatBuffers | None = None  # memory of the next version while this one is read
 
@@ -48,6 +51,17 @@ class RankParameters:
         """Why the parameters are not finite; empty while they are."""
         return self._server.not_finite
 
+    @property
+    def version(self) -> FlatBuffers:
+        """Version that this rank has."""
+        return self._server.state
+
+    @property
+    def recomputed(self) -> FlatBuffers:
+        """Memory for the gradient of a lost worker, which `hold_recomputed` keeps."""
+        self._recomputed = self._recomputed or self._layout.allocate()
+        return self._recomputed
+
     def begin_task(self, *, keeps: bool) -> FlatBuffers:
         """Return the version at which the next gradient is computed, which overwrites the newest one.
 
@@ -55,19 +69,23 @@ class RankParameters:
             keeps: whether that one was accepted, so that it counts if no sum has had it yet.
         """
         if keeps and self._newest is not None:
-            self._hold(self._newest)
+            self._hold(self._newest, self.gradient)
         self._newest = None
         self._read = self._server.state
         return self._read
 
     def end_task(self, draw: int, samples: int) -> None:
         """Note that the gradient of a task is complete."""
-        self._newest = SummedGradient(self._worker, draw, samples)
+        self._newest = SummedGradient(self._worker, draw, samples, at=self._worker)
         self._read = None
 
     def cancel_task(self) -> None:
         """Note that a task has ended without a gradient."""
         self._read = None
+
+    def hold_recomputed(self, worker: int, draw: int, samples: int) -> None:
+        """Keep the gradient of a lost worker, which counts."""
+        self._hold(SummedGradient(worker, draw, samples, at=self._worker), self.recomputed)
 
     def write_terms(self, gradients: Sequence[SummedGradient]) -> None:
         """Write this rank's terms of a sum to `total`: zeros if it has none.
@@ -76,30 +94,37 @@ class RankParameters:
             gradients: gradients that count, of all ranks; one or more.
         """
         samples = sum(each.samples for each in gradients)
-        own = {each.draw for each in gradients if each.worker == self._worker}
+        own = {each for each in gradients if each.at == self._worker}
         terms: list[tuple[FlatBuffers, float]] = []
-        if self._held is not None and self._draws:
-            assert own >= self._draws, "what was accepted counts in the next sum"
+        if self._held is not None and self._of_held:
             terms.append((self._held, 1 / samples))
-        if self._newest is not None and self._newest.draw in own:
-            terms.append((self.gradient, self._newest.samples / samples))
-            self._draws.add(self._newest.draw)
-            self._newest = None
-        assert own == self._draws, "each gradient that counts is at its rank"
-        self._draws = set()
-        is_first = self._worker == min(each.worker for each in gradients)
+        newest = {self._newest} & own if self._newest is not None else set()
+        terms += [(self.gradient, each.samples / samples) for each in newest]
+        assert own == self._of_held | newest, "each gradient that counts is at its rank, and what a rank holds counts"
+        is_first = min(gradients).at == self._worker
         self._write([each for each, _ in terms], [weight for _, weight in terms], is_first=is_first)
 
+    def drop_terms(self, gradients: Sequence[SummedGradient]) -> None:
+        """Note that the sum of these gradients has this rank's terms, which may be overwritten now."""
+        self._of_held.clear()
+        if self._newest in gradients:
+            self._newest = None
+
+    def renew_total(self) -> None:
+        """Take other memory for sums: a group that has failed may still write to this one."""
+        self.total = self._layout.allocate()
+
     def add_sum(self, gradients: Sequence[SummedGradient], missing: Container[int]) -> None:
-        """Add the sum in `total` to the mean of the update in progress.
+        """Add the sum in `total` to the mean of the update in progress, and drop the terms of this rank.
 
         Args:
             gradients: gradients in it.
             missing: indices of the model's parameters that have no gradient in any of them.
         """
         self.total.receive(missing)
-        samples, first = sum(each.samples for each in gradients), min(each.worker for each in gradients)
-        self._server.enqueue(self.total, samples, worker=first)
+        samples = sum(each.samples for each in gradients)
+        self._server.enqueue(self.total, samples, worker=min(gradients).worker)
+        self.drop_terms(gradients)
 
     def keep_sum(self) -> None:
         """Keep the mean so far for an update that is still to come."""
@@ -109,22 +134,32 @@ class RankParameters:
         """Make the update, and return its step if that is measured."""
         if self._read is not self._server.state:
             return self._server.apply(update)
+        return self._server.apply(update, self._unread())
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """Continue with the state of another rank's server."""
+        if self._read is self._server.state:
+            self._server.publish(self._unread())
+        self._server.load_state_dict(state)
+
+    def _unread(self) -> FlatBuffers:
+        """Return memory for the next version, which follows the one that is read."""
         new = self._other or self._layout.allocate()
         self._other = self._server.state
-        return self._server.apply(update, new)
+        return new
 
-    def _hold(self, newest: SummedGradient) -> None:
-        """Add the newest gradient to those that are held, times its samples."""
+    def _hold(self, key: SummedGradient, gradient: FlatBuffers) -> None:
+        """Add a gradient to those that are held, times its samples."""
         held = self._held = self._held or self._layout.allocate()
-        is_first = not self._draws
-        for total, each in zip(_means(held), _means(self.gradient), strict=True):
+        is_first = not self._of_held
+        for total, each in zip(_means(held), _means(gradient), strict=True):
             if is_first:
-                torch.mul(each, newest.samples, out=total)
+                torch.mul(each, key.samples, out=total)
             else:
-                total.add_(each, alpha=newest.samples)
-        for total, each in zip(_numbers(held), _numbers(self.gradient), strict=True):
+                total.add_(each, alpha=key.samples)
+        for total, each in zip(_numbers(held), _numbers(gradient), strict=True):
             total.copy_(each)
-        self._draws.add(newest.draw)
+        self._of_held.add(key)
 
     def _write(self, terms: Sequence[FlatBuffers], weights: Sequence[float], *, is_first: bool) -> None:
         if not terms:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerHandler
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.sum_messages import FormGroup, SendState, StoreKey
+from paceline.engines.distributed.transport.sum_messages import FormGroup, GroupBroken, StoreKey
 from paceline.engines.distributed.transport.transport import Transport
-from paceline.errors import RunError
 
-SUMS = 1  # number of the group of all ranks; those of the coordinator with a rank follow
 KEY_BYTES = 32
 
 
 class StateGroup(NamedTuple):
     """Group of the coordinator, its rank 0, with one rank of the run."""
 
+    generation: int
     group: ElasticGroup
     store: GroupStore
 
@@ -36,49 +37,84 @@ class SumGroups:
     Args:
         handler: receiver of all messages but keys.
         transport: transport of this process.
-        workers: number of workers.
+
+    Attributes:
+        generation: number of the group of all ranks; 0 before there is one.
+        is_broken: whether that group has lost a member, so that another one has to form.
     """
 
-    def __init__(self, handler: PeerHandler, transport: Transport, workers: int) -> None:
+    def __init__(self, handler: PeerHandler, transport: Transport) -> None:
         self._handler = handler
         self._transport = transport
-        self._workers = workers
+        self._numbers = itertools.count(1)
+        self._members: dict[int, RemoteWorker] = {}  # by worker
         self._lock = threading.Lock()
-        self._members: dict[int, AcceptedPeer] = {}  # by worker
-        self._states: dict[int, StateGroup] = {}  # by worker
+        self._relayed: list[RemoteWorker] = []  # members of the group of all ranks, for the thread of the sockets
+        self._states: dict[int, StateGroup] = {}  # by id of the process
+        self.generation = 0
+        self.is_broken = False
 
-    def form(self, state: Mapping[str, Any]) -> None:
-        """Form all groups, and give each rank the state with which it begins.
+    @property
+    def members(self) -> Mapping[int, RemoteWorker]:
+        """Ranks that sum, by their worker."""
+        return self._members
 
-        Raises:
-            RunError: a rank is gone.
-        """
-        for worker in sorted(self._members):
-            self._form_for_states(worker, state)
-        key = secrets.token_hex(KEY_BYTES)
+    def add(self, worker: RemoteWorker, state: Mapping[str, Any]) -> bool:
+        """Give a rank the state with which it begins, for the next group; return False if it is gone."""
+        key, number = secrets.token_hex(KEY_BYTES), next(self._numbers)
+        store = GroupStore(number, worker.connection.send)
+        group = ElasticGroup(key, 0, 2, store)
+        with self._lock:
+            self._states[worker.peer_id] = StateGroup(number, group, store)
+        worker.connection.send(FormGroup(generation=number, key=key, rank=1, size=2, uses_nccl=False))
+        try:
+            group.connect(self._transport, worker.connection.local_host)
+            group.broadcast_state(dict(state))
+        except ConnectionLost:
+            return False  # its loss is an event that follows
+        self._members[worker.worker] = worker
+        return True
+
+    def form(self) -> None:
+        """Form a group of all members, which takes the place of the previous one after the sums so far."""
+        key, number = secrets.token_hex(KEY_BYTES), next(self._numbers)
+        with self._lock:
+            self.generation = number
+            self._relayed = list(self._members.values())
         for rank, worker in enumerate(sorted(self._members)):
-            form = FormGroup(generation=SUMS, key=key, rank=rank, size=len(self._members), uses_nccl=False)
+            form = FormGroup(generation=number, key=key, rank=rank, size=len(self._members), uses_nccl=False)
             self._members[worker].connection.send(form)
 
+    def reform(self) -> None:
+        """Form a group of the members that are left, at once: sums in progress end without a result."""
+        self.is_broken = False
+        self.send(GroupBroken(self.generation, "a member is gone", is_unreachable=False))
+        self.form()
+
+    def remove(self, worker: RemoteWorker) -> bool:
+        """Note that a rank is gone; return whether it was a member."""
+        with self._lock:
+            own = self._states.pop(worker.peer_id, None)
+        if own is not None:
+            own.group.close()
+        if self._members.get(worker.worker) is not worker:
+            return False
+        del self._members[worker.worker]
+        self.is_broken = bool(self._members)
+        return True
+
     def send(self, message: Message) -> None:
-        """Send a message to all ranks."""
+        """Send a message to all members."""
         for member in self._members.values():
             member.connection.send(message)
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of the first rank's server, after all that it was sent.
+    def receive_state(self, worker: RemoteWorker) -> dict[str, Any]:
+        """Return the state that a rank sends.
 
         Raises:
-            RunError: the rank is gone.
+            ConnectionLost: the rank is gone.
         """
-        worker = min(self._states, default=None)
-        if worker is None:
-            raise RunError("no rank has joined the run")
-        self._members[worker].connection.send(SendState())
-        try:
-            return self._states[worker].group.broadcast_state(None, root=1)
-        except ConnectionLost as error:
-            raise RunError(f"worker {worker} does not send its state: {error}") from error
+        return self._states[worker.peer_id].group.broadcast_state(None, root=1)
 
     def close(self) -> None:
         """Destroy the groups; the ranks have ended."""
@@ -86,52 +122,34 @@ class SumGroups:
             each.group.close()
         self._states = {}
 
-    def _form_for_states(self, worker: int, state: Mapping[str, Any]) -> None:
-        peer, key = self._members[worker], secrets.token_hex(KEY_BYTES)
-        generation = self._generation(worker)
-        store = GroupStore(generation, peer.connection.send)
-        group = ElasticGroup(key, 0, 2, store)
-        with self._lock:
-            self._states[worker] = StateGroup(group, store)
-        peer.connection.send(FormGroup(generation=generation, key=key, rank=1, size=2, uses_nccl=False))
-        try:
-            group.connect(self._transport, peer.connection.local_host)
-            group.broadcast_state(dict(state))
-        except ConnectionLost as error:
-            raise RunError(f"worker {worker} is gone: {error}") from error
-
-    def _generation(self, worker: int) -> int:
-        return SUMS + 1 + worker
-
     # --- callbacks of the acceptor, in the thread of the sockets ------------------------------------------------------
 
     def on_accept(self, peer: AcceptedPeer) -> None:
         """Do nothing: no gradient is received."""
 
     def on_join(self, peer: AcceptedPeer) -> None:
-        """Note a rank, and pass it on."""
-        if peer.worker < self._workers:
-            self._members[peer.worker] = peer
+        """Pass on a new process."""
         self._handler.on_join(peer)
 
     def on_message(self, peer: AcceptedPeer, message: Message, at_s: float, contents_s: float) -> None:
         """Relay a key, and pass any other message on."""
         if not isinstance(message, StoreKey):
             self._handler.on_message(peer, message, at_s, contents_s)
-        elif message.generation == SUMS:
-            for member in self._members.values():
-                if member.worker != peer.worker:
+            return
+        with self._lock:
+            own = self._states.get(peer.peer_id)
+            receivers = self._relayed if message.generation == self.generation else []
+        if own is not None and own.generation == message.generation:
+            own.store.put(message)
+        elif any(member.peer_id == peer.peer_id for member in receivers):
+            for member in receivers:
+                if member.peer_id != peer.peer_id:
                     member.connection.send(message)
-        elif message.generation == self._generation(peer.worker):
-            with self._lock:
-                own = self._states.get(peer.worker)
-            if own is not None:
-                own.store.put(message)
 
     def on_leave(self, peer: AcceptedPeer, reason: str) -> None:
         """End all waiting for a rank that is gone, and pass that on."""
         with self._lock:
-            own = self._states.get(peer.worker)
+            own = self._states.get(peer.peer_id)
         if own is not None:
             own.group.abort()
         self._handler.on_leave(peer, reason)

@@ -31,11 +31,11 @@ class SummedTensors(WorkerTensors):
     def __init__(self, rank: Rank, layout: FlatLayout) -> None:
         job, cluster = rank.job, rank.cluster
         self._server = ParameterServer(job, build_model(job, rank.seed), layout, rank.per_epoch, workers=cluster.n)
+        rank.host.lifecycle.on_server(self._server)
         self._parameters = RankParameters(self._server, layout, cluster.worker)
         self.gradient = self._parameters.gradient
         self._transport = rank.transport
-        self._is_first = cluster.worker == 0
-        if self._is_first:  # one process is enough
+        if cluster.worker == 0:  # one process is enough
             self._server.watch_gradients()
         self._follower: UpdateFollower | None = None
 
@@ -47,7 +47,6 @@ class SummedTensors(WorkerTensors):
             self._parameters,
             self._server,
             session.connection,
-            is_first=self._is_first,
             transport=self._transport,
             start=start,
             fail=fail,

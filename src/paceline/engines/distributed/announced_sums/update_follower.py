@@ -5,36 +5,54 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+
+import torch
 
 from paceline.core.index_bits import IndexBits
-from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
+from paceline.engines.distributed.announced_sums.rank_groups import RankGroups
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
-from paceline.engines.distributed.announced_sums.sum_groups import SUMS
+from paceline.engines.distributed.parameter_server.loop_options import set_step_options
+from paceline.engines.distributed.transport.announced_messages import (
+    AnnounceSum,
+    GradientRecomputed,
+    RecomputeGradient,
+    ResumeSums,
+    SendState,
+    StateFollows,
+    StepMade,
+    SummedGradient,
+    SumsMade,
+)
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
-from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.sum_messages import AnnounceSum, FormGroup, SendState, StepMade, StoreKey
+from paceline.engines.distributed.transport.sum_messages import FormGroup, GroupBroken, StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Transport
-from paceline.engines.distributed.worker_tensors import Start
-from paceline.errors import RunError
+from paceline.engines.distributed.worker_tensors import Recomputation, Start
 from paceline.server.parameter_server import ParameterServer
 
-Followed = AnnounceSum | FormGroup | SendState | RemoteTask
+Followed = AnnounceSum | FormGroup | GroupBroken | SendState | RemoteTask
+OfRecovery = FormGroup | RecomputeGradient | ResumeSums
+END_S = 5.0  # for the last sum of a run, of which rank 0 has the result
+
+
+class Closed(Exception):  # noqa: N818  # no error
+    """The rank has ended."""
 
 
 class UpdateFollower:
     """Follower of the coordinator, in a thread that does not wait for the computation under way.
 
-    A task is passed on after the updates that came before it.
+    A task is passed on after the updates that came before it. When a sum fails, since a rank is lost, the ranks form a
+    new group, agree on the sums that are made, compute the gradients of the lost rank that count, and go on with the
+    sum.
 
     Args:
         parameters: parameters of this rank.
         server: the server in them.
         connection: connection to the coordinator.
-        is_first: whether rank 0 is told of this rank's updates.
         transport: transport of this process.
         start: called with a task, the version at which it is computed, and the moment of its arrival: sums that all
             ranks wait for are not time of this rank.
@@ -47,7 +65,6 @@ class UpdateFollower:
         server: ParameterServer,
         connection: Connection,
         *,
-        is_first: bool,
         transport: Transport,
         start: Start,
         fail: Callable[[Exception], None],
@@ -55,48 +72,57 @@ class UpdateFollower:
         self._parameters = parameters
         self._server = server
         self._connection = connection
-        self._is_first = is_first
         self._transport = transport
         self._start = start
         self._fail = fail
         self._messages: queue.SimpleQueue[tuple[Followed, float] | None] = queue.SimpleQueue()
-        self._stores: dict[int, GroupStore] = {}  # by number of the group
-        self._groups: dict[int, ElasticGroup] = {}
+        self._recovery: queue.SimpleQueue[OfRecovery | None] = queue.SimpleQueue()
+        self._is_broken = False  # whether groups are announced for a recovery, which does not wait for other messages
+        self._groups = RankGroups(connection.send)
+        self._states: ElasticGroup | None = None  # group with the coordinator
+        self._sums: FormGroup | None = None  # group with the other ranks
+        self._made = 0  # number of the newest sum that this rank has
+        self._summing: Sequence[SummedGradient] = ()  # gradients of the sum in progress
+        self._moved: dict[tuple[int, int], SummedGradient] = {}  # gradients that another rank has now
+        self._step: StepMade | None = None  # newest one that the coordinator may wait for
         self._thread = threading.Thread(target=self._follow, name="paceline-updates", daemon=True)
         self._thread.start()
 
     def on_message(self, message: Message) -> bool:
         """Take a message of the coordinator, in the thread of the sockets; return whether it is one to follow."""
         match message:
-            case StoreKey(generation):
-                self._store(generation).put(message)
-            case FormGroup(generation=generation):
-                store = self._store(generation)
-                self._groups[generation] = ElasticGroup(message.key, message.rank, message.size, store)
-                self._messages.put((message, time.monotonic()))
+            case StoreKey():
+                self._groups.put(message)
+            case FormGroup():
+                self._groups.announce(message)
+                if self._is_broken:
+                    self._recovery.put(message)
+                else:
+                    self._messages.put((message, time.monotonic()))
+            case GroupBroken():
+                self._is_broken = True
+                self._messages.put((message, time.monotonic()))  # for a thread that is in no sum
+                self._groups.break_off()
+            case RecomputeGradient():
+                self._recovery.put(message)
+            case ResumeSums():
+                self._is_broken = False
+                self._recovery.put(message)
             case AnnounceSum() | SendState() | RemoteTask():
                 self._messages.put((message, time.monotonic()))
             case _:
                 return False
         return True
 
-    def _store(self, generation: int) -> GroupStore:
-        """Return the store of a group, of which another rank's keys may come before its announcement."""
-        if generation not in self._stores:
-            self._stores[generation] = GroupStore(generation, self._connection.send)
-        return self._stores[generation]
-
     def close(self, *, has_failed: bool) -> None:
         """End the thread and the groups."""
         self._messages.put(None)
-        for group in list(self._groups.values()):
-            if has_failed:  # at a normal end the other ranks may still be summing
-                group.abort()
-            else:
-                group.complete()
+        self._recovery.put(None)
+        self._groups.end(has_failed=has_failed)
+        self._thread.join(END_S)
+        self._groups.break_off()
         self._thread.join()
-        for group in self._groups.values():
-            group.close()
+        self._groups.close()
 
     # --- in a thread of its own ---------------------------------------------------------------------------
 
@@ -105,39 +131,138 @@ class UpdateFollower:
             while (received := self._messages.get()) is not None:
                 message, at_s = received
                 self._carry_out(message, at_s)
-        except ConnectionLost as error:
-            self._fail(RunError(f"this rank can no longer sum with the others, and rank 0 says why: {error}"))
+        except Closed:
+            pass
         except Exception as error:
             self._fail(error)
 
     def _carry_out(self, message: Followed, at_s: float) -> None:
         match message:
-            case FormGroup(generation=generation):
-                group = self._groups[generation]
-                group.connect(self._transport, self._connection.local_host)
-                if generation != SUMS:
-                    self._states = group
-                    self._server.load_state_dict(group.broadcast_state(None))
+            case FormGroup() if self._groups.is_first(message):
+                self._begin(message)
+            case FormGroup(generation=generation) if generation > self._generation:
+                if not self._join(message):
+                    self._recover()
+            case GroupBroken(generation) if generation >= self._generation:
+                self._recover()
             case AnnounceSum():
-                self._sum(message)
+                self._make_sum(message)
             case SendState():
-                state: dict[str, Any] = self._server.state_dict()
-                self._states.broadcast_state(state, root=1)
+                assert self._states is not None
+                self._connection.send(StateFollows())
+                self._states.broadcast_state(self._server.state_dict(), root=1)
             case RemoteTask():
                 version = self._parameters.begin_task(keeps=message.progress.last == "used")
                 self._start(message, version, at_s)
 
-    def _sum(self, announced: AnnounceSum) -> None:
+    @property
+    def _generation(self) -> int:
+        return 0 if self._sums is None else self._sums.generation
+
+    def _begin(self, form: FormGroup) -> None:
+        """Begin with the state that the coordinator gives."""
+        self._states = self._groups[form.generation]
+        self._states.connect(self._transport, self._connection.local_host)
+        first = self._states.broadcast_state(None)
+        self._made = first["made"]
+        self._server.load_state_dict(first["server"])
+
+    def _make_sum(self, announced: AnnounceSum) -> None:
         """Sum the gradients that count, and make the update if it is due."""
-        parameters, gradients, update = self._parameters, announced.summed, announced.made
+        while self._made < announced.number:  # else another rank's state has brought them
+            gradients = [self._moved.get((each.worker, each.draw), each) for each in announced.summed]
+            self._summing = gradients
+            if not gradients or self._can_sum(gradients):
+                self._made = announced.number
+                self._on_sum(gradients, announced)
+        self._summing = ()
+
+    def _can_sum(self, gradients: Sequence[SummedGradient]) -> bool:
+        """Sum the gradients that count; return False after a recovery from the loss of a rank."""
+        assert self._sums is not None
+        group = self._groups[self._generation]
+        self._parameters.write_terms(gradients)
+        try:
+            group.wait(group.begin_sum(self._parameters.total))
+        except ConnectionLost as error:
+            self._parameters.renew_total()
+            self._report(self._generation, error)
+            self._recover()
+            return False
+        return True
+
+    def _on_sum(self, gradients: Sequence[SummedGradient], announced: AnnounceSum) -> None:
         if gradients:
-            group = self._groups[SUMS]
-            parameters.write_terms(gradients)
-            group.wait(group.begin_sum(parameters.total))
-            parameters.add_sum(gradients, IndexBits(announced.missing))
+            self._parameters.add_sum(gradients, IndexBits(announced.missing))
+        update = announced.made
         if update is None:
-            parameters.keep_sum()
+            self._parameters.keep_sum()
             return
-        step = parameters.apply(update)
-        if self._is_first and (step is not None or parameters.not_finite):
-            self._connection.send(StepMade.of(update.version, step, parameters.not_finite))
+        set_step_options(self._server, announced.options)
+        step = self._parameters.apply(update)
+        if step is not None or self._parameters.not_finite:
+            self._step = StepMade.of(update.version, step, self._parameters.not_finite)
+            if self._sums is not None and self._sums.rank == 0:
+                self._connection.send(self._step)
+
+    # --- recovery -----------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Take part in new groups, and compute again what is lost and counts, until the ranks go on."""
+        while True:
+            match self._recovery.get():
+                case FormGroup() as form:
+                    self._join(form, after_loss=True)
+                case RecomputeGradient() as lost:
+                    self._recompute(lost)
+                case ResumeSums(generation) as resumed if generation == self._generation:
+                    self._moved = {(each.worker, each.draw): each for each in resumed.decoded}
+                    return
+                case None:
+                    raise Closed
+
+    def _join(self, form: FormGroup, *, after_loss: bool = False) -> bool:
+        """Sum in a new group from now on; return False, and tell the coordinator, if a member of it is lost."""
+        group = self._groups[form.generation]
+        try:
+            group.connect(self._transport, self._connection.local_host)
+            if after_loss:
+                self._agree(group, form)
+        except ConnectionLost as error:
+            self._report(form.generation, error)
+            return False
+        self._sums = form
+        self._groups.close_before(form.generation)
+        return True
+
+    def _agree(self, group: ElasticGroup, form: FormGroup) -> None:
+        """Bring all ranks of a new group to the newest sum that one of them has made."""
+        rows, pending = group.begin_gather(torch.tensor([self._made]).view(torch.uint8))
+        group.wait(pending)
+        made = rows.view(torch.int64).flatten().tolist()
+        newest = max(made)
+        first = made.index(newest)
+        if min(made) < newest:
+            state = group.broadcast_state(self._server.state_dict() if form.rank == first else None, first)
+            if self._made < newest:
+                self._parameters.drop_terms(self._summing)
+                self._parameters.take_state(state)
+                self._made = newest
+        if form.rank == first and self._step is not None:  # the rank that had to send it may be the lost one
+            self._connection.send(self._step)
+        if form.rank == 0:
+            self._connection.send(SumsMade(form.generation, newest))
+
+    def _recompute(self, lost: RecomputeGradient) -> None:
+        """Let the worker of this rank compute the gradient of a lost one."""
+
+        def finish(is_here: bool) -> None:
+            if is_here:
+                self._parameters.hold_recomputed(lost.worker, lost.draw, lost.count)
+            self._connection.send(GradientRecomputed(lost.worker, lost.draw, is_here))
+
+        again = Recomputation(lost, self._parameters.recomputed, finish)
+        self._start(again, self._parameters.version, time.monotonic())
+
+    def _report(self, generation: int, error: ConnectionLost) -> None:
+        self._connection.send(GroupBroken(generation, str(error), isinstance(error, Unreachable)))

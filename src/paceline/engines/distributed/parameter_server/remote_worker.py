@@ -63,6 +63,8 @@ class RemoteWorker:
         evaluating: versions that it evaluates, as the evaluator.
         last: what became of its newest gradient, and its staleness, as in `TaskProgress`.
         unneeded: newest draw whose gradient the worker knows to be unneeded; 0 for none.
+        is_paused: whether its loop pauses.
+        is_leaving: whether it has said that it leaves.
     """
 
     def __init__(self, peer: AcceptedPeer, shards: Iterable[int], tasks: WorkerTasks) -> None:
@@ -77,6 +79,8 @@ class RemoteWorker:
         self.evaluating: set[int] = set()
         self.last = ("", 0)
         self.unneeded = 0
+        self.is_paused = False
+        self.is_leaving = False
         self._newest_push_s = nan  # of its newest gradient
         self._received = dict.fromkeys(self.not_admitted_by, 0)  # draw of the newest part, by shard
         self._arriving: ArrivingGradient | None = None
@@ -86,6 +90,10 @@ class RemoteWorker:
         self.newest_sent = version
         self.sent_s = time.monotonic()
         self.last = ("", 0)
+
+    def computes_at(self, version: int) -> bool:
+        """Return whether the worker computes a gradient at this version."""
+        return self.tasks.working is not None and self.tasks.working.version == version
 
     def tell_if_unneeded(self, would_accept: Callable[[int, int], bool]) -> None:
         """Tell the worker if the gradient of its task cannot be used any more; of one that it cancels it knows that."""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 
 from paceline.clusters.devices import cores
 from paceline.clusters.launch_env import STANDBY
-from paceline.clusters.torchrun import Torchrun
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import (
     END_OF_LOOP,
@@ -30,18 +28,16 @@ from paceline.core.events import (
     Lost,
     Outcome,
     RestartWorker,
-    Step,
 )
 from paceline.core.index_bits import IndexBits
-from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
-from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
+from paceline.engines.distributed.announced_sums.announced_tensors import AnnouncedTensors
+from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors
 from paceline.engines.distributed.failed_worker import why_failed
-from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
-from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker, processes_of
 from paceline.engines.distributed.parameter_server.restart_wait import RestartWait
+from paceline.engines.distributed.parameter_server.served_tensors import ServedTensors
 from paceline.engines.distributed.parameter_server.server_processes import ServerProcesses
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.standby_follower import StandbyFollower
@@ -62,22 +58,19 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
-from paceline.engines.distributed.transport import messages, sum_messages, task_messages
+from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
-from paceline.engines.distributed.transport.wire import WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
 from paceline.engines.loop import RunLoop
 from paceline.engines.ports import Workers
 from paceline.engines.real_clock import RealClock
-from paceline.engines.server_side import ServerSide
 from paceline.engines.signals import Signals
 from paceline.engines.task_board import TaskBoard
 from paceline.errors import RunError, UsageError
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout, flat_copy
 from paceline.utils.rank_logger import RankLogger
-from paceline.worker.parameter_guard import checksum
 from paceline.worker.task_progress import TaskProgress
 
 LOG = RankLogger(__name__)
@@ -123,38 +116,25 @@ class RemoteWorkers(Workers):
         self.clock = RealClock()
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
-        handler = QueueHandler(self._peer_events)
-        self._groups = None if cluster.server else SumGroups(handler, rank.transport, cluster.n)
-        self.parameters: ServerSide | AnnouncedParameters
-        receiver: GradientReceiver | SumGroups
-        if self._groups is not None:
-            receiver = self._groups
-            announce, fetch = self._groups.send, self._groups.state
-            self.parameters = AnnouncedParameters(server, self._published, announce, fetch, self._await_step)
-        else:
-            gradients = [layout.allocate() for _ in range(cluster.n)]
-            others = shards if shards.numbers else None
-            self.parameters = ServerSide(server, self._published, gradients, debug=cluster.debug, shards=others)
-            receiver = GradientReceiver([WireBuffer(self._wire, each) for each in gradients], handler)
+        self._loop_options = LoopOptions(server)
+        self._tensors = self._make_tensors(layout, QueueHandler(self._peer_events))
+        self.parameters = self._tensors.parameters
         self.signals = rank.host.lifecycle.signals(cluster.notice)
         self._tasks = TaskBoard(self.parameters, self._send)
         self._threads = torch.get_num_threads()
-        self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
         # The workers, the evaluator, the servers of the other shards, and the standby.
         self.processes = ServerProcesses(
             rank,
             rank.make_job_spec(server.model),
             processes=cluster.n + cluster.shards + cluster.standby,
-            receiver=receiver,
+            receiver=self._tensors.receiver,
         )
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
         self._saved_draws: Mapping[int, int] = {}  # newest accepted draw of each worker in the newest checkpoint
         self._joined = 0  # number of workers so far
         self._has_updated = False  # whether an update was made by the commands that are carried out
-        self._loop_options = LoopOptions(server)
-        self._awaited: int | None = None  # update whose step is awaited
-        self._step: Step | None = None
+        self._waiting: list[PeerEvent] = []  # processes that come or go
         self._evaluator: RemoteWorker | None = None
         self._unevaluated: Evaluate | None = None  # waits until there is an evaluator
         self._restart_wait = RestartWait(self._peer_events, cluster.start_timeout_s)
@@ -163,6 +143,27 @@ class RemoteWorkers(Workers):
         if cluster.standby and succession is None:
             stream = StandbyStream(layout, self._peer_events, self._present, rank.folder)
             self.follower = StandbyFollower(stream, self.signals, cluster)
+
+    def _make_tensors(self, layout: FlatLayout, handler: QueueHandler) -> CoordinatorTensors:
+        if self._cluster.server:
+            return ServedTensors(
+                self._cluster,
+                self._server,
+                self._published,
+                layout=layout,
+                wire=self._wire,
+                shards=self._shards,
+                handler=handler,
+            )
+        return AnnouncedTensors(
+            self._server,
+            self._published,
+            transport=self._rank.transport,
+            handler=handler,
+            clock=self.clock,
+            read=partial(self.clock.read, POLL_S),
+            options=self._loop_options,
+        )
 
     def loop(self) -> RunLoop:
         """Return the loop of the run."""
@@ -194,12 +195,8 @@ class RemoteWorkers(Workers):
     def _begin(self) -> None:
         self.processes.start()
         await_workers(self._cluster, self._ready, self._read_for_a_moment, self._missing)
-        if self._groups is not None:
-            if not self.signals.caught:
-                self._groups.form(self._server.state_dict())
-            return
-        assert isinstance(self.parameters, ServerSide)
-        self._shards.init(self.parameters.first_version)
+        if not self.signals.caught:
+            self._tensors.begin([worker for worker in self._workers.values() if worker.tasks.is_ready])
         if self.follower is not None:
             self.follower.stream.send_begin()
             self._server.on_mean = self.follower.stream.add_mean
@@ -242,8 +239,7 @@ class RemoteWorkers(Workers):
         self._peers.clear()
         self._workers.clear()
         self._evaluator = None
-        if self._groups is not None:
-            self._groups.close()
+        self._tensors.close()
 
     def _send_end(self, end: messages.End) -> None:
         """Send the end of the run and the final parameters to all processes, and wait until they have gone."""
@@ -266,9 +262,7 @@ class RemoteWorkers(Workers):
 
     def ended(self, command: EndRun) -> None:
         """Note the end, of which `close` tells the workers."""
-        self._log_link(self._link_monitor.final_report())
-        self.parameters.gather()
-        self._server.gather_shards()
+        self._tensors.ended()
         self._end = successful_end(command, self.clock.now, self._coordinator)
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -302,6 +296,7 @@ class RemoteWorkers(Workers):
             self._has_updated = False
             for worker in self._workers.values():
                 worker.tell_if_unneeded(self._coordinator.would_accept)
+        self._handle_waiting()
 
     def on_idle(self) -> None:
         """Do nothing: the cores of this host are divided among its processes."""
@@ -326,30 +321,51 @@ class RemoteWorkers(Workers):
 
     def _send(self, command: Compute) -> None:
         worker = self._workers[command.worker]
-        is_here = self._groups is None
-        sends_version, debug = is_here and worker.newest_sent != command.version, is_here and self._cluster.debug
-        buckets, is_difference = self._published.message(worker.peer_id, command.version, sends_version)
+        version = self._tensors.version_for(worker, command.version)
         last, staleness = worker.last
         task = task_messages.RemoteTask.of(
             command,
-            sends_version=sends_version,
+            sends_version=version.is_new,
             run_s=self.clock.elapsed_s(),
             progress=TaskProgress.of(command, last, staleness, self._saved_draws.get(command.worker, 0)),
-            is_difference=is_difference,
-            checksum=checksum(self._published.held_by(worker.peer_id, command.version)) if debug else None,
+            is_difference=version.is_difference,
+            checksum=version.checksum,
         )
         worker.on_sent(command.version)
         self._shards.send(
             task_messages.AssignTask(
-                peer_id=worker.peer_id, draw=command.draw, version=command.version, sends_version=sends_version
+                peer_id=worker.peer_id, draw=command.draw, version=command.version, sends_version=version.is_new
             )
         )
-        worker.connection.send(task, buckets)
+        worker.connection.send(task, version.buckets)
 
     # --- events -------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        self._handle(self._peer_events.get())
+        event = self._peer_events.get()
+        if isinstance(event, PeerLost):
+            self._waiting = [each for each in self._waiting if not _is_of(each, event.peer_id)]
+        if (
+            isinstance(event, PeerMessage)
+            and isinstance(event.message, messages.Leave)
+            and event.peer_id in self._peers
+        ):
+            if (worker := self._peers.get(event.peer_id)) is not None:
+                worker.is_leaving = True
+            self._waiting.append(event)
+        elif isinstance(event, PeerJoined):
+            self._waiting.append(event)
+        else:
+            self._handle(event)
+        self._tensors.settle()
+        self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
+        """Handle processes that come or go, unless the tensors are busy, or gradients wait of one that goes."""
+        while self._waiting and not self._tensors.is_busy:
+            if isinstance(self._waiting[0], PeerMessage) and self.clock.has_events:
+                break  # the gradient of the worker may be among these
+            self._handle(self._waiting.pop(0))
 
     def _handle(self, event: PeerEvent) -> None:
         stream = self.follower.stream if self.follower is not None else None
@@ -414,6 +430,8 @@ class RemoteWorkers(Workers):
         else:
             self._workers[worker.worker] = worker
             self._joined += 1
+            if self.clock.has_begun:
+                self._tensors.admit(worker)
             self.clock.add(Joined(self.clock.elapsed_s(), worker.worker))
 
     def _on_shard_event(self, number: int, event: PeerMessage | PeerLost) -> None:
@@ -447,8 +465,6 @@ class RemoteWorkers(Workers):
                 self._deliver(worker, worker.on_task_done(done, event))
             case task_messages.RemoteTaskCancelled():
                 self._tasks.on_idle(worker.worker)
-            case sum_messages.StepMade():
-                self._on_step(worker, event.message)
             case task_messages.EvaluationResult(version) as result:
                 try:
                     metrics = worker.metrics_of(result)
@@ -457,42 +473,25 @@ class RemoteWorkers(Workers):
                     return
                 self._published.release(version)
                 self.clock.add(Evaluated(self.clock.elapsed_s(), version, metrics))
-            case messages.Leave(reason) if self._groups is not None:
-                why = f"worker {worker.worker} was interrupted by {reason}"  # it takes part in sums until the end
-                self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.INTERRUPTED, why))
             case messages.Leave(reason):
+                self._tensors.leaving()
                 self._disconnect(worker, reason)
             case messages.Pause(reason):
+                worker.is_paused = True
                 self.clock.add(Lost(self.clock.elapsed_s(), worker.worker, reason))
             case messages.Resume():
+                worker.is_paused = False
                 self.clock.add(Joined(self.clock.elapsed_s(), worker.worker))
             case messages.Failed() as failed:
                 reason = why_failed(failed, worker.worker, self._rank.folder)
                 if not self.clock.has_begun:
                     raise RunError(f"worker {worker.worker} failed while it started: {reason}")
                 self._disconnect(worker, reason)
-
-    def _await_step(self, version: int) -> Step:
-        """Wait for the step of an update from a rank: no other event comes between the update and its step."""
-        self._awaited = version
-        self._step = None
-        while self._step is None:
-            self._read_for_a_moment()
-        self._awaited = None
-        return self._step
-
-    def _on_step(self, worker: RemoteWorker, made: sum_messages.StepMade) -> None:
-        try:
-            step = made.measured
-        except ValueError as error:
-            self._disconnect(worker, str(error))
-            return
-        if self._groups is None or (step is not None and made.version != self._awaited):
-            self._disconnect(worker, f"it sent the step of version {made.version}, which it was not asked for")
-            return
-        self._step = step or self._step
-        if made.not_finite:
-            self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.NOT_FINITE, made.not_finite))
+            case message:
+                try:
+                    self._tensors.on_message(worker, message)
+                except ValueError as error:
+                    self._disconnect(worker, str(error))
 
     def _deliver(self, worker: RemoteWorker, arriving: ArrivingGradient | None) -> None:
         """Report a gradient if all its parts have arrived."""
@@ -500,31 +499,20 @@ class RemoteWorkers(Workers):
             return
         done = arriving.done
         seconds: dict[str, Any] = worker.on_delivered(arriving)
-        if not done.is_notice and self._groups is None:
-            report = self._link_monitor.on_gradient(worker.worker, done.measured.compute_s, sum(seconds.values()))
-            self._log_link(report)
+        self._tensors.on_gradient(worker.worker, arriving, sum(seconds.values()))
         now = self.clock.elapsed_s()
         self.clock.add(Arrival(now, worker.worker, done.draw, done.measured, **seconds))
         self._tasks.on_gradient(worker.worker, IndexBits(done.missing))
-
-    def _log_link(self, report: str | None) -> None:
-        if report is not None:
-            LOG.log(logging.WARNING if self._link_monitor.is_bottleneck else logging.INFO, "%s", report)
 
     def _on_gone(self, worker: RemoteWorker, reason: str) -> None:
         self._shards.send(messages.DisconnectPeer(worker.peer_id))
         self._published.forget(worker.peer_id)
         if worker is self._evaluator:
             raise RunError(f"the process that evaluates ended: {reason}")
-        if self._groups is not None:
-            raise RunError(
-                f"worker {worker.worker} is gone: {reason}; without a server no rank goes on without another: "
-                "paceline run goes on from the last checkpoint in out=, server=true without this worker"
-            )
         worker.tasks.is_ready = False
         self._tasks.on_lost(worker.worker)
         self.clock.add(Lost(self.clock.elapsed_s(), worker.worker, reason))
-        self._log_link(self._link_monitor.on_lost(worker.worker))
+        self._tensors.lose(worker)
         if self.follower is not None:
             self.follower.stream.check_workers()
         if not self.clock.has_begun or any(each.tasks.is_ready for each in self._workers.values()):
@@ -541,7 +529,6 @@ class RemoteWorkers(Workers):
         self._on_gone(worker, reason)
 
 
-def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:
-    """Return the bytes of each shard on the wire."""
-    layouts = [FlatLayout(server.model, cluster.shards, only=number) for number in range(cluster.shards)]
-    return [make_wire(cluster.wire, layout).nbytes for layout in layouts]
+def _is_of(event: PeerEvent, peer_id: int) -> bool:
+    """Return whether a process has joined that has this id."""
+    return isinstance(event, PeerJoined) and event.peer.peer_id == peer_id

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
-from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
+from paceline.engines.distributed.coordinator_tensors import PeerReceiver
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Acceptor
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0, publish_successor
@@ -24,9 +23,7 @@ class ServerProcesses:
         receiver: receiver of what comes from other processes.
     """
 
-    def __init__(
-        self, rank: Rank, job_spec: dict[str, Any], processes: int, receiver: GradientReceiver | SumGroups
-    ) -> None:
+    def __init__(self, rank: Rank, job_spec: dict[str, Any], processes: int, receiver: PeerReceiver) -> None:
         self._rank = rank
         self._cluster = rank.cluster
         self._needs_evaluator = rank.job.eval_data is not None

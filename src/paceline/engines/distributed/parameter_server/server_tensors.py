@@ -10,8 +10,8 @@ from paceline.core.events import Measured
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTaskDone
-from paceline.engines.distributed.worker_tensors import Start, Task, WorkerTensors
+from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTask, RemoteTaskDone
+from paceline.engines.distributed.worker_tensors import Start, WorkerTensors
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Replica
 from paceline.worker.task_runner import pin
@@ -34,7 +34,9 @@ class ServerTensors(WorkerTensors):
         self._channels = shard_channels(replica, wire, self._version, self.gradient)
         self.left_out = [channel.left_out for channel in self._channels if channel.left_out is not None]
         self._channel_of = [channel for channel in self._channels for _ in channel.parameters]  # by parameter
-        self._received: dict[ShardChannel, Task] = {}  # parts of the next task, until all have arrived
+        self._received: dict[
+            ShardChannel, RemoteTask | RemoteEvaluateTask
+        ] = {}  # parts of the next task, until all have arrived
         if is_pinned:
             pin(self._version)
             pin(self.gradient)
@@ -51,7 +53,7 @@ class ServerTensors(WorkerTensors):
 
     def on_message(self, message: Message) -> bool:
         """Take the part of a task that comes from rank 0: the main thread does not read the previous version now."""
-        is_task = isinstance(message, Task)
+        is_task = isinstance(message, RemoteTask | RemoteEvaluateTask)
         if is_task:
             self._on_task(self._channels[0], message)
         return is_task
@@ -94,7 +96,7 @@ class ServerTensors(WorkerTensors):
 
     def _on_task(self, channel: ShardChannel, task: Message) -> None:
         """Handle one shard's part of a task; the part that arrives last starts the task."""
-        assert isinstance(task, Task)
+        assert isinstance(task, RemoteTask | RemoteEvaluateTask)
         if isinstance(task, RemoteEvaluateTask):
             channel.unpack_version()
         elif task.sends_version:

@@ -36,7 +36,7 @@ from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.encoded import at_most, decoded
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.step_options import StepOptions
-from paceline.engines.distributed.worker_tensors import Task, WorkerTensors
+from paceline.engines.distributed.worker_tensors import Recomputation, Task, WorkerTensors
 from paceline.engines.notice_watch import NoticeWatch
 from paceline.engines.worker_checkpoints import WorkerCheckpoints
 from paceline.errors import RunError, UsageError
@@ -238,6 +238,8 @@ class WorkerProcess:
         match request:
             case task_messages.RemoteTask() as task, version, received_s:
                 self._compute(task, version, received_s)
+            case Recomputation() as again, version, _:
+                self._recompute(again, version)
             case task_messages.RemoteEvaluateTask(number), version, _:
                 metrics = self._replica.evaluate(version)
                 self._session.connection.send(task_messages.EvaluationResult.of(number, metrics))
@@ -272,6 +274,25 @@ class WorkerProcess:
         else:
             self._check_version(task, "after")
             self._send_gradient(measured)
+
+    def _recompute(self, again: Recomputation, version: FlatBuffers) -> None:
+        """Compute the gradient of a lost worker, which counts."""
+        self._draw = ALL_DRAWS  # only the end of the run cancels it
+        self._replica.prefetch(())
+        lost = again.lost
+        try:
+            self._task_runner.lost_gradient(
+                worker=lost.worker,
+                draw=lost.draw,
+                minibatch=lost.decoded,
+                run_s=lost.run_s,
+                version=version,
+                gradient=again.gradient,
+            )
+        except Interrupted:
+            again.finish(False)
+        else:
+            again.finish(True)
 
     def _on_accumulated(self, parameter: int) -> None:
         if self._is_needed:

@@ -10,7 +10,8 @@ from msgspec import Meta
 from torch import Tensor
 
 from paceline.core.bounds import LONGEST_TEXT, Port, Whole
-from paceline.engines.distributed.transport import standby_messages, sum_messages, task_messages
+from paceline.engines.distributed.transport import announced_messages, standby_messages, sum_messages, task_messages
+from paceline.engines.distributed.transport.announced_messages import AnnouncedMessage
 from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.message_errors import name_of, with_names
 from paceline.engines.distributed.transport.standby_messages import StandbyMessage
@@ -305,7 +306,7 @@ ControlMessage = (
 )
 
 # None has a list whose length its receiver does not know.
-Message = ControlMessage | StandbyMessage | SumMessage | TaskMessage
+Message = ControlMessage | StandbyMessage | SumMessage | AnnouncedMessage | TaskMessage
 
 # What a server takes from a process that joins.
 PeerMessage = (
@@ -323,7 +324,10 @@ PeerMessage = (
     | sum_messages.GroupBroken
     | sum_messages.Progress
     | sum_messages.StepReport
-    | sum_messages.StepMade
+    | announced_messages.StepMade
+    | announced_messages.StateFollows
+    | announced_messages.SumsMade
+    | announced_messages.GradientRecomputed
     | task_messages.GradientStarted
     | task_messages.RemoteTaskDone
     | task_messages.RemoteTaskCancelled

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import nan
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from paceline.core.bounds import LONGEST_TEXT, Seconds, Whole, check_norms
-from paceline.core.events import Apply, Measured, Outcome, Step
+from paceline.core.bounds import Seconds, Whole, check_norms
+from paceline.core.events import Measured, Outcome
 from paceline.core.gradient import NOT_MEASURED
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.transport.encoded import at_most, decoded, encoded
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.task_messages import MessageStruct
-
-MOST_STEP_BYTES = 64
 
 
 class StoreKey(MessageStruct, frozen=True):
@@ -220,101 +218,6 @@ class MetricsMeasured(MessageStruct, frozen=True):
     metrics: bytes
 
 
-class SummedGradient(NamedTuple):
-    """Gradient that counts in a sum.
-
-    Attributes:
-        worker: number of its worker.
-        draw: number of the worker's task.
-        samples: samples of its minibatch, >= 1.
-    """
-
-    worker: int
-    draw: int
-    samples: int
-
-
-class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
-    """The ranks sum the gradients that count, and each makes the update of which they are the last ones.
-
-    Attributes:
-        gradients: gradients that count, encoded.
-        missing: indices of the model's parameters without a gradient in the sum, as the content of `IndexBits`.
-        update: update that is made then, encoded; empty if it is still to come.
-    """
-
-    gradients: bytes
-    missing: bytes = b""
-    update: bytes = b""
-
-    @classmethod
-    def of(cls, gradients: Sequence[SummedGradient], missing: IndexBits, update: Apply | None) -> AnnounceSum:
-        """Return the message about a sum.
-
-        >>> announced = AnnounceSum.of([SummedGradient(worker=2, draw=7, samples=16)], IndexBits.of([]), None)
-        >>> announced.summed, announced.made
-        ([SummedGradient(worker=2, draw=7, samples=16)], None)
-        """
-        encoded_update = encoded(update) if update is not None else b""
-        return cls(gradients=encoded(gradients), missing=missing.content, update=encoded_update)
-
-    @property
-    def summed(self) -> list[SummedGradient]:
-        """Gradients that count.
-
-        Raises:
-            ValueError: they are none.
-        """
-        gradients: list[SummedGradient] = decoded(self.gradients, list[SummedGradient], "gradients of a sum")
-        return gradients
-
-    @property
-    def made(self) -> Apply | None:
-        """Update that is made then; None if it is still to come.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return decoded(self.update, Apply, "an update") if self.update else None
-
-
-class StepMade(MessageStruct, frozen=True):
-    """The sender has made an update, of which rank 0 has to know something.
-
-    Attributes:
-        version: number of the new version.
-        step: its step, encoded; empty if it was not measured.
-        not_finite: why its parameters are not finite; empty if they are.
-    """
-
-    version: Whole
-    step: bytes
-    not_finite: Annotated[str, Meta(max_length=LONGEST_TEXT)] = ""
-
-    @classmethod
-    def of(cls, version: int, step: Step | None, not_finite: str) -> StepMade:
-        """Return the message about an update; the arguments are the fields.
-
-        >>> StepMade.of(7, None, "weight is inf").measured
-        >>> StepMade.of(7, Step(0.5, 0.25, 0.125, 0.1, 0.1), "").measured.progress
-        0.25
-        """
-        return cls(version, encoded(step) if step is not None else b"", not_finite)
-
-    @property
-    def measured(self) -> Step | None:
-        """Step of the update; None if it was not measured.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return decoded(self.step, Step, "a step", MOST_STEP_BYTES) if self.step else None
-
-
-class SendState(MessageStruct, frozen=True):
-    """The receiver sends rank 0 its parameters and the state of its optimizer, in the group of both."""
-
-
 SumMessage = (
     StoreKey
     | FormGroup
@@ -325,7 +228,4 @@ SumMessage = (
     | StepReport
     | StepSummarized
     | MetricsMeasured
-    | AnnounceSum
-    | StepMade
-    | SendState
 )

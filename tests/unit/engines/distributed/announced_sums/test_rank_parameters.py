@@ -7,7 +7,7 @@ from torch import nn
 
 from paceline.core.events import Accept, Apply
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
-from paceline.engines.distributed.transport.sum_messages import SummedGradient
+from paceline.engines.distributed.transport.announced_messages import SummedGradient
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout, is_a_mean
 from tiny_jobs import tiny_job
@@ -77,13 +77,13 @@ def test_each_rank_has_the_parameters_of_a_server(script, reads, seed):
             rank.end_task(draws[worker], samples)
             keeps[worker] = is_used
             if is_used:
-                accepted.append(SummedGradient(worker, draws[worker], samples))
+                accepted.append(SummedGradient(worker, draws[worker], samples, at=worker))
                 copy = layout.allocate()
                 copy.copy_(rank.gradient)
                 whole.enqueue(copy, samples, worker=worker)
         if not accepted:
             continue
-        gradients = tuple(Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s in accepted)
+        gradients = tuple(Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s, _ in accepted)
         command = Apply(version=version, gradients=gradients, lr_scale=1.0, reason="")
         read = [rank.begin_task(keeps=keeps[worker]) for worker, rank in enumerate(ranks)] if reads else []
         before = [each.memory.clone() for each in read]
@@ -118,7 +118,7 @@ def test_what_is_summed_before_the_update_counts_in_it():
             rank.begin_task(keeps=False)
             fill(rank.gradient, numbers)
             rank.end_task(draw, 3 + worker)
-            sums.append(SummedGradient(worker, draw, 3 + worker))
+            sums.append(SummedGradient(worker, draw, 3 + worker, at=worker))
             copy = layout.allocate()
             copy.copy_(rank.gradient)
             whole.enqueue(copy, 3 + worker, worker=worker)
@@ -129,7 +129,7 @@ def test_what_is_summed_before_the_update_counts_in_it():
             rank.add_sum(sums, missing=())
             if draw == 1:
                 rank.keep_sum()
-        gradients += [Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s in sums]
+        gradients += [Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s, _ in sums]
     command = Apply(version=1, gradients=tuple(gradients), lr_scale=1.0, reason="")
     for each in (whole, *ranks):
         each.apply(command)

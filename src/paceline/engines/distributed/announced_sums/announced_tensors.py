@@ -1,0 +1,110 @@
+"""Tensors of a run without a server at its coordinator: it has none of the workers' gradients and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
+from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
+from paceline.engines.distributed.announced_sums.summing_ranks import ALL_GONE, SummingRanks
+from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion
+from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
+from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
+from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.transport import Transport
+from paceline.engines.real_clock import RealClock
+from paceline.errors import RunError
+from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.version_store import VersionStore
+
+
+class AnnouncedTensors(CoordinatorTensors):
+    """Versions that each rank makes itself, of gradients that the ranks sum.
+
+    Args:
+        server: parameters with which the run begins, and with which it ends.
+        versions: storage of the versions that are evaluated.
+        transport: transport of this process.
+        handler: receiver of messages that are not about groups.
+        clock: clock of the run.
+        read: reads messages for a moment.
+        options: options of steps that the loops of workers set.
+    """
+
+    receiver: SumGroups
+    parameters: AnnouncedParameters
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        versions: VersionStore,
+        *,
+        transport: Transport,
+        handler: PeerHandler,
+        clock: RealClock,
+        read: Callable[[], None],
+        options: LoopOptions,
+    ) -> None:
+        self._server = server
+        self.receiver = SumGroups(handler, transport)
+        self._ranks = SummingRanks(self.receiver, clock, read)
+        self.parameters = AnnouncedParameters(server, versions, self._ranks, options)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the coordinator waits for the ranks."""
+        return self._ranks.is_busy
+
+    def begin(self, workers: Iterable[RemoteWorker]) -> None:
+        """Give all ranks the first version, and let them form a group."""
+        for worker in workers:
+            self._add(worker, self._server.state_dict())
+        self.receiver.form()
+
+    def admit(self, worker: RemoteWorker) -> None:
+        """Give a rank the newest version, and let all form a new group."""
+        has_members = bool(self.receiver.members)  # else the parameters are here
+        if self._add(worker, self.parameters.newest_state() if has_members else self._server.state_dict()):
+            self.receiver.form()
+
+    def _add(self, worker: RemoteWorker, state: Mapping[str, Any]) -> bool:
+        return self.receiver.add(worker, {"server": state, "made": self._ranks.ledger.number})
+
+    def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
+        """Return nothing: the rank has made the version."""
+        return SentVersion()
+
+    def on_message(self, worker: RemoteWorker, message: Message) -> bool:
+        """Handle a message about sums."""
+        return self._ranks.on_message(worker, message)
+
+    def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
+        """Do nothing: the gradient stays where it is."""
+
+    def settle(self) -> None:
+        """Let the ranks go on after the loss of one."""
+        self._ranks.settle()
+
+    def leaving(self) -> None:
+        """Let the ranks sum what counts, and bring the newest version here, before a rank takes its part with it."""
+        self.parameters.gather()
+
+    def lose(self, worker: RemoteWorker) -> None:
+        """Note what a rank takes with it.
+
+        Raises:
+            RunError: it was the last one, and has the newest parameters.
+        """
+        self._ranks.lose(worker)
+        if not self.receiver.members and not self.parameters.are_here:
+            raise RunError(ALL_GONE)
+
+    def ended(self) -> None:
+        """Bring the last version to this process."""
+        self.parameters.gather()
+
+    def close(self) -> None:
+        """Destroy the groups."""
+        self.receiver.close()

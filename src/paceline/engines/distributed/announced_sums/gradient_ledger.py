@@ -1,0 +1,155 @@
+"""Ledger of the gradients that count without a server: which sum each is in, and which rank has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.core.events import Apply, Compute
+from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.transport.announced_messages import SummedGradient
+
+
+@dataclass(kw_only=True)
+class CountedGradient:
+    """Gradient that counts.
+
+    Attributes:
+        task: task whose gradient it is.
+        samples: samples of its minibatch, >= 1.
+        missing: indices of the parameters that it lacks, as the content of `IndexBits`.
+        at: number of the worker whose rank has it; None if it is lost.
+    """
+
+    task: Compute
+    samples: int
+    missing: bytes
+    at: int | None
+
+    @property
+    def summed(self) -> SummedGradient:
+        """Its form in a message; it is not lost."""
+        assert self.at is not None
+        return SummedGradient(worker=self.task.worker, draw=self.task.draw, samples=self.samples, at=self.at)
+
+
+class LedgerSum(NamedTuple):
+    """Sum that was announced.
+
+    Attributes:
+        number: number of the sum, counted from 1.
+        gradients: gradients in it.
+        version: version that its update makes, or that is in progress if it makes none.
+        makes: whether it makes the update.
+    """
+
+    number: int
+    gradients: tuple[CountedGradient, ...]
+    version: int
+    makes: bool
+
+    @property
+    def missing(self) -> IndexBits:
+        """Indices of the parameters that all gradients of the sum lack."""
+        return IndexBits.in_all([each.missing for each in self.gradients])
+
+
+class GradientLedger:
+    """Ledger of the gradients that count, from their acceptance until all ranks have their sum.
+
+    A rank that is lost takes its gradients with it. They count all the same: another rank computes them again, at the
+    version at which they were computed, before the sum that they are in.
+
+    Attributes:
+        number: number of the newest sum; 0 before the first one.
+        version: newest version that the sums make.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.version = 0
+        self._made = 0  # version that all ranks have
+        self._tasks: dict[int, Compute] = {}  # newest one of each worker
+        self._lost_through: dict[int, int] = {}  # newest task of the lost process of a worker
+        self._next: list[CountedGradient] = []  # of the next sum
+        self._sums: list[LedgerSum] = []  # that a rank may lack
+
+    def resume_at(self, version: int) -> None:
+        """Begin with this version."""
+        self.version = self._made = version
+
+    @property
+    def has_next(self) -> bool:
+        """Whether gradients count that are in no sum yet."""
+        return bool(self._next)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a gradient that counts is at no rank."""
+        return any(each.at is None for each in self._counted())
+
+    def assign(self, task: Compute) -> None:
+        """Note a task, of which the gradient may count."""
+        self._tasks[task.worker] = task
+
+    def accept(self, worker: int, samples: int, missing: bytes) -> None:
+        """Count the gradient of a worker's newest task, which is lost already if the worker is."""
+        task = self._tasks[worker]
+        at = None if task.draw <= self._lost_through.get(worker, 0) else worker
+        self._next.append(CountedGradient(task=task, samples=samples, missing=missing, at=at))
+
+    def announce(self, update: Apply | None) -> LedgerSum:
+        """Return the sum of all gradients that count and are in no sum yet; none of them is lost.
+
+        Of version v + 1 a rank has a gradient of version v at least, for whose sum all ranks had to be there. So all
+        have the sums of version v - 1.
+
+        Args:
+            update: update that the sum makes; None if it is still to come.
+        """
+        self.number += 1
+        announced = LedgerSum(self.number, tuple(self._next), self.version + 1, makes=update is not None)
+        self._next = []
+        if update is not None:
+            self.version = update.version
+            self._made = max(self._made, self.version - 2)
+            self._sums = [each for each in self._sums if each.version > self._made]
+        self._sums.append(announced)
+        return announced
+
+    def settle(self, number: int) -> None:
+        """Note that all ranks have the sums up to a number."""
+        for each in self._sums:
+            if each.number <= number and each.makes:
+                self._made = each.version
+        self._sums = [each for each in self._sums if each.number > number]
+
+    def lose(self, worker: int) -> None:
+        """Note that a rank is lost, with all that it has."""
+        if worker in self._tasks:
+            self._lost_through[worker] = self._tasks[worker].draw
+        for each in self._counted():
+            if each.at == worker:
+                each.at = None
+
+    def lost(self, *, in_sums: bool) -> list[CountedGradient]:
+        """Return the lost gradients that the ranks can compute again now: those of the version that all ranks have.
+
+        Args:
+            in_sums: whether those are left out that are in no sum yet.
+        """
+        gradients = self._in_sums() if in_sums else self._counted()
+        return [each for each in gradients if each.at is None and each.task.version == self._made]
+
+    def open_gradients(self) -> list[SummedGradient]:
+        """Return the gradients of the sums that ranks lack; those that are lost are left out."""
+        return [each.summed for each in self._in_sums() if each.at is not None]
+
+    def _in_sums(self) -> Iterator[CountedGradient]:
+        for announced in self._sums:
+            yield from announced.gradients
+
+    def _counted(self) -> Iterator[CountedGradient]:
+        yield from self._in_sums()
+        yield from self._next

@@ -1,0 +1,119 @@
+"""Tensors of a run with a server: versions go to the workers, and gradients come from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from paceline.clusters.torchrun import Torchrun
+from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion
+from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
+from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
+from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
+from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
+from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
+from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
+from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.wire import Wire, WireBuffer
+from paceline.engines.distributed.transport.wires import make_wire
+from paceline.engines.server_side import ServerSide
+from paceline.server.parameter_server import ParameterServer
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.utils.rank_logger import RankLogger
+from paceline.worker.parameter_guard import checksum
+
+LOG = RankLogger(__name__)
+
+
+class ServedTensors(CoordinatorTensors):
+    """Versions of a server in this process, and the gradients that come over the network.
+
+    Args:
+        cluster: launch settings of this process.
+        server: server of the parameters, or of their first shard.
+        published: versions of the server.
+        layout: layout of what the server holds.
+        wire: format of the gradients on the network.
+        shards: clients of the servers of the other shards.
+        handler: receiver of messages.
+    """
+
+    parameters: ServerSide
+
+    def __init__(
+        self,
+        cluster: Torchrun,
+        server: ParameterServer,
+        published: PublishedVersions,
+        *,
+        layout: FlatLayout,
+        wire: Wire,
+        shards: ShardClients,
+        handler: PeerHandler,
+    ) -> None:
+        self._debug = cluster.debug
+        self._server = server
+        self._published = published
+        self._shards = shards
+        gradients = [layout.allocate() for _ in range(cluster.n)]
+        others = shards if shards.numbers else None
+        self.parameters = ServerSide(server, published, gradients, debug=cluster.debug, shards=others)
+        self.receiver = GradientReceiver([WireBuffer(wire, each) for each in gradients], handler)
+        self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the coordinator waits for the workers: never."""
+        return False
+
+    def begin(self, workers: Iterable[RemoteWorker]) -> None:
+        """Begin at the servers of the other shards; each worker gets its version with its task."""
+        self._shards.init(self.parameters.first_version)
+
+    def admit(self, worker: RemoteWorker) -> None:
+        """Do nothing, as `begin`."""
+
+    def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
+        """Return the version, if the worker does not have it."""
+        is_new = worker.newest_sent != version
+        buckets, is_difference = self._published.message(worker.peer_id, version, is_new)
+        held = checksum(self._published.held_by(worker.peer_id, version)) if self._debug else None
+        return SentVersion(is_new, buckets, is_difference, held)
+
+    def on_message(self, worker: RemoteWorker, message: Message) -> bool:
+        """Do nothing: gradients are received before."""
+        return False
+
+    def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
+        """Note how long the link of this process was used for a gradient, if it was sent."""
+        done = arriving.done
+        if not done.is_notice:
+            self._log(self._link_monitor.on_gradient(worker, done.measured.compute_s, seconds))
+
+    def settle(self) -> None:
+        """Do nothing: the others do not need a worker that is gone."""
+
+    def leaving(self) -> None:
+        """Do nothing, as `settle`."""
+
+    def lose(self, worker: RemoteWorker) -> None:
+        """Count with the link of one worker less."""
+        self._log(self._link_monitor.on_lost(worker.worker))
+
+    def ended(self) -> None:
+        """Bring the parameters of the other shards here."""
+        self._log(self._link_monitor.final_report())
+        self._server.gather_shards()
+
+    def close(self) -> None:
+        """Do nothing: no thread and no connection is its own."""
+
+    def _log(self, report: str | None) -> None:
+        if report is not None:
+            LOG.log(logging.WARNING if self._link_monitor.is_bottleneck else logging.INFO, "%s", report)
+
+
+def _shard_nbytes(cluster: Torchrun, server: ParameterServer) -> list[int]:
+    """Return the bytes of each shard on the wire."""
+    layouts = [FlatLayout(server.model, cluster.shards, only=number) for number in range(cluster.shards)]
+    return [make_wire(cluster.wire, layout).nbytes for layout in layouts]

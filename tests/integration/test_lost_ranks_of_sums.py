@@ -1,0 +1,204 @@
+"""Ranks without a server that lose one of them: what counts is computed again, and all samples are used once."""
+
+import signal
+import threading
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import paceline as pl
+from arrival_replay import arrival_replay, noted_events
+from end_when import FOREVER
+from machine_speed import scaled
+from paceline.core.records import GradientArrived, WorkerJoined
+from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
+from paceline.run.config import RunConfig
+from paceline.run.session import Session
+from paceline.worker.replica import Replica
+from rank_threads import plan_of, ranks
+from ranks import flat, lost, used_by
+from selections import parametrize_few
+from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
+
+EXACT = 1e-12
+SUMS = {"server": False}
+ADAM = partial(torch.optim.AdamW, lr=0.01)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Return the events of the run whose rank 0 is this process."""
+    return noted_events(monkeypatch)
+
+
+@pytest.fixture
+def recomputed(monkeypatch):
+    """Return a list to which the gradients are added that a rank computes for a lost one."""
+    heard, recompute = [], UpdateFollower._recompute
+
+    def noting(follower, again):
+        heard.append(again)
+        return recompute(follower, again)
+
+    monkeypatch.setattr(UpdateFollower, "_recompute", noting)
+    return heard
+
+
+def replayed(job, n, protocol, stop, events):
+    """Return the parameters that a server reaches with these events."""
+    plan, stop = plan_of(protocol), pl.Stop.parse(stop)
+    session = Session(RunConfig(job=job, plan=plan, cluster=pl.Cluster(n), stop=stop, seed=1))
+    arrival_replay(pl.Cluster(n), Replica(job, 1, n), session.server, events).run(session.coordinator)
+    return flat(session.model.state_dict())
+
+
+def assert_is_replayed(ends, job, n, protocol, stop, events):
+    assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1, "all ranks have the same bits"
+    expected = replayed(job, n, protocol, stop, events)
+    assert largest_relative_difference(flat(ends[0].parameters), expected) < EXACT
+
+
+def kill_in_sum(monkeypatch, made, rank, number, *, after):
+    """Kill a rank in a sum, before it takes part or when it has the result; return a list that is filled then."""
+    fired, can_sum = [], UpdateFollower._can_sum
+
+    def killing(follower, gradients):
+        killed = made.processes[rank]
+        is_here = not fired and follower._made + 1 == number and follower._transport is killed._own_transport
+        if is_here and not after:
+            fired.append(number)
+            killed.kill()
+        summed = can_sum(follower, gradients)
+        if is_here and after:
+            fired.append(number)
+            killed.kill()
+        return summed
+
+    monkeypatch.setattr(UpdateFollower, "_can_sum", killing)
+    return fired
+
+
+LOST = [("bsp", 4, 15), ("k_sync(k=2)", 5, 15), ("pull(k=200)", 3, 2), ("balanced(m=4)", 7, 15), ("dbw", 5, 15)]
+
+
+@parametrize_few(("protocol", "draw", "updates"), LOST, keep=3)
+def test_a_lost_rank_costs_no_gradient_that_counts(protocol, draw, updates, events, recomputed, tmp_path):
+    faults = {"faults": [pl.Fault(worker=1, draw=draw, kind="die")]}
+    job = tiny_job(model=batch_norm_net, sampling="epoch")
+    settings = {"protocol": protocol, "stop": f"updates={updates}"}
+    with ranks(3, job, SUMS | faults, **settings, out=tmp_path / "run") as made:
+        made.start_workers()
+        end = made.serve()
+        assert made.faults("die") == 1
+        ends = [end, made.end(2)]
+    assert end.stopped_by == "updates"
+    assert [worker for worker, _ in lost(end)] == [1]
+    if protocol == "pull(k=200)":
+        assert sorted((each.worker, each.draw) for each in recomputed) == [(1, 1), (1, 2)], "what it had"
+    assert_is_replayed(ends, job, 3, **settings, events=events)
+    assert pl.replay(tmp_path / "run").is_same
+
+
+IN_SUM = [("bsp", 2, False), ("bsp", 2, True), ("bsp", "beside", True), ("pull(k=5)", 1, True), ("dbw", "beside", True)]
+
+
+@parametrize_few(("protocol", "rank", "after"), IN_SUM, keep=2)
+def test_a_rank_is_lost_within_a_sum(protocol, rank, after, events, monkeypatch):
+    job, settings = tiny_job(sampling="epoch"), {"protocol": protocol, "stop": "updates=20"}
+    with ranks(3, job, SUMS, **settings) as made:
+        fired = kill_in_sum(monkeypatch, made, rank, 6, after=after)
+        made.start_workers()
+        end = made.serve()
+        ends = [end, *(made.end(each) for each in {1, 2} - {rank})]
+    assert fired
+    assert end.stopped_by == "updates"
+    assert_is_replayed(ends, job, 3, **settings, events=events)
+
+
+@parametrize_few("protocol", ["bsp", "pull(k=5)", "balanced(m=4)"], keep=1)
+def test_a_rank_that_comes_back_goes_on_with_the_others(protocol, events):
+    faults = {"faults": [pl.Fault(worker=1, draw=4, kind="die")]}
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.02))
+    job, settings = tiny_job(optimizer=ADAM), {"protocol": protocol, "stop": "updates=40"}
+    with ranks(3, job, SUMS | faults | {"slowness": slow}, **settings) as made:
+        made.start_workers()
+        made.when_ended(1, lambda: made.start(1, torchrun={"faults": []}))
+        end = made.serve()
+        ends = [end, made.end(1), made.end(2)]
+    assert [each.worker for each in end.of(WorkerJoined)] == [1]
+    assert end.of(GradientArrived)[-1].draw > 10
+    assert used_by(end, 1) > 4, "it takes part again"
+    assert_is_replayed(ends, job, 3, **settings, events=events)
+
+
+def test_a_rank_that_is_asked_to_end_leaves_the_others_in_the_run(events):
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.01))
+    job, settings = tiny_job(), {"protocol": "bsp", "stop": "updates=30"}
+    with ranks(3, job, SUMS | {"slowness": slow}, **settings) as made:
+        made.start_workers()
+
+        def leave():
+            made.await_training()
+            made.processes[1].leave("SIGTERM")
+
+        leaving = threading.Thread(target=leave)
+        leaving.start()
+        end = made.serve()
+        leaving.join()
+        with pytest.raises(SystemExit) as left:
+            made.end(1)
+        assert left.value.code == 128 + signal.SIGTERM
+        assert_is_replayed([end, made.end(2)], job, 3, **settings, events=events)
+    assert lost(end) == [(1, "SIGTERM")]
+
+
+def test_ranks_that_all_leave_leave_their_parameters(tmp_path):
+    slow = pl.Cluster(2, timing=pl.timing.Deterministic(0.01))
+    settings = {"protocol": "bsp", "stop": FOREVER, "out": tmp_path / "run"}
+    with ranks(2, tiny_job(), SUMS | {"slowness": slow, "start_timeout_s": scaled(1.0)}, **settings) as made:
+        made.start_all()
+        made.await_training()
+        for each in (1, "beside"):
+            made.processes[each].leave("SIGTERM")
+        end = made.end(0)
+    assert end.stopped_by == "no_workers"
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(saved[name], each) for name, each in end.parameters.items())
+    assert pl.replay(tmp_path / "run").is_same
+
+
+def test_the_loss_of_all_ranks_ends_the_run():
+    faults = {"faults": [pl.Fault(worker=worker, draw=4, kind="die") for worker in range(2)]}
+    with ranks(2, tiny_job(), SUMS | faults, protocol="bsp", stop=FOREVER) as made:
+        made.start_workers()
+        with pytest.raises(pl.RunError, match="all ranks are gone, and with them the newest parameters: paceline run"):
+            made.serve()
+        assert made.faults("die") == 2
+
+
+SCRIPTS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 25))]
+
+
+@pytest.mark.parametrize("seed", SCRIPTS)
+def test_deaths_and_returns_cost_no_sample(seed, events, monkeypatch):
+    random = Random(seed)
+    protocol = random.choice(["bsp", "pull(k=7)", "balanced(m=4)", "k_sync(k=2)", "k_batch_sync(k=5)"])
+    job, settings = tiny_job(sampling="epoch", optimizer=ADAM), {"protocol": protocol, "stop": "updates=60"}
+    slow = pl.Cluster(4, timing=pl.timing.Exponential(0.01))
+    faults = [pl.Fault(worker=worker, draw=random.randint(2, 12), kind="die") for worker in (1, 2)]
+    with ranks(4, job, SUMS | {"faults": faults, "slowness": slow}, **settings) as made:
+        fired = kill_in_sum(monkeypatch, made, 3, random.randint(3, 12), after=random.random() < 0.5)
+        made.start_workers()
+        for rank in (1, 2, 3):
+            made.when_ended(rank, lambda rank=rank: made.start(rank, torchrun={"faults": []}))
+        end = made.serve()
+        came_back = {each.worker for each in end.of(WorkerJoined)}  # else after the end
+        ends = [end, *(made.end(rank) for rank in came_back)]
+        assert made.faults("die") == 2
+    assert fired
+    assert sorted(worker for worker, _ in lost(end)) == [1, 2, 3]
+    assert end.stopped_by == "updates"
+    assert_is_replayed(ends, job, 4, **settings, events=events)
