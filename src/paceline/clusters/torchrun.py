@@ -74,7 +74,7 @@ class Torchrun:
             they are: the ranks sum those that count (gloo), and each steps its own optimizer, so the traffic is that of
             DistributedDataParallel and every rank is a worker. Rank 0 starts its worker as a second process. For
             protocols whose updates are of fresh gradients (bsp, backup, k_sync, pull, k_batch_sync, balanced, dbw,
-            adasync, patient), on the CPU; the loss of a rank ends the run.
+            adasync, patient), on the CPU.
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
         workers: unit of a worker, "process", or "node" for all processes of a host.

@@ -23,6 +23,7 @@ from paceline.jobs.shared_memory import why_not_apart
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.loop_data import UserLoop, check_loader
+from paceline.user_loop.data.pieces import check_pieces
 from paceline.user_loop.data.sample_digest import sample_digest
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
@@ -82,7 +83,8 @@ def attach(
             its own state.
         loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
             ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
-            minibatch is smaller. Samples too few for ``accumulate`` batches are left out.
+            minibatch is smaller. Samples too few for ``accumulate`` batches are left out. Under ``balanced`` a batch is
+            a lease of samples, whose number varies, and ``run.stepped`` tells whether a step made an update.
         protocol: protocol, phase or plan, as ``pl.k_sync(k=3)``, or its text: "k_sync(k=3)", "all_reduce".
         scheduler: learning-rate scheduler of the optimizer, which the loop steps as before. In a loop over
             ``run.loader`` it goes to W / n steps after W gradients of n ranks, so that all ranks agree whatever their
@@ -126,15 +128,11 @@ def attach(
     """
     check_range("[1, inf)", accumulate=accumulate)
     plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
-    if plan.sets_shares:
-        raise UsageError(
-            f"{plan} cuts the batches of the ranks, and the loader of an attached loop gives whole ones; type bsp, or "
-            "leave DistributedDataParallel in the script and start it with paceline run, which balances it"
-        )
     callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
     check_loader(loader)
+    check_pieces(plan, loader, accumulate)
     if isinstance(cluster, str):
         _check_text(cluster)
     if not started_by_torchrun(os.environ):

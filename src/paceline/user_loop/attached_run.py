@@ -41,10 +41,13 @@ class AttachedRun(ABC):
         stopped_by: condition that ended the run, empty before its end.
         reason: reason for the end as a sentence, empty before it.
         ends_together: whether all ranks end the run with the same step, so that none waits for another one.
+        stepped: whether the newest ``optimizer.step()`` made an update, so that the parameters are those of a later
+            version. Under ``balanced`` it is the last one of several.
     """
 
     loader: Iterable[Any]
     ends_together: bool
+    stepped = False
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.over = False

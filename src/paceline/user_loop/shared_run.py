@@ -326,7 +326,7 @@ class SharedRun(AttachedRun):
         match message:
             case LoopTask() as task:
                 self._tasks.task = task
-                self._progress = task.progress
+                self._set_progress(task.progress)
                 self._load(task.model)
             case LoopEnd(model, end):
                 self._end_with(model, end)
@@ -342,9 +342,13 @@ class SharedRun(AttachedRun):
         self._end()
         self._unbind()
         if model is not None:
-            self._progress = TaskProgress(end.updates, end.workload)
+            self._set_progress(TaskProgress(end.updates, end.workload))
             self._watch.load(model)
         self._on_end(end)
+
+    def _set_progress(self, progress: TaskProgress) -> None:
+        self.stepped = progress.update > self.update
+        self._progress = progress
 
     def _on_end(self, end: End) -> None:
         self.stopped_by = end.outcome

@@ -82,11 +82,13 @@ class SingleRun(AttachedRun):
             hook.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.stepped = False
         has_overflown = getattr(optimizer, "found_inf", None)  # of a fused optimizer, which skips the step by itself
         if has_overflown is not None and has_overflown:
             self._progress = TaskProgress(self.update, self.workload, "skipped")
         else:
             self._progress = TaskProgress(self.update + 1, self.workload + 1, "used")
+            self.stepped = True
 
     def __exit__(self, *exception: object) -> None:
         self.finish()
