@@ -2,7 +2,9 @@
 
 - `premium`: time of a step under BSP, all ranks at one speed.
 - `all_reduce`: the same under all_reduce, without a server.
+- `sums`: the same under BSP, without a server.
 - `straggler`: one rank at half speed, protocols that do not wait for it: updates, or minibatches, in a second.
+- `sums_straggler`: the same without a server.
 - `start`: seconds from the start of the script to the end of the first step.
 - `predictions`: seconds per update as `advise` predicts them from a recording of the DDP loop, against attached runs.
 """
@@ -31,7 +33,9 @@ from user_loop_ranks import WARM_UP
 
 RANKS = Path(__file__).with_name("user_loop_ranks.py")
 PREMIUM_BAR, START_BAR_S = 1.03, 5.0
-STRAGGLER_BARS = {"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")}
+Bars = Mapping[str, tuple[float, str]]
+STRAGGLER_BARS: Bars = MappingProxyType({"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")})
+SUMS_BARS: Bars = MappingProxyType({"k_sync(k=3)": (1.8, "updates")})
 PREDICTION_BAR = 0.05
 PREDICTED = ("bsp", "k_sync(k=3)", "k_batch_async(k=4)")
 LAYERS = 20  # of the predictions, between which an interrupt takes effect
@@ -54,11 +58,11 @@ def main() -> None:
     report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
-def premium(args: argparse.Namespace, protocol: str = "bsp") -> dict[str, Any]:
+def premium(args: argparse.Namespace, protocol: str = "bsp", *, server: bool = True) -> dict[str, Any]:
     compute_s = [args.compute_s] * args.workers
     ours, ddp = [], []
     for _ in range(args.rounds):
-        ours.append(1 / per_s(measure(args, protocol, compute_s)[:1]))
+        ours.append(1 / per_s(measure(args, protocol, compute_s, {"server": server})[:1]))
         ddp.append(1 / per_s(measure(args, "", compute_s)[:1]))
     ratio = ratios(ours, ddp)
     return {
@@ -70,14 +74,14 @@ def premium(args: argparse.Namespace, protocol: str = "bsp") -> dict[str, Any]:
     }
 
 
-def straggler(args: argparse.Namespace) -> dict[str, Any]:
+def straggler(args: argparse.Namespace, bars: Bars = STRAGGLER_BARS, *, server: bool = True) -> dict[str, Any]:
     compute_s = [args.compute_s] * (args.workers - 1) + [2 * args.compute_s]
-    measured: dict[str, list[list[dict[str, Any]]]] = {"": [], **{protocol: [] for protocol in STRAGGLER_BARS}}
+    measured: dict[str, list[list[dict[str, Any]]]] = {"": [], **{protocol: [] for protocol in bars}}
     for _ in range(args.rounds):
         for protocol, rounds in measured.items():
-            rounds.append(measure(args, protocol, compute_s))
+            rounds.append(measure(args, protocol, compute_s, {"server": server}))
     results = {}
-    for protocol, (bar, what) in STRAGGLER_BARS.items():
+    for protocol, (bar, what) in bars.items():
         # Each fast rank makes one step for each update under K-sync, and every rank under DDP.
         counted = 1 if what == "updates" else args.workers
         ours, ddp = ([per_s(answers[:counted]) for answers in measured[name]] for name in (protocol, ""))
@@ -148,7 +152,9 @@ def predict(args: argparse.Namespace, pattern: str, usual_s: list[float]) -> dic
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "premium": premium,
     "all_reduce": partial(premium, protocol="all_reduce"),
+    "sums": partial(premium, server=False),
     "straggler": straggler,
+    "sums_straggler": partial(straggler, bars=SUMS_BARS, server=False),
     "start": start,
     "predictions": predictions,
 }

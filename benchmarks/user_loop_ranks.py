@@ -94,7 +94,7 @@ def attached(
 ) -> list[float]:
     """Return when each step of this rank ended."""
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-    cluster = pl.Torchrun(encrypt=settings["encrypt"])
+    cluster = pl.Torchrun(encrypt=settings["encrypt"], server=settings.get("server", True))
     run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster, out=settings.get("out"))
     times_s = []
     for _ in run.epochs(1):

@@ -280,9 +280,3 @@ def test_without_torchrun_the_loop_trains_alone_and_says_so(cluster, caplog):
     assert (steps, run.over) == (8, True)
     assert not torch.equal(before, model.weight)
     assert "no launcher has started this process, as paceline run does: the loop trains alone" in caplog.text
-
-
-@pytest.mark.parametrize("protocol", ["balanced(m=8, leases=1)", "balanced(m=8, leases=1)@25% >> asp"])
-def test_shares_of_whole_batches_are_refused(protocol):
-    with pytest.raises(pl.UsageError, match=r"gives whole ones; type bsp, or .* start it with paceline run"):
-        attach(protocol)
