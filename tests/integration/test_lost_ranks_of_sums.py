@@ -14,6 +14,7 @@ from arrival_replay import arrival_replay, noted_events
 from end_when import FOREVER
 from machine_speed import scaled
 from paceline.core.records import GradientArrived, WorkerJoined
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
 from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
@@ -168,6 +169,73 @@ def test_ranks_that_all_leave_leave_their_parameters(tmp_path):
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(saved[name], each) for name, each in end.parameters.items())
     assert pl.replay(tmp_path / "run").is_same
+
+
+def fail_sums(monkeypatch, made, rank, number, times):
+    """Let sums fail at a rank that lives, from this number on, so many times; return a list that is filled then."""
+    fired, begin_sum = [], UpdateFollower._can_sum
+
+    def failing(follower, gradients):
+        is_here = follower._transport is made.processes[rank]._own_transport and follower._made + 1 >= number
+        if is_here and len(fired) < times:
+            fired.append(number)
+            follower._groups.break_off()
+        return begin_sum(follower, gradients)
+
+    monkeypatch.setattr(UpdateFollower, "_can_sum", failing)
+    return fired
+
+
+@parametrize_few("protocol", ["bsp", "pull(k=5)"], keep=1)
+def test_a_sum_that_fails_among_living_ranks_begins_anew(protocol, events, monkeypatch):
+    job, settings = tiny_job(sampling="epoch"), {"protocol": protocol, "stop": "updates=12"}
+    with ranks(3, job, SUMS, **settings) as made:
+        fired = fail_sums(monkeypatch, made, 2, 4, times=2)
+        made.start_workers()
+        end = made.serve()
+        ends = [end, made.end(1), made.end(2)]
+    assert len(fired) == 2
+    assert lost(end) == []
+    assert_is_replayed(ends, job, 3, **settings, events=events)
+
+
+def test_ranks_that_cannot_reach_each_other_end_the_run(monkeypatch):
+    connect, first = ElasticGroup.connect, []
+
+    def cut(group, *arguments):
+        if group._size > 2 and group._rank == 1:
+            first.append(group)
+            if len(first) > 1:  # the first group of all ranks forms
+                raise Unreachable("no route to host")
+        connect(group, *arguments)
+
+    monkeypatch.setattr(ElasticGroup, "connect", cut)
+    with ranks(3, tiny_job(), SUMS, protocol="bsp", stop=FOREVER) as made:
+        fired = fail_sums(monkeypatch, made, 2, 4, times=1)
+        made.start_workers()
+        with pytest.raises(pl.RunError, match=r"worker 1 does not reach all other ranks, .* \(no route to host\)"):
+            made.serve()
+    assert fired
+    assert len(first) == 4
+
+
+def test_a_run_may_begin_without_a_rank_that_joins_later(events):
+    slow = pl.Cluster(3, timing=pl.timing.Deterministic(0.02))
+    elastic = {"min_workers": 1, "start_timeout_s": scaled(1.0), "slowness": slow}
+    job, settings = tiny_job(), {"protocol": "bsp", "stop": "updates=60"}
+    with ranks(3, job, SUMS | elastic, **settings) as made:
+        made.start(1)
+
+        def join():
+            made.await_training()
+            made.start(2)
+
+        threading.Thread(target=join, daemon=True).start()
+        end = made.serve()
+        ends = [end, made.end(1), made.end(2)]
+    assert [each.worker for each in end.of(WorkerJoined)] == [2]
+    assert used_by(end, 2) > 1
+    assert_is_replayed(ends, job, 3, **settings, events=events)
 
 
 def test_the_loss_of_all_ranks_ends_the_run():

@@ -133,7 +133,11 @@ class GradientAccumulator:
         return {"samples": self._samples, "weight": self._weight, "mean": mean, "worker": self._worker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state; of a state of all shards, the tensors of this layout are taken."""
+        """Restore such a state in place of this one; of a state of all shards, the tensors of this layout are taken."""
+        self._queue.clear()
+        self._count = 0
+        self._not_finite = None
+        self._written = set()
         self._samples = state["samples"]
         self._weight = state["weight"]
         mean = state["mean"]

@@ -61,3 +61,20 @@ def test_a_restored_accumulator_continues_the_mean():
     mean = restored.finish().whole
     assert torch.allclose(mean.parameters[0], torch.tensor(MEAN, dtype=torch.float64), rtol=1e-12)
     assert mean.buffers[2].item() == VALUES[1]
+
+
+def test_a_restored_state_takes_the_place_of_a_mean_in_progress():
+    layout = layout_of()
+    fresh, used = (GradientAccumulator(layout, torch.device("cpu")) for _ in range(2))
+    first, second, third = gradients(layout)
+    first.written, second.written, third.written = {0}, {1}, {1}
+    first.parameters[0].fill_(torch.inf)
+    used.enqueue(first, 8, 1.0)
+    used.flush()
+    used.enqueue(second, 4, 1.0)
+    used.load_state_dict(fresh.state_dict())
+    used.enqueue(third, 2, 1.0)
+    mean = used.finish()
+    assert mean.count == 1
+    assert mean.not_finite is None
+    assert mean.whole is third

@@ -136,6 +136,8 @@ class SummingRanks:
             ValueError: it cannot be an answer of an honest rank.
         """
         match message:
+            case StepMade() | SumsMade() | GroupBroken() if not self._is_member(worker):
+                raise ValueError(f"it sent {type(message).__name__}, but it is in no group")
             case StepMade():
                 self._on_step(message)
             case StateFollows() if worker is not self._asked:
