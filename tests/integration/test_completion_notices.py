@@ -81,7 +81,7 @@ def test_late_workers_send_notices_which_the_replay_drops(name, protocol, tmp_pa
     job, torchrun = JOBS[name]
     _, arrivals, _ = run(job, torchrun, protocol=protocol, out=tmp_path / "run")
     late = [each for each in arrivals if each.worker == 1]
-    assert len(late) >= UPDATES // 6
+    assert len(late) >= 2  # the others may make many updates between two of them
     assert not any(each.used for each in late)
     assert {each.reason for each in late} == {"too stale"}
     assert sum(each.unsent_s >= 0 for each in late) > len(late) // 2  # some are sent before they are known to be late

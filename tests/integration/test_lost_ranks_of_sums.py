@@ -216,7 +216,7 @@ def test_ranks_that_cannot_reach_each_other_end_the_run(monkeypatch):
         with pytest.raises(pl.RunError, match=r"worker 1 does not reach all other ranks, .* \(no route to host\)"):
             made.serve()
     assert fired
-    assert len(first) == 4
+    assert len(first) >= 4
 
 
 def test_a_run_may_begin_without_a_rank_that_joins_later(events):
