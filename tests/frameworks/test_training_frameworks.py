@@ -141,9 +141,13 @@ def test_an_early_stop_on_rank_0_ends_the_run(framework, tmp_path):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_run_that_was_stopped_is_resumed_and_ends_as_one_that_was_not(framework, plain, tmp_path):
     answers(framework, stop_after=5, out=str(tmp_path / "run"))
-    for answer in answers(framework, resume=str(tmp_path / "run")):
+    first, *others = answers(framework, resume=str(tmp_path / "run"))
+    left = EPOCHS * SAMPLES // 4 // RANKS - 5
+    assert first["steps"] == left
+    for answer in [first, *others]:
         assert answer["parameters"] == pytest.approx(plain(), rel=1e-12, abs=1e-12)
-        assert answer["steps"] == EPOCHS * SAMPLES // 4 // RANKS - 5
+        # Before the end another rank may have handed in a gradient of the next update, which the checkpoint has.
+        assert answer["steps"] in {left - 1, left}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
