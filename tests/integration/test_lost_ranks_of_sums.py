@@ -15,7 +15,9 @@ from end_when import FOREVER
 from machine_speed import scaled
 from paceline.core.records import GradientArrived, WorkerJoined
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
+from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
 from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
+from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.worker.replica import Replica
@@ -196,6 +198,34 @@ def test_a_sum_that_fails_among_living_ranks_begins_anew(protocol, events, monke
         ends = [end, made.end(1), made.end(2)]
     assert len(fired) == 2
     assert lost(end) == []
+    assert_is_replayed(ends, job, 3, **settings, events=events)
+
+
+@parametrize_few("protocol", ["bsp", "balanced(m=4)"], keep=1)
+def test_a_rank_without_the_result_of_a_sum_gets_the_state_of_one_that_has_it(protocol, events, monkeypatch):
+    brought, can_sum, take_state = [], UpdateFollower._can_sum, RankParameters.take_state
+
+    def losing(follower, gradients):
+        summed = can_sum(follower, gradients)
+        if follower._transport is made.processes[2]._own_transport and follower._made + 1 == 4 and not brought:
+            follower._parameters.renew_total()
+            follower._report(follower._generation, ConnectionLost("cut after the sum"))
+            follower._recover()
+            return False
+        return summed
+
+    def noting(parameters, state):
+        brought.append(state)
+        take_state(parameters, state)
+
+    monkeypatch.setattr(UpdateFollower, "_can_sum", losing)
+    monkeypatch.setattr(RankParameters, "take_state", noting)
+    job, settings = tiny_job(sampling="epoch", optimizer=ADAM), {"protocol": protocol, "stop": "updates=12"}
+    with ranks(3, job, SUMS, **settings) as made:
+        made.start_workers()
+        end = made.serve()
+        ends = [end, made.end(1), made.end(2)]
+    assert len(brought) == 1
     assert_is_replayed(ends, job, 3, **settings, events=events)
 
 
