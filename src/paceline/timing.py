@@ -12,6 +12,7 @@ from paceline.clusters.timing.distributions import (
     ShiftedExponential,
     Uniform,
 )
+from paceline.clusters.timing.lease_time import LeaseTime
 from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Transient
 from paceline.clusters.timing.trace import Trace
@@ -23,6 +24,7 @@ __all__ = [
     "Exponential",
     "Gamma",
     "HyperExponential",
+    "LeaseTime",
     "LogNormal",
     "Network",
     "Pareto",

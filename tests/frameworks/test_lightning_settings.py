@@ -100,7 +100,7 @@ def on_plateau(optimizer):
         ({"val_check_interval": 0.5}, "give a number of batches"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, 'give "norm"'),
         ({"loaders": [[1.0]]}, "expected one DataLoader"),
-        ({"loaders": [loader(), loader()]}, "the server deals the samples of one"),
+        ({"loaders": [loader(), loader()]}, "the coordinator deals the samples of one"),
     ],
 )
 def test_what_ranks_of_unequal_speed_cannot_follow_is_refused(fit, settings, advice):

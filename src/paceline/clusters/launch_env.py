@@ -90,7 +90,7 @@ class LaunchEnv:
     @property
     def server_name(self) -> str:
         """Name of the process that hosts the coordinator and the server."""
-        return "the server beside rank 0" if self.ranks_before else "rank 0"
+        return "the coordinator beside rank 0" if self.ranks_before else "rank 0"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> LaunchEnv:

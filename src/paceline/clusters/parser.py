@@ -11,6 +11,7 @@ from paceline.clusters.local import LocalCluster
 from paceline.clusters.ray import Ray
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Distribution, parse_distribution
+from paceline.clusters.timing.lease_time import LeaseTime
 from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, Transient
 from paceline.clusters.timing.trace import Trace
@@ -29,6 +30,7 @@ _TABLES: Mapping[str, Callable[..., object]] = {
     "transient": Transient,
     "network": Network,
     "server": ServerTime,
+    "leases": LeaseTime,
 }
 MOST_WORKERS = 1_000_000
 _LAUNCHED: Mapping[str, Callable[..., Torchrun | Ray]] = {"torchrun": Torchrun, "ray": Ray}
@@ -153,8 +155,8 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
     """Read a cluster from a TOML file; one with a ``[local]`` table is a `LocalCluster`.
 
     The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list of n),
-    any number of tables ``[[slowdown]]`` and ``[[periodic]]``, and the tables ``[transient]``, ``[network]`` and
-    ``[server]``. A file with ``[local]`` (workers, device, respawn, threads, debug) may have a table ``[slowness]``
+    any number of tables ``[[slowdown]]`` and ``[[periodic]]``, and the tables ``[transient]``, ``[network]``,
+    ``[server]`` and ``[leases]``. A file with ``[local]`` (workers, device, respawn, threads, debug) may have a table ``[slowness]``
     with the same keys except ``workers``. With ``timing = "trace:FILE"`` the trace sets the number of workers.
 
     Raises:

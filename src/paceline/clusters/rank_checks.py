@@ -68,7 +68,8 @@ def check_without_server(plan: Plan, options: Mapping[str, Any], *, may_be_apart
             "with a server, such as bsp"
         )
     if plan.allreduce is None:
-        _check_announced_sums(plan, options)
+        if reason := why_not_summed(plan, options):
+            raise UsageError(reason)
     elif options["wire"] != "float32" and parse_wire(options["wire"]) is None:
         raise UsageError(
             f"wire={options['wire']!r}: {plan} sums in float32, or sends compressed messages; omit wire, or give "
@@ -76,23 +77,29 @@ def check_without_server(plan: Plan, options: Mapping[str, Any], *, may_be_apart
         )
 
 
-def _check_announced_sums(plan: Plan, options: Mapping[str, Any]) -> None:
-    """Check that the ranks can make the updates of a plan by sums of their gradients."""
+def why_not_summed(plan: Plan, options: Mapping[str, Any]) -> str:
+    """Return why the ranks cannot make the updates of a plan by sums of their gradients; an empty text if they can.
+
+    Args:
+        plan: plan of the run, of protocols that can have a server.
+        options: arguments of the cluster.
+    """
     for name, expected in WITHOUT_SERVER.items():
         if options[name] != expected:
-            raise UsageError(f"{name}={options[name]!r} with server=False, which does not support it: omit one of them")
+            return f"{name}={options[name]!r} with server=False, which does not support it: omit one of them"
     if plan.local_steps is not None:
-        raise UsageError(
+        return (
             f"{plan} with server=False: local steps are handed in at a server; omit server, or type "
             f"local_sgd(H={plan.local_steps.H or 16})"
         )
     for phase in plan.phases:
         if phase.compensators:
-            raise UsageError(f"{phase} with server=False: a gradient is compensated at a server; omit server")
+            return f"{phase} with server=False: a gradient is compensated at a server; omit server"
         if phase.protocol.max_staleness > 0 or any(each.takes_stale for each in phase.controllers):
-            raise UsageError(
+            return (
                 f"{phase} with server=False, where the ranks sum fresh gradients: type {_fresh(phase)}, or omit server"
             )
+    return ""
 
 
 def _fresh(phase: Phase) -> str:

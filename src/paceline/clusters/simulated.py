@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.clusters.devices import check_device
 from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.timing.distributions import Distribution, Exponential
+from paceline.clusters.timing.lease_time import LeaseTime
 from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import ALWAYS_NORMAL, Periodic, Slowdown, SlownessProfile, Transient
 from paceline.clusters.timing.trace import Trace
@@ -48,6 +49,7 @@ class Cluster:
         transient: random slow periods of workers; None for none.
         network: seconds of a pull and a push.
         server: seconds that the parameter server is busy.
+        leases: seconds of a part of a minibatch.
         device: device that computes the gradients, ``"cpu"`` or ``"cuda"``.
         faults: scripted faults.
 
@@ -66,6 +68,7 @@ class Cluster:
     transient: Transient | None = None
     network: Network = field(default=Network())
     server: ServerTime = field(default=ServerTime())
+    leases: LeaseTime = field(default=LeaseTime())
     device: str = "cpu"
     faults: Sequence[Fault] = ()
 
@@ -171,6 +174,7 @@ class RoundTrips:
         self._pull_s = cluster.network.pull_s(payload_bytes)
         self._push_s = cluster.network.push_s(payload_bytes)
         self._network_s = self._pull_s + self._push_s
+        self._leases = cluster.leases
         self._steady = not cluster.slowdowns and cluster.transient is None
         self._profiles: dict[int, SlownessProfile] = {}
         self._first_draws = [1] * cluster.n
@@ -185,9 +189,9 @@ class RoundTrips:
             worker: number of the worker, >= 0.
             draw: number of its draw, >= 1.
             start_s: virtual second at which it starts.
-            share: samples over those of a whole minibatch, which the compute time is proportional to.
+            share: samples over those of a whole minibatch.
         """
-        compute_s = self._work_s(worker, draw) * share
+        compute_s = self._leases.seconds(self._work_s(worker, draw), share)
         if not self._steady:
             compute_s = self._slowness(worker).duration_s(compute_s, start_s + self._pull_s)
         return RoundTrip(self._pull_s, compute_s, self._push_s)
@@ -198,7 +202,8 @@ class RoundTrips:
             return self.times(worker, draw, start_s, share).total_s
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
-        return self._network_s + (row[offset] if 0 <= offset < len(row) else self._load(worker, draw)) * share
+        work_s = row[offset] if 0 <= offset < len(row) else self._load(worker, draw)
+        return self._network_s + (work_s if share == 1.0 else self._leases.seconds(work_s, share))
 
     def local_steps(
         self, worker: int, draw: int, start_s: float, local_steps: LocalSteps, most: int
@@ -258,7 +263,7 @@ class ReplayedTrips(RoundTrips):
         """Return the parts of a round trip, as `RoundTrips.times`."""
         pull_s, compute_s, push_s = self._replay.parts_s(worker, draw, start_s)
         pull_s += self._pull_s
-        compute_s = compute_s * share / self._cluster.speed_of(worker)
+        compute_s = self._leases.seconds(compute_s / self._cluster.speed_of(worker), share)
         if not self._steady:
             compute_s = self._slowness(worker).duration_s(compute_s, start_s + pull_s)
         return RoundTrip(pull_s, compute_s, push_s + self._push_s)

@@ -20,6 +20,7 @@ from paceline.clusters.rank_checks import (
     check_rank,
     check_standby,
     check_without_server,
+    why_not_summed,
 )
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.spot_notice import parse_notice
@@ -33,9 +34,11 @@ from paceline.utils.validation import check_optional_range, check_range
 from paceline.utils.wording import counted
 
 WORKERS = ("process", "node")
+NO_SERVER = ", without a server"  # of the text of a cluster
 MOST_HEARTBEAT_TIMEOUT_S = 86_400  # a day; the operating system refuses its timers for more than some days
 NOT_OF_THE_RUN = (
     "address",
+    "server",
     "min_workers",
     "start_timeout_s",
     "heartbeat_timeout_s",
@@ -74,7 +77,8 @@ class Torchrun:
             they are: the ranks sum those that count (gloo), and each steps its own optimizer, so the traffic is that of
             DistributedDataParallel and every rank is a worker. Rank 0 starts its worker as a second process. For
             protocols whose updates are of fresh gradients (bsp, backup, k_sync, pull, k_batch_sync, balanced, dbw,
-            adasync, patient), on the CPU.
+            adasync, patient), on the CPU. None for no server in an attached loop whose plan and options need none, and
+            for a server elsewhere.
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
         workers: unit of a worker, "process", or "node" for all processes of a host.
@@ -128,7 +132,7 @@ class Torchrun:
 
     _: KW_ONLY
     address: str = "127.0.0.1"
-    server: bool = True
+    server: bool | None = None
     worker_at_server: bool | None = None
     workers: str = "process"
     device: str = "cpu"
@@ -189,7 +193,8 @@ class Torchrun:
     def __str__(self) -> str:
         # A run may be resumed on other hosts, and with other workers if it is elastic.
         call = short_repr(self, without=NOT_OF_THE_RUN)
-        return call if self.is_elastic else f"{call} with {counted(self.n, 'worker')}"
+        workers = "" if self.is_elastic else f" with {counted(self.n, 'worker')}"
+        return f"{call}{workers}{'' if self.has_server else NO_SERVER}"
 
     def fitted_to(self, plan: Plan) -> Torchrun:
         """Return these ranks with the number of workers that a plan uses.
@@ -197,7 +202,7 @@ class Torchrun:
         Raises:
             UsageError: the plan cannot run on them.
         """
-        if plan.allreduce is None and self.server:
+        if plan.allreduce is None and self.has_server:
             fitted = replace(self, worker_at_server=self.worker_at_server or False)
         else:
             has_rank_0 = self.ranks.ranks_before == 0  # else the coordinator is a process beside the ranks
@@ -215,6 +220,16 @@ class Torchrun:
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
         check_faults(fitted.faults, fitted.n)
         return fitted
+
+    def with_server_if_needed(self, plan: Plan) -> Torchrun:
+        """Return these ranks without a server, unless one was asked for or the plan or an option needs it."""
+        is_asked_for = self.server is not None or self.tls_cert is not None
+        return self if is_asked_for or why_not_summed(plan, vars(self)) else replace(self, server=False)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a protocol that can have a server has one."""
+        return self.server is not False
 
     @property
     def is_elastic(self) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping
 
-from paceline.core.records import Record
+import numpy as np
+
+from paceline.core.records import GradientArrived, Record, WorkInterrupted
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.timed_updates import TimedUpdate, TimedUpdates
+from paceline.report.mean_grid import HeatMap, MeanGrid
 from paceline.shares.gain import Gain
+
+MOST_KEPT = 3 * 4096  # numbers before they are added to the grid
 
 
 def has_shares(run: SavedRun) -> bool:
@@ -31,14 +37,28 @@ class ShareTotals:
         self._computing_s: defaultdict[int, float] = defaultdict(float)
         self._waiting_s: defaultdict[int, float] = defaultdict(float)
         self._present_s: defaultdict[int, float] = defaultdict(float)
+        self._leases = self._repeated = 0
+        self._shares = 0  # one of each rank and update
+        self._dealt = array("d")  # rank, time and samples of each share that is not in the grid yet
+        self._samples = MeanGrid()
 
     def add(self, record: Record) -> None:
         """Add a record."""
+        match record:
+            case GradientArrived(used=True):
+                self._leases += 1
+            case WorkInterrupted() | GradientArrived(crossed_interrupt=True):
+                self._repeated += 1
         update = self._updates.add(record)
         if update is None:
             return
         self.latest = update
         self.gain.add(update)
+        self._shares += len(update.ranks)
+        for rank, samples in zip(update.ranks, update.samples, strict=True):
+            self._dealt.extend((rank, update.ended_s, samples))
+        if len(self._dealt) > MOST_KEPT:
+            self._fill_grid()
         for rank, seconds, waiting_s in zip(update.ranks, update.seconds, update.waiting_s, strict=True):
             self._computing_s[rank] += seconds
             self._waiting_s[rank] += waiting_s
@@ -48,6 +68,27 @@ class ShareTotals:
     def waiting_s(self) -> Mapping[int, float]:
         """Seconds for which each rank waited for the slowest one."""
         return dict(sorted(self._waiting_s.items()))
+
+    def share_map(self, ranks: int) -> HeatMap:
+        """Return the mean number of samples of each rank in an update, over time."""
+        self._fill_grid()
+        return self._samples.heat_map(ranks)
+
+    def _fill_grid(self) -> None:
+        rank, ended_s, samples = np.array(self._dealt).reshape(-1, 3).T
+        self._samples.add(rank.astype(int), ended_s, samples)
+        del self._dealt[:]
+
+    @property
+    def queue(self) -> str:
+        """Sentence on the leases of a queue and on the ends of updates; empty while each share was one lease."""
+        if self._leases <= self._shares and not self._repeated:
+            return ""
+        waited = sum(self._waiting_s.values()) / (sum(self._present_s.values()) or 1.0)
+        return (
+            f"{self._leases / (self._shares or 1):.1f} leases of a rank in an update, of which other ranks repeated "
+            f"{self._repeated / (self._leases or 1):.1%}; waiting for the end of the queue took {waited:.1%} of the time"
+        )
 
     def cells(self, rank: int) -> tuple[str, str]:
         """Return the samples of a rank in the latest update, and for how long it has waited; empty where unknown."""

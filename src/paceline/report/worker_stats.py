@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.policies.estimators.timeouts.loss_hazard import loss_hazards
+from paceline.report.mean_grid import HEAT_COLUMNS, HeatMap
 from paceline.report.run_data import FATES, Column, RunData
 
 QUANTILES = (5, 25, 50, 75, 95, 100)  # percent
 ROUNDING = 1e-9
-HEAT_COLUMNS = 120  # at most
 IDLE = "idle"
 ACTIVITIES = ("computing", "communicating", "waiting")
 
@@ -170,35 +170,14 @@ def _round_trips(seen_s: Column, finished: Column) -> RoundTripStats | None:
     return RoundTripStats(quantiles_s.tolist(), int((ranks <= longest).sum()), count)
 
 
-class HeatMap(NamedTuple):
-    """Mean compute time of each worker in equal slices of time, or its mean number of samples.
-
-    Attributes:
-        mean_s: mean compute times in seconds (or samples), of shape workers x slices; nan without an arrival.
-        end_s: end of the last slice, in seconds; the first one begins at 0.
-    """
-
-    mean_s: Column
-    end_s: float
-
-
 def heat_map(run: RunData) -> HeatMap:
     """Return the mean compute time of each worker in equal slices of time, nan without an arrival.
 
     Waiting is left out, so a worker that waits for others does not look slow.
     """
-    return _means(run, run.work["compute_s"])
-
-
-def share_map(run: RunData) -> HeatMap:
-    """Return the mean number of samples of each worker in equal slices of time, nan without an arrival."""
-    return _means(run, run.work["samples"])
-
-
-def _means(run: RunData, values: Column) -> HeatMap:
-    """Return the means of the values of tasks that are larger than 0, in equal slices of time."""
-    measured = values > 0
-    values, worker, arrival_s = values[measured], run.work["worker"][measured], run.work["end_s"][measured]
+    compute_s = run.work["compute_s"]
+    measured = compute_s > 0
+    values, worker, arrival_s = compute_s[measured], run.work["worker"][measured], run.work["end_s"][measured]
     columns = int(np.clip(len(values) / max(1, run.workers), 1, HEAT_COLUMNS))
     column = np.minimum((arrival_s / max(run.end_s, 1e-300) * columns).astype(int), columns - 1)
     cell = worker * columns + column

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.checkpoint.fingerprint import described_defaults
 from paceline.checkpoint.store import Checkpoints
 from paceline.clusters.simulated import Cluster
-from paceline.clusters.torchrun import Torchrun
+from paceline.clusters.torchrun import NO_SERVER, Torchrun
 from paceline.core.events import Restarted
 from paceline.engines.loop import RunLoop
 from paceline.engines.run import Run
@@ -210,7 +210,7 @@ def _warn(text: str) -> None:
 def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "protocol": configuration["protocol"],
-        "cluster": configuration["cluster"],
+        "cluster": configuration["cluster"].removesuffix(NO_SERVER),  # the state and the decisions are the same
         "evaluate_every": configuration["rules"]["evaluate_every"],
         "worker_timeout_s": configuration["rules"]["worker_timeout_s"],
         "measure_steps": configuration["rules"]["measure_steps"],

@@ -230,7 +230,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "standby": config.cluster.standby,
         "debug": config.cluster.debug,
         "wire": config.cluster.wire,
-        "server": config.cluster.server,
+        "server": config.cluster.has_server,
         "protocol": str(config.checked_plan),
         "plan": plan_as_json(config.checked_plan),
         "stop": str(config.stop),

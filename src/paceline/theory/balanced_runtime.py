@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Deterministic, Distribution
+from paceline.clusters.timing.lease_time import LeaseTime
 from paceline.policies.controllers.balance import Balance
 from paceline.policies.share_limits import longest
 from paceline.policies.shares import LEAST_GAIN, deal
@@ -39,7 +40,7 @@ def bounds_s(balance: Balance, cluster: Cluster, payload_bytes: float = 0) -> tu
     Raises:
         NoTheoryError: the cluster has other properties.
     """
-    assumptions.check_steady(cluster)
+    _check_steady(cluster)
     n, sizes = cluster.n, balance.sizes(balance.pieces)
     network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
     laws = [cluster.distribution_of(worker) for worker in range(n)]
@@ -79,7 +80,7 @@ def queue_bounds_s(balance: Balance, cluster: Cluster, payload_bytes: float = 0)
 
     Source: Graham, "Bounds for certain multiprocessing anomalies", 1966.
     """
-    assumptions.check_steady(cluster)
+    _check_steady(cluster)
     if cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes):
         raise assumptions.NoTheoryError(f"{balance}, of which each lease takes time of the network")
     laws = [cluster.distribution_of(worker) for worker in range(cluster.n)]
@@ -88,6 +89,12 @@ def queue_bounds_s(balance: Balance, cluster: Cluster, payload_bytes: float = 0)
     speeds = [cluster.speed_of(worker) for worker in range(cluster.n)]
     lower_s = _harmonic_mean_s(laws[0], speeds)
     return lower_s, lower_s + _slowest_s(laws[0], speeds) / balance.pieces
+
+
+def _check_steady(cluster: Cluster) -> None:
+    assumptions.check_steady(cluster)
+    if cluster.leases != LeaseTime():
+        raise assumptions.NoTheoryError("leases with a cost, or with times of their own")
 
 
 def _harmonic_mean_s(law: Distribution, speeds: Sequence[float]) -> float:

@@ -69,20 +69,21 @@ def attach(
     """Attach the loop of every rank to one run.
 
     Every rank that ``paceline run`` or torchrun has started is a worker. Before each ``optimizer.step()`` its gradient
-    is sent to the server, a process beside rank 0, and the step itself finds no gradient; after it the parameters are
-    those of the version that the protocol gives this rank next. With local steps ("bsp + local_steps(H=16)") the
-    optimizer of each rank steps, and the change of H steps is sent. Under a protocol without a server (all_reduce,
-    local_sgd, s3gd, dc_s3gd), the optimizer of each rank steps, and the ranks average. Without a launcher the loop
-    trains alone.
+    is handed in, and the step itself finds no gradient; after it the parameters are those of the version that the
+    protocol gives this rank next. Where all gradients of a protocol are fresh (bsp, balanced, k_sync), the ranks sum
+    those that count, and each steps a copy of its optimizer; else, and with ``torchrun(server=true)``, they go to a
+    server, a process beside rank 0. With local steps ("bsp + local_steps(H=16)") the optimizer of each rank steps, and
+    the change of H steps is sent. Under all_reduce, local_sgd, s3gd and dc_s3gd the optimizer of each rank steps, and
+    the ranks average. Without a launcher the loop trains alone.
 
     Args:
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
-        optimizer: optimizer of `torch.optim`; where each rank steps, any but LBFGS. Its learning rates are those of the
-            run, so that schedulers work as before. The run begins with its state at rank 0. With a server that state
-            is at the server until the end; ``state_dict()`` at rank 0 reads it there. With local steps each rank has
-            its own state.
-        loader: DataLoader of map-style data, without a DistributedSampler. The server deals its minibatches of
-            ``batch_size * accumulate`` samples to the ranks, each once per epoch; without ``drop_last``, the last
+        optimizer: optimizer of `torch.optim`; where it steps itself, any but LBFGS. Its learning rates are those of the
+            run, so that schedulers work as before. The run begins with its state at rank 0. A copy has that state
+            until the end, where ``state_dict()`` reads it; with a server that is so at rank 0 only. With local steps
+            each rank has its own state.
+        loader: DataLoader of map-style data, without a DistributedSampler. The ranks are dealt its minibatches of
+            ``batch_size * accumulate`` samples, each once per epoch; without ``drop_last``, the last
             minibatch is smaller. Samples too few for ``accumulate`` batches are left out. Under ``balanced`` a batch is
             a lease of samples, whose number varies, and ``run.stepped`` tells whether a step made an update.
         protocol: protocol, phase or plan, as ``pl.k_sync(k=3)``, or its text: "k_sync(k=3)", "all_reduce".
@@ -167,6 +168,7 @@ def attach(
         part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
+        cluster = cluster.with_server_if_needed(plan)
         part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
     if scheduler is not None:

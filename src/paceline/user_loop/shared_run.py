@@ -147,12 +147,12 @@ class SharedRun(AttachedRun):
         """End the run for all ranks, from rank 0; the model is the last version then.
 
         Raises:
-            UsageError: this is not rank 0 of a run with a server.
+            UsageError: this is not rank 0 of a run with a coordinator.
         """
         if self.over or self._worker is None:
             return
         if not self._server.end_run(Outcome.STOPPED, "run.stop() at rank 0"):
-            raise UsageError("only rank 0 of a run with a server can stop it for all ranks: call run.finish()")
+            raise UsageError("only rank 0 of a run with a coordinator can stop it for all ranks: call run.finish()")
         while not self.over:
             self._exchange.to_worker.put(None)  # the worker waits for the gradient of the present task
             self._receive()

@@ -10,7 +10,7 @@ from paceline.utils.rank_logger import rank_label
 from paceline.utils.wording import counted
 
 
-def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = True) -> str:
+def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = True, on_one_host: bool = True) -> str:
     """Return the line.
 
     Args:
@@ -18,13 +18,17 @@ def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = Tru
         ranks: ranks of the run, >= 1.
         folder: folder of the run, None for a run without one.
         has_server: whether a server makes the steps, where the protocol can have one.
+        on_one_host: whether all ranks are on one host.
 
     >>> from paceline.catalogue.parser import parse_plan
     >>> start_line(parse_plan("bsp"), 2, None)
     'bsp on 2 ranks, not recorded; optimizer.step() sends the gradient to the server, which makes the step'
     """
     record = "not recorded" if folder is None else f"recorded in {folder}"
-    return f"{plan} on {counted(ranks, 'rank')}, {record}; optimizer.step() {_step(plan, has_server=has_server)}"
+    step = _step(plan, has_server=has_server)
+    is_open = not on_one_host and (plan.allreduce is not None or not has_server)
+    sums = "; sums between hosts are not encrypted" if is_open else ""
+    return f"{plan} on {counted(ranks, 'rank')}, {record}; optimizer.step() {step}{sums}"
 
 
 def _step(plan: Plan, *, has_server: bool) -> str:
@@ -45,6 +49,12 @@ def print_start_line(config: RunConfig) -> None:
     if config.cluster.ranks.launch_rank:
         return
     cluster = config.cluster
-    line = start_line(config.plan, cluster.started, config.folder, has_server=cluster.server)
+    line = start_line(
+        config.plan,
+        cluster.started,
+        config.folder,
+        has_server=cluster.has_server,
+        on_one_host=cluster.ranks.local_world_size == cluster.ranks.world_size,
+    )
     text = f"{rank_label(0)}paceline: {line}"
     stderr_console().print(text, highlight=False, markup=False, soft_wrap=True)

@@ -68,7 +68,7 @@ class ServerSteps(StepPolicy):
         read_copy: returns the state of the copy at this rank; None with a server.
     """
 
-    leader = "the server"
+    leader = "the coordinator"
     are_here = False
     are_common = False
 
@@ -119,7 +119,7 @@ class ServerSteps(StepPolicy):
 
     def _on_load(self, *_: object) -> None:
         raise RunError(
-            "optimizer.load_state_dict() during the run, when the state is at the server: load it before the first "
+            "optimizer.load_state_dict() during the run, when a copy of it has the state: load it before the first "
             "batch of run.loader"
         )
 
@@ -133,7 +133,7 @@ class RankSteps(StepPolicy):
         optimizer: optimizer of the user.
     """
 
-    leader = "the server"
+    leader = "the coordinator"
     are_here = True
     are_common = False
 

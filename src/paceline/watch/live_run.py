@@ -13,6 +13,7 @@ from paceline.core.records import Record, UpdateMade
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import StatsCounter
 from paceline.report.curves import SWITCHES, mean_of_last
+from paceline.report.mean_grid import HeatMap, MeanGrid
 from paceline.report.run_data import (
     FATES,
     RATE,
@@ -26,8 +27,7 @@ from paceline.report.run_data import (
     sorted_work,
 )
 from paceline.report.share_totals import ShareTotals, has_shares
-from paceline.report.worker_stats import HeatMap, TaskSums, live_times
-from paceline.watch.mean_grid import MeanGrid
+from paceline.report.worker_stats import TaskSums, live_times
 from paceline.watch.merged_points import MergedPoints
 
 KEPT_TASKS = 100  # of each worker; a gradient of cancelled work arrives within so many tasks
@@ -82,7 +82,6 @@ class LiveRun:
         self._reader = RunReader(self.shares)
         self._stats = StatsCounter()
         self._grid = MeanGrid()
-        self._samples = MeanGrid()
         self._sums = TaskSums()  # over the tasks that are kept no longer
         self._tasks = np.zeros(0, int)  # number of these tasks of each worker
         self._used = np.zeros(0, int)  # number of them whose gradient was used
@@ -128,10 +127,6 @@ class LiveRun:
         """Return the mean compute times by worker and time over the whole run."""
         return self._grid.heat_map(len(self._reader.live))
 
-    def share_map(self) -> HeatMap:
-        """Return the mean number of samples by worker and time over the whole run."""
-        return self._samples.heat_map(len(self._reader.live))
-
     @property
     def received(self) -> int:
         """Number of gradients that have arrived; notices are none."""
@@ -162,8 +157,6 @@ class LiveRun:
             self.switches.append(switch)
         work = columns(reader.work[self._seen_work * len(WORK) :], WORK)
         self._grid.add(work["worker"], work["end_s"], work["compute_s"])
-        if self.shares is not None:
-            self._samples.add(work["worker"], work["end_s"], work["samples"].astype(float))
         self._seen_marks = len(reader.marks)
         self._seen_work = len(reader.work) // len(WORK)
 

@@ -167,7 +167,7 @@ class LiveView:
             "first_protocol": self.live.first_protocol,
             "heat": heat_json(self.live.heat_map()),
             "staleness": self.live.staleness(),
-            "shares": shares_json(self.recent, self.live.share_map()),
+            "shares": shares_json(self.recent),
         }
 
     @property

@@ -129,7 +129,8 @@ def _sums(view: LiveView) -> list[Text]:
     total_s = sum(view.activities.values()) or 1.0
     shares = ", ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in view.activities.items())
     moved = [f"{name} {view.cells[name]}" for name in BYTES if name in view.cells]
-    return [Text(line) for line in (f"worker time: {shares}", ", ".join(moved)) if line]
+    queue = view.live.shares.queue if view.live.shares is not None else ""
+    return [Text(line) for line in (f"worker time: {shares}", queue, ", ".join(moved)) if line]
 
 
 def _workers(view: LiveView, rows: int) -> Table:

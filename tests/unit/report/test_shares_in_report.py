@@ -8,6 +8,7 @@ from rich.console import Console
 
 import paceline as pl
 from paceline.core.events import Outcome
+from paceline.core.records import GradientArrived, WorkInterrupted
 from paceline.recording.run_folder import SavedRun
 from paceline.report.curves import groups
 from paceline.report.page.data import page_json
@@ -81,6 +82,23 @@ def test_a_simulated_run_shows_what_its_shares_have_gained(tmp_path):
     [run] = read_runs([tmp_path / "a"])
     assert run.shares.gain.updates == 30
     assert 60 - 3 < run.shares.gain.equal_s < 60  # nothing is claimed before a sample's cost is known
+
+
+def test_a_queue_shows_the_samples_of_an_update_and_its_leases(tmp_path):
+    folder, cluster = tmp_path / "a", pl.Cluster(3, pl.timing.ShiftedExponential(0.5, 0.5))
+    pl.train(pl.jobs.digits(), protocol="balanced(m=8)", cluster=cluster, stop="updates=40", out=folder)
+    [run] = read_runs([folder])
+    used = [record for record in run.run.history.of(GradientArrived) if record.used]
+    repeated = [*run.run.history.of(WorkInterrupted)]
+    expected = f"{len(used) / 3 / 40:.1f} leases of a rank in an update, of which other ranks repeated "
+    assert len(used) > 2 * 3 * 40
+    assert repeated
+    expected += f"{len(repeated) / len(used):.1%}; waiting for the end of the queue took "
+    assert expected in page([run], groups([run]))
+    assert expected in live(folder).texts()["bars"]
+    equal = run.run.configuration["batch_size"]
+    for rows in (run.shares.share_map(3).mean_s, live(folder).live.shares.share_map(3).mean_s):
+        assert rows.sum(axis=0) == pytest.approx(3 * equal)
 
 
 def test_other_protocols_have_no_shares(tmp_path):

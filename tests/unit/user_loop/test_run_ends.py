@@ -47,7 +47,7 @@ def test_a_stop_at_rank_0_is_a_normal_end_of_every_loop(network, data):
 @parametrize_few(
     ("error", "expected", "text"),
     [
-        (ValueError("of the user"), pl.RunError, "the server: rank 0 has left the run: ValueError: of the user"),
+        (ValueError("of the user"), pl.RunError, "the coordinator: rank 0 has left the run: ValueError: of the user"),
         (KeyboardInterrupt(), SystemExit, "130"),
     ],
     keep=1,

@@ -35,7 +35,7 @@ def test_a_rank_that_takes_part_waits_for_the_last_version():
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_an_error_of_the_server_ends_every_wait(has_begun):
-    error = pl.UsageError("the server: run exists already")
+    error = pl.UsageError("the coordinator: run exists already")
     assert ServerLink(Ended(None, error)).look(has_begun=has_begun) is error
 
 

@@ -43,6 +43,7 @@ class TimedWorkers(SimulatedWorkers):
         self._local_steps = local_steps
         self._confirm = None if self._round_trips.is_certain else self._round_trips.confirm
         self._gradient_s = cluster.server.gradient_s
+        self._are_independent = cluster.leases.is_independent
 
     def next_event(self, on_idle: Callable[[], None]) -> events.Event:
         """Return the earliest event that was not cancelled."""
@@ -75,8 +76,9 @@ class TimedWorkers(SimulatedWorkers):
         self._sequence += 1
         if self._local_steps is None:
             share, timed = 1.0, draw
-            if minibatch is not None and minibatch.slices:  # all leases of a worker in an update are one draw
-                share, timed = minibatch.share, minibatch.slices[0].draw
+            if minibatch is not None and minibatch.slices:
+                share = minibatch.share
+                timed = draw if self._are_independent else minibatch.slices[0].draw  # the same in all of an update
             at_s = self.now + self._duration_s(worker, timed, self.now, share)
         else:
             at_s = self.now + self._local_round_trip(command, self._local_steps).total_s

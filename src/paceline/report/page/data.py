@@ -9,9 +9,10 @@ import numpy as np
 import orjson
 
 from paceline.report.curves import AXES, CurveLine, Group, panels, switches
+from paceline.report.mean_grid import HeatMap
 from paceline.report.page.packing import packed_updates, packed_work, quantum_s
 from paceline.report.run_data import FATES, RunData
-from paceline.report.worker_stats import HeatMap, RoundTripStats, heat_map, round_trips, share_map, staleness
+from paceline.report.worker_stats import RoundTripStats, heat_map, round_trips, staleness
 
 
 def page_json(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
@@ -50,7 +51,7 @@ def _run(run: RunData) -> dict[str, Any]:
         "switches": switches(run),
         "heat": heat_json(heat_map(run)),
         "staleness": staleness(run),
-        "shares": shares_json(run, share_map(run)),
+        "shares": shares_json(run),
     }
 
 
@@ -85,11 +86,11 @@ def heat_json(heat: HeatMap) -> dict[str, Any]:
     }
 
 
-def shares_json(run: RunData, shares: HeatMap) -> dict[str, Any] | None:
+def shares_json(run: RunData) -> dict[str, Any] | None:
     """Return the data of the chart of shares; None for a run whose workers do not share the samples."""
     if run.shares is None:
         return None
-    heat = heat_json(shares)
+    heat = heat_json(run.shares.share_map(run.workers))
     equal = run.run.configuration.get("batch_size")
     return {"columns": heat["columns"], "end_s": heat["end_s"], "mean": heat["mean_s"], "equal": equal}
 

@@ -170,7 +170,8 @@ def waiting_bars(found: Sequence[tuple[str, ShareTotals]], runs: int) -> str:
         rows = [(f"rank {rank}: {number(ranks[rank]['waiting'])} s", ranks[rank]) for rank in sorted(longest)]
         left_out = f"<p class='caption'>The {len(rows)} of {len(ranks)} ranks that waited longest.</p>"
         title = f"<h3>{escape(label)}</h3><p>{escape(str(shares.gain))}</p>" if runs > 1 else ""
-        bars.append(title + _bars(rows, "seconds") + (left_out if len(rows) < len(ranks) else ""))
+        queue = f"<p class='caption'>{escape(shares.queue)}.</p>" if shares.queue else ""
+        bars.append(title + _bars(rows, "seconds") + (left_out if len(rows) < len(ranks) else "") + queue)
     caption = (
         "<p class='caption'>Waiting: for the slowest rank of each update. Communicating: sums, the step of the "
         "optimizer, and all else that is not loading, forward or backward.</p>"

@@ -1,4 +1,4 @@
-"""Leased loader: the batches that the server deals to one rank, loaded by the user's DataLoader."""
+"""Leased loader: the batches that the coordinator deals to one rank, loaded by the user's DataLoader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.user_loop.worker.exchange import LoopTask
 
 
 class LoaderTasks(Protocol):
-    """Tasks that the server gives to this rank."""
+    """Tasks that the coordinator gives to this rank."""
 
     over: bool
 
@@ -32,7 +32,7 @@ class LoaderTasks(Protocol):
 
 
 class LeasedLoader:
-    """Batches that the server deals to this rank; each iteration is one epoch.
+    """Batches that the coordinator deals to this rank; each iteration is one epoch.
 
     The processes of the DataLoader load the leased minibatches ahead, and live until the end of the run.
 

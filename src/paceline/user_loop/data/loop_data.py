@@ -149,27 +149,27 @@ def check_loader(loader: DataLoader[Any]) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
-            "the loader is over an IterableDataset, whose samples have no numbers that the server could deal to the "
-            "ranks: give a map-style data set"
+            "the loader is over an IterableDataset, whose samples have no numbers that the coordinator could deal to "
+            "the ranks: give a map-style data set"
         )
     batches = loader.batch_sampler
     if batches is None:
-        raise UsageError("the loader has no batch_size, by which the server deals the samples: give one")
+        raise UsageError("the loader has no batch_size, by which the coordinator deals the samples: give one")
     if type(batches) is not BatchSampler:
         raise UsageError(
-            f"the loader has a {type(batches).__name__} as batch_sampler, but the server deals minibatches of equal "
-            "size: omit batch_sampler, and give batch_size= and shuffle="
+            f"the loader has a {type(batches).__name__} as batch_sampler, but the coordinator deals minibatches of "
+            "equal size: omit batch_sampler, and give batch_size= and shuffle="
         )
     sampler = batches.sampler
     if isinstance(sampler, DistributedSampler):
         raise UsageError(
-            "the loader has a DistributedSampler, but the server deals the samples to the ranks: omit it, and give "
-            "shuffle=True"
+            "the loader has a DistributedSampler, but the coordinator deals the samples to the ranks: omit it, and "
+            "give shuffle=True"
         )
     if type(sampler) not in (RandomSampler, SequentialSampler):  # a subclass has another order
         raise UsageError(
-            f"the loader has a {type(sampler).__name__}, but the server deals the samples in order or as a "
-            "RandomSampler draws them: omit sampler, and give shuffle="
+            f"the loader has a {type(sampler).__name__}, but the coordinator deals the samples in order or as "
+            "a RandomSampler draws them: omit sampler, and give shuffle="
         )
 
 

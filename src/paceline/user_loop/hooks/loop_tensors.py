@@ -29,7 +29,7 @@ def hand_in(task: LoopTask, parameters: Sequence[nn.Parameter], buffers: Sequenc
     for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):
         if parameter.grad is not None:
             if parameter.grad.is_sparse:
-                raise RunError("the model makes sparse gradients, which the server does not add: use sparse=False")
+                raise RunError("the model makes sparse gradients, which are not added: use sparse=False")
             squared_norms[i] = copy_with_squared_norm(parameter.grad, view)
             task.gradient.written.add(i)
             parameter.grad = None

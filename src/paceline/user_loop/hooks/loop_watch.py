@@ -147,7 +147,7 @@ class LoopWatch:
         differ = [name for name in self._writes.changed() if not _are_equal(own[name], self._version[name])]
         if differ:
             raise UsageError(
-                f"the loop or a forward pass has written to {shortened(differ)} of the model, which the server's next "
+                f"the loop or a forward pass has written to {shortened(differ)} of the model, which the next "
                 "version would overwrite: write before the first batch of run.loader, restore the values before the "
                 "next step, or give a protocol under which each rank steps its own parameters, as all_reduce"
             )

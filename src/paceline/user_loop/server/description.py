@@ -129,7 +129,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if getattr(torch.optim, kind.__name__, None) is not kind or kind is torch.optim.LBFGS:
         reason = "evaluates the loss within a step" if kind is torch.optim.LBFGS else "is not of torch.optim"
         raise UsageError(
-            f"the optimizer {kind.__name__} {reason}, but the server steps it from gradients alone, without your code: "
+            f"the optimizer {kind.__name__} {reason}, but a copy of it steps from gradients alone, without your code: "
             "give an optimizer of torch.optim other than LBFGS"
         )
 

@@ -68,7 +68,7 @@ class ServedPart(RankPart):
         self.ranks = environment.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
-        read_copy = None if cluster.server else lambda: self.lifecycle.read_state()
+        read_copy = None if cluster.has_server else lambda: self.lifecycle.read_state()
         self.steps = (
             RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model, read_copy)
         )

@@ -76,7 +76,7 @@ class ServerProcess:
             if ready.poll(timeout_s * 1000):
                 self._read()
         if self.end is not None and self.end.has_failed:
-            raise (UsageError if self.end.is_usage else RunError)(f"the server: {self.end.reason}")
+            raise (UsageError if self.end.is_usage else RunError)(f"the coordinator: {self.end.reason}")
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of the optimizer, as of `named_state`.
@@ -134,7 +134,7 @@ class ServerProcess:
         try:
             kind, content = read_frame(self._replies), read_frame(self._replies)
         except EOFError:
-            raise RunError(f"the server of the run ended with status {self._process.wait()}") from None
+            raise RunError(f"the coordinator of the run ended with status {self._process.wait()}") from None
         if kind == OF_STATE:
             return tensor_file.from_bytes(content)
         self.end = from_json(content, End)

@@ -145,7 +145,7 @@ class RemoteWorkers(Workers):
             self.follower = StandbyFollower(stream, self.signals, cluster)
 
     def _make_tensors(self, layout: FlatLayout, handler: QueueHandler) -> CoordinatorTensors:
-        if self._cluster.server:
+        if self._cluster.has_server:
             return ServedTensors(
                 self._cluster,
                 self._server,

@@ -184,7 +184,7 @@ class WorkerProcess:
         )
         if group is None and self._worker < cluster.n:  # an evaluation is not interrupted
             replica.set_check(self._check)
-        if group is None and local_steps is None and cluster.server:
+        if group is None and local_steps is None and cluster.has_server:
             replica.on_gradient_ready = self._on_accumulated
         replica.is_bound_to_server = local_steps is None
         return replica
@@ -192,7 +192,7 @@ class WorkerProcess:
     def _make_tensors(self, rank: Rank) -> WorkerTensors:
         """Return the way of versions and gradients; the evaluator gets versions of rank 0 in any case."""
         cluster, is_worker = rank.cluster, self._worker < rank.cluster.n
-        if is_worker and not cluster.server:
+        if is_worker and not cluster.has_server:
             return SummedTensors(rank, self._replica.layout)
         wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
         return ServerTensors(self._replica, wire, is_pinned=cluster.device == "cuda")

@@ -28,6 +28,7 @@ class SharedRounds:
         self._n = cluster.n
         self._balance = balance
         self._update_s = cluster.server.update_s
+        self._lease_s = cluster.leases.cost_s
         self._network_s = cluster.network.pull_s(payload_bytes) + cluster.network.push_s(payload_bytes)
         self._sampler = RoundTripSampler(replace(cluster, network=Network()), seed)  # of compute times alone
 
@@ -42,7 +43,9 @@ class SharedRounds:
             if update % TILE == 0:
                 block_s = self._sampler.block_s(update // TILE)
             start_s = accounting.now
-            trips_s = self._network_s + block_s[update % TILE] * (np.array(samples) / size)
+            work_s = block_s[update % TILE]
+            fixed_s = np.minimum(self._lease_s, work_s)
+            trips_s = self._network_s + (fixed_s + (work_s - fixed_s) * (np.array(samples) / size))
             ends_s = start_s + trips_s
             closed_s = float(ends_s.max())
             accounting.now = closed_s + self._update_s

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any, NamedTuple
 
-from paceline.report.run_data import Column
-from paceline.report.worker_stats import HEAT_COLUMNS, HeatMap
+import numpy as np
+from numpy.typing import NDArray
+
+HEAT_COLUMNS = 120  # at most
+Column = NDArray[Any]
+
+
+class HeatMap(NamedTuple):
+    """Means by worker and time.
+
+    Attributes:
+        mean_s: mean compute times in seconds (or samples), of shape workers x slices; nan without an arrival.
+        end_s: end of the last slice, in seconds; the first one begins at 0.
+    """
+
+    mean_s: Column
+    end_s: float
 
 
 class MeanGrid:
