@@ -18,6 +18,7 @@ from rank_threads import run
 from ranks import flat
 from selections import parametrize_few
 from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
+from tiny_tokens import Model, mean_over_tokens, sequences, tokens_of
 
 EXACT = 1e-12
 SUMS = {"server": False}
@@ -42,6 +43,7 @@ JOBS = {
     "clipped": {"clip_norm": 0.1},
     "schedule": {"sampling": "epoch", "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=20)},
     "noise": {"lr_rule": "noise", "microbatches": 2},
+    "tokens": {"model": Model, "loss": None, "step": mean_over_tokens, "data": sequences(48), "weight": tokens_of},
 }
 
 

@@ -12,13 +12,17 @@ from torch.utils.data import IterableDataset
 import paceline as pl
 import rank_threads
 import tcp_threads
+from paceline.core.gradient import SKIPPED
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade
 from paceline.errors import UsageError
 from paceline.run.replay import replay
+from paceline.worker.data_loader import MinibatchLoader
+from paceline.worker.torch_utils import build_model
 from ranks import flat
 from selections import parametrize_few
 from tiny_controllers import ChangingShares
 from tiny_jobs import dataset, largest_relative_difference, parameters_of, tiny_job
+from tiny_tokens import mean_over_tokens, token_job, tokens_of
 
 
 class Endless(IterableDataset):
@@ -64,6 +68,39 @@ def test_parameters_are_those_of_bsp_under_shares_that_change(job):
     assert difference(forced, bsp) < EXACT
     losses = [[each.loss for each in run.history.of(UpdateMade)] for run in (forced, bsp)]
     assert np.allclose(*losses, rtol=1e-9)
+
+
+def over_all_tokens(job, updates, seed=3):
+    """Train with a plain loop, in which an update is the mean over all tokens of its minibatches."""
+    model = build_model(job, seed)
+    optimizer, loader = job.optimizer(model.parameters()), MinibatchLoader(job, seed, N)
+    for draw in range(1, updates + 1):
+        batches = [loader.batch(worker, draw, None) for worker in range(N)]
+        optimizer.zero_grad()
+        for batch in batches:
+            share = tokens_of(batch) / sum(map(tokens_of, batches))
+            (mean_over_tokens(model, batch) * share).backward()
+        optimizer.step()
+    return model
+
+
+@parametrize_few("microbatches", [1, 3], keep=1)
+@parametrize_few("protocol", ["balanced(m=4)", "bsp", BALANCED], keep=2)
+def test_with_a_weight_all_tokens_of_an_update_count_alike(protocol, microbatches):
+    job = token_job(step=mean_over_tokens, weight=tokens_of, microbatches=microbatches, eval_data=None)
+    ours = pl.train(job, protocol=protocol, cluster=CLUSTER, stop="updates=12", seed=3).model
+    theirs = parameters_of(over_all_tokens(job, 12))
+    assert largest_relative_difference(parameters_of(ours), theirs) < EXACT
+    by_samples = pl.train(replace(job, weight=None), protocol="bsp", cluster=CLUSTER, stop="updates=12", seed=3).model
+    assert largest_relative_difference(parameters_of(by_samples), theirs) > 1e-3
+
+
+def test_a_minibatch_of_weight_zero_is_not_used():
+    job = tiny_job(weight=lambda batch: float(batch[1][0] > 0))
+    result = pl.train(job, protocol="bsp", cluster=CLUSTER, stop="updates=12")
+    dropped = [each for each in result.history.of(GradientArrived) if not each.used]
+    assert {each.reason for each in dropped} == {SKIPPED}
+    assert 5 < len(dropped) < 40
 
 
 @pytest.mark.slow

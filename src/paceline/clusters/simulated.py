@@ -203,7 +203,7 @@ class RoundTrips:
         offset = draw - self._first_draws[worker]
         row = self._rows[worker]
         work_s = row[offset] if 0 <= offset < len(row) else self._load(worker, draw)
-        return self._network_s + (work_s if share == 1.0 else self._leases.seconds(work_s, share))
+        return self._network_s + self._leases.seconds(work_s, share)
 
     def local_steps(
         self, worker: int, draw: int, start_s: float, local_steps: LocalSteps, most: int

@@ -105,7 +105,7 @@ class PendingUpdate(Stateful):
         return ""
 
     def take(self) -> tuple[tuple[Accept, ...], float]:
-        """Remove the held gradients; return them and their mean step scale, weighted by samples."""
+        """Remove the held gradients; return them and their mean step scale by their weights."""
         held = tuple(self.held)
         scale = _mean_step_scale(held) if self._is_scaled else 1.0
         self.held = []
@@ -123,4 +123,4 @@ def _quorum(protocol: Protocol) -> tuple[float, str]:
 def _mean_step_scale(gradients: tuple[Accept, ...]) -> float:
     if len(gradients) == 1:
         return gradients[0].step_scale
-    return sum(each.samples * each.step_scale for each in gradients) / sum(each.samples for each in gradients)
+    return sum(each.weight * each.step_scale for each in gradients) / sum(each.weight for each in gradients)

@@ -22,6 +22,7 @@ Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
 Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]
 # Option of an optimizer: a part of a tuple may be infinite, as the largest step of Rprop.
 Option = None | bool | int | Single | str | tuple[bool | int | float | str | None, ...]
+Weight = Annotated[float, Meta(gt=0, le=LARGEST)]  # of a gradient in a mean
 Share = Annotated[float, Meta(gt=0, le=LARGEST)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 Metrics = Annotated[dict[Annotated[str, Meta(max_length=1000)], float], Meta(max_length=MOST_METRICS)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from paceline.core.bounds import MOST_COMPENSATORS, Count, CountOrNone, Seconds
+from paceline.core.bounds import MOST_COMPENSATORS, Count, CountOrNone, Seconds, Weight
 
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
@@ -57,6 +57,7 @@ class Measured(NamedTuple):
         skipped: whether the loop of an attached worker skipped the step because the gradient was not finite, as a
             GradScaler does.
         minibatches: number of minibatches, each with a local step, >= 1.
+        weight: what the gradient counts in the mean of an update, > 0, as the job or the loop says; None for its samples.
     """
 
     loss: float
@@ -67,6 +68,7 @@ class Measured(NamedTuple):
     compute_s: Seconds
     skipped: bool = False
     minibatches: Count = 1
+    weight: Weight | None = None
 
 
 NOT_MEASURED = Measured(loss=nan, samples=1, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
@@ -118,8 +120,9 @@ class Accept(NamedTuple):
     """Add the gradient that has just arrived to the update in progress.
 
     Attributes:
-        step_scale: factor on its weight, which is its number of samples.
+        step_scale: factor on its weight.
         minibatches: number of minibatches, its share of the workload.
+        own_weight: weight that the job or the loop has given it; None for its samples.
     """
 
     worker: int
@@ -128,6 +131,12 @@ class Accept(NamedTuple):
     samples: int
     step_scale: float = 1.0
     minibatches: int = 1
+    own_weight: Weight | None = None
+
+    @property
+    def weight(self) -> float:
+        """What it counts in the mean of an update."""
+        return self.samples if self.own_weight is None else self.own_weight
 
     @classmethod
     def of(cls, arrival: Arrival, staleness: int) -> Accept:
@@ -140,6 +149,7 @@ class Accept(NamedTuple):
             samples=arrival.measured.samples,
             step_scale=arrival.step_scale,
             minibatches=arrival.measured.minibatches,
+            own_weight=arrival.measured.weight,
         )
 
 

@@ -134,7 +134,7 @@ class ServerSide(ProcessParameters):
         if self._shards is not None:
             self._shards.accept(command)
         gradient = self._gradients[command.worker]
-        self._server.enqueue(gradient, command.samples, command.step_scale, command.worker)
+        self._server.enqueue(gradient, command.weight, command.step_scale, command.worker)
 
     def apply(self, command: Apply) -> Step | None:
         """Make the update and publish it."""

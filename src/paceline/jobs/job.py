@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from math import inf
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
@@ -93,6 +94,9 @@ class Job(Representation):
         on_drop: use of the minibatch of a dropped gradient, "requeue" or "discard".
         collate: function from a list of samples to a batch, None for torch's default.
         sampler: order of the samples of an epoch, for sampling="epoch" on shared data.
+        weight: function from a batch to the number that its loss is a mean over, as its tokens that count, >= 0. The mean
+            of an update weighs gradients by it, so that all tokens of an update count alike; None for the samples. A
+            batch of weight 0 is not used.
         microbatches: parts in which a minibatch is computed, one after the other, >= 1.
         loader_workers: background processes, >= 0, that prepare minibatches ahead for each process that computes
             gradients; 0 prepares them in that process. They change the time of a run, not its results.
@@ -132,6 +136,7 @@ class Job(Representation):
     on_drop: Literal["requeue", "discard"] = "requeue"
     collate: Callable[[list[Any]], Batch] | None = None
     sampler: Sampler[int] | None = field(default=None, repr=False)
+    weight: Callable[[Batch], float | Tensor] | None = None
     microbatches: int = 1
     loader_workers: int = 0
     prefetch: int = 2
@@ -337,6 +342,19 @@ class Job(Representation):
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise self._error(f"the loss is not a scalar (given {got}); reduce it with .mean()")
         return loss, metrics
+
+    def weight_of(self, batch: Batch, samples: int) -> float:
+        """Return what the gradient of a batch of so many samples counts in a mean.
+
+        Raises:
+            UsageError: the job says a number that is negative or not finite.
+        """
+        if self.weight is None:
+            return samples
+        weight = float(self.weight(batch))
+        if not 0 <= weight < inf:
+            raise self._error(f"weight of a batch = {weight}, expected a number >= 0, as that of its tokens")
+        return weight
 
     def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
         if isinstance(batch, tuple | list) and len(batch) == 2:

@@ -17,7 +17,7 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.policies.controllers.balance import Balance
+from paceline.policies.controllers.balance import balances_of
 from paceline.policies.learning_rate import ScheduleCurve
 from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.plan_checks import checked_plan
@@ -80,6 +80,8 @@ class RunConfig:
             self._check_local_steps(plan)
         if plan.sets_shares:
             self._check_shares(plan)
+        if self.job.weight is not None:
+            self._check_weight(plan)
         return plan
 
     def _check_local_steps(self, plan: Plan) -> None:
@@ -99,7 +101,7 @@ class RunConfig:
                 "each worker reads its own; give data with numbered samples and sharding='shared', or type bsp"
             )
 
-        for controller in (each for phase in plan.phases for each in phase.controllers if isinstance(each, Balance)):
+        for controller in balances_of(plan):
             size = controller.sizes(job.batch_size).size
             if size * controller.pieces != job.batch_size:
                 m, piece = controller.pieces, counted(size, "sample")
@@ -107,6 +109,15 @@ class RunConfig:
                     f"{plan}: a minibatch of {job.batch_size} samples has no {m} equal pieces, so a piece has {piece}: "
                     f"give a batch size that {m} divides, or another m"
                 )
+
+    def _check_weight(self, plan: Plan) -> None:
+        is_node = isinstance(self.cluster, Torchrun) and self.cluster.workers == "node"
+        if plan.allreduce or plan.local_steps or is_node:
+            what = "workers='node'" if is_node else plan
+            raise UsageError(
+                f"job {self.job.name} has a weight, but {what} takes means by samples: leave weight out, or type bsp"
+                f"{' and omit workers' if is_node else ''}"
+            )
 
     @cached_property
     def schedule(self) -> ScheduleCurve | None:

@@ -24,6 +24,7 @@ from paceline.engines.virtual.allreduce import simulated_allreduce
 from paceline.engines.virtual.parameter_server import simulated_server
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
+from paceline.policies.controllers.balance import balances_of
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP
 from paceline.recording.callback import Callback
@@ -43,7 +44,7 @@ from paceline.worker.allreduce import make_algorithm
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.evaluation import check_reported, evaluate
 from paceline.worker.local_steps import make_replica
-from paceline.worker.loss_check import warn_of_summed_loss
+from paceline.worker.loss_check import check_loss_of_pieces, warn_of_summed_loss
 from paceline.worker.task_runner import device_of
 from paceline.worker.torch_utils import build_model, usable_device
 
@@ -87,6 +88,8 @@ class Session:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
             if config.plan.local_steps is None:  # else workers watch the gradients of their steps
                 self.server.watch_gradients()
+            for balance in balances_of(config.plan):
+                check_loss_of_pieces(job, self.model, balance.sizes(job.batch_size).size, config.plan)
         self._step_scale = self._check_step_scale()
         if config.measure_steps and config.plan.allreduce and config.plan.allreduce.sums == "updates":
             raise UsageError(

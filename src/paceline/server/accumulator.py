@@ -20,16 +20,16 @@ class _Queued(NamedTuple):
     """A gradient in the queue, not yet part of the mean."""
 
     gradient: FlatBuffers
-    samples: int
-    weight: float  # samples times step scale
+    weight: float
+    scaled_weight: float  # times its step scale
     worker: int
 
 
 class GradientAccumulator:
     """Weighted running mean of the gradients of the open update.
 
-    Gradients g_1 ... g_k of s_1 ... s_k samples with step scales c_1 ... c_k have the mean
-    sum(c_j s_j g_j) / sum(c_j s_j). Floating-point buffers move by the mean of their changes, weighted by samples.
+    Gradients g_1 ... g_k with weights w_1 ... w_k, as their samples, and step scales c_1 ... c_k have the mean
+    sum(c_j w_j g_j) / sum(c_j w_j). Floating-point buffers move by the mean of their changes with the weights w_j.
     Whole numbers and booleans, as positions in a queue, take the values of the worker with the lowest number: under BSP
     those of worker 0, as with DistributedDataParallel.
 
@@ -43,8 +43,8 @@ class GradientAccumulator:
         self._device = device
         self._queue: list[_Queued] = []
         self._count = 0
-        self._samples = 0
-        self._weight = 0.0
+        self._weight: float = 0
+        self._scaled_weight = 0.0
         self._not_finite: int | None = None  # position of the first gradient of the update that is not finite
         self._worker: int | None = None  # whose whole numbers the mean has
         self._written: set[int] = set()  # parameters of which a gradient of the update has one
@@ -54,15 +54,16 @@ class GradientAccumulator:
         """Mean of the gradients accumulated so far."""
         return self._layout.allocate(self._device)
 
-    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float, worker: int = 0) -> None:
+    def enqueue(self, gradient: FlatBuffers, weight: float, step_scale: float, worker: int = 0) -> None:
         """Queue one gradient for the open update."""
-        self._queue.append(_Queued(gradient=gradient, samples=samples, weight=samples * step_scale, worker=worker))
+        scaled_weight = weight * step_scale
+        self._queue.append(_Queued(gradient=gradient, weight=weight, scaled_weight=scaled_weight, worker=worker))
         self._count += 1
         self._written |= gradient.written
 
     def accumulate(self) -> None:
         """Add the queue to the mean; a lone first gradient stays queued: adding it with the second saves a copy."""
-        if self._samples or len(self._queue) > 1:
+        if self._weight or len(self._queue) > 1:
             self.flush()
 
     def flush(self) -> None:
@@ -83,9 +84,9 @@ class GradientAccumulator:
         A single gradient is its own mean, without a copy. The queue is added when the mean is read.
         """
         new = [queued.gradient for queued in self._queue]
-        if len(new) == 1 and not self._samples:
+        if len(new) == 1 and not self._weight:
             mean = MeanGradient(new, [1.0], new[0], self._count, is_borrowed=True)
-        elif self._samples:
+        elif self._weight:
             mean = MeanGradient([self.mean, *new], [1.0, *self._flush_buffers()], self.mean, self._count)
         else:
             mean = MeanGradient(new, self._flush_buffers(), self.mean, self._count)
@@ -94,8 +95,8 @@ class GradientAccumulator:
             self.mean.written = self._written
         self._queue.clear()
         self._count = 0
-        self._samples = 0
-        self._weight = 0.0
+        self._weight = 0
+        self._scaled_weight = 0.0
         self._worker = None
         self._not_finite = None
         self._written = set()
@@ -107,10 +108,11 @@ class GradientAccumulator:
             return []
         weights, shares, taken = [], [], None
         for queued in self._queue:
-            self._samples += queued.samples
             self._weight += queued.weight
-            weights.append(queued.weight / self._weight)  # a running mean leaves no pass for a division (decision 0003)
-            shares.append(queued.samples / self._samples)
+            self._scaled_weight += queued.scaled_weight
+            # A running mean leaves no pass for a division (decision 0003).
+            weights.append(queued.scaled_weight / self._scaled_weight)
+            shares.append(queued.weight / self._weight)
             if self._worker is None or queued.worker <= self._worker:
                 self._worker = queued.worker
                 taken = queued.gradient
@@ -127,10 +129,10 @@ class GradientAccumulator:
         """Return the mean and its weights; the queue is flushed first."""
         self.flush()
         mean: dict[str, Sequence[Any]] | None = None
-        if self._samples:
+        if self._weight:
             written = [i in self._written for i in range(len(self.mean.parameters))]
             mean = {"parameters": self.mean.parameters, "buffers": self.mean.buffers, "written": written}
-        return {"samples": self._samples, "weight": self._weight, "mean": mean, "worker": self._worker}
+        return {"samples": self._weight, "weight": self._scaled_weight, "mean": mean, "worker": self._worker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state in place of this one; of a state of all shards, the tensors of this layout are taken."""
@@ -138,8 +140,8 @@ class GradientAccumulator:
         self._count = 0
         self._not_finite = None
         self._written = set()
-        self._samples = state["samples"]
-        self._weight = state["weight"]
+        self._weight = state["samples"]
+        self._scaled_weight = state["weight"]
         mean = state["mean"]
         self._worker = state.get("worker")
         if mean is not None:

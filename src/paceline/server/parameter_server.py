@@ -163,16 +163,16 @@ class ParameterServer:
         """Return the flat vectors of a compensator or an outer optimizer, which it may change; they are saved."""
         return self._memories.setdefault(repr(part), {})
 
-    def enqueue(self, gradient: FlatBuffers, samples: int, step_scale: float = 1.0, worker: int = 0) -> None:
+    def enqueue(self, gradient: FlatBuffers, weight: float, step_scale: float = 1.0, worker: int = 0) -> None:
         """Queue one gradient for the open update; it must not change until `flush` or `apply`.
 
         Args:
             gradient: gradient of the mean loss, with the changes of the buffers.
-            samples: samples of its minibatch, >= 1.
+            weight: what it counts in the mean, as its samples, > 0.
             step_scale: additional weight, > 0.
             worker: number of the worker, >= 0.
         """
-        self._accumulator.enqueue(gradient, samples, step_scale, worker)
+        self._accumulator.enqueue(gradient, weight, step_scale, worker)
 
     def accumulate(self) -> None:
         """Add queued gradients to the mean; a lone first one stays queued."""

@@ -115,6 +115,20 @@ class AttachedRun(ABC):
         """Drop what the loop has computed of its next step, which is left out unless another gradient follows."""
 
     @abstractmethod
+    def weight(self, weight: float | Tensor) -> None:
+        """Set what the gradient of this step counts in the mean of an update; several calls of a step add up.
+
+        So the loss of an update is the mean over all tokens of its batches, where that of DistributedDataParallel is the
+        mean of the ranks' means. A gradient of weight 0 is skipped.
+
+        Args:
+            weight: number that the loss is a mean over, as its tokens that count, >= 0; its samples if no step says it.
+
+        Raises:
+            UsageError: it is negative or not finite, or the protocol has no such mean.
+        """
+
+    @abstractmethod
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call ``loss.backward``, in loops whose loss attach cannot see.
 

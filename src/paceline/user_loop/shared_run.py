@@ -67,6 +67,7 @@ class SharedRun(AttachedRun):
         self._exchange = part.exchange
         self._stop = stop
         self._returns = returns
+        self._accumulate = loop.accumulate
         self._watch = LoopWatch(loop.model, loop.optimizer)
         self._exchange.kept = self._watch.frozen
         self._tasks = TaskSource(self._begin, self._settle_without_step)
@@ -77,7 +78,7 @@ class SharedRun(AttachedRun):
         self._signals: LoopSignals | None = None
         self._scheduler: SchedulerBinding | None = None
         self._makes_step = False  # whether the step under way has the gradient that the worker gave back
-        self._gradients = GradientSender(loop, self._watch, self._exchange, self._step_of_scaler)
+        self._gradients = GradientSender(loop, self._watch, self._exchange, self._samples, self._step_of_scaler)
         self._interruptible = InterruptibleBatch(loop.model, self._check_interrupt, self._gradients.drop)
         self._step_hooks = StepHooks(loop.optimizer, self._before_step, self._after_step)
         self._hooks = ExitStack()  # on the objects of the user
@@ -126,6 +127,15 @@ class SharedRun(AttachedRun):
     def skip(self) -> None:
         """Drop what the loop has computed of its next step, which is left out unless another gradient follows."""
         self._gradients.leave_out()
+
+    def weight(self, weight: float | Tensor) -> None:
+        """Set what the gradient of this step counts in the mean of an update."""
+        if self._steps.are_here:
+            raise UsageError(
+                "run.weight() is for gradients that are averaged in an update, but under this protocol the optimizer "
+                "of each rank steps: omit it, or give bsp"
+            )
+        self._gradients.weight.add(weight)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call `loss.backward`, in loops whose loss attach cannot see."""
@@ -298,6 +308,11 @@ class SharedRun(AttachedRun):
             )
         self._gradients.settle(task)
         self._receive()
+
+    def _samples(self) -> int:
+        """Return the samples of one batch of the present task."""
+        task = self._tasks.task
+        return len(task.lease.indices) // self._accumulate if task is not None else 0
 
     def _check_interrupt(self) -> None:
         if self._tasks.task is not None:

@@ -67,6 +67,9 @@ class SingleRun(AttachedRun):
     def set_scheduler(self, scheduler: LRScheduler) -> None:
         """Leave the steps of the scheduler to the loop."""
 
+    def weight(self, weight: float | Tensor) -> None:
+        """Do nothing: the gradient of a process that is alone is the mean."""
+
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call `loss.backward`."""
         loss.backward(**options)

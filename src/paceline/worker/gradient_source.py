@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -44,6 +45,7 @@ class PartialGradient(NamedTuple):
         skipped: whether the source has left out the step, so that there is no gradient.
         learning_rates: learning rate of each parameter group for the step; empty where the server sets them.
         options: other options of each parameter group, likewise.
+        weight: what the gradient counts in the mean of an update, > 0; None for its samples.
     """
 
     loss: float
@@ -55,6 +57,7 @@ class PartialGradient(NamedTuple):
     skipped: bool = False
     learning_rates: tuple[float, ...] = ()
     options: tuple[dict[str, Option], ...] = ()
+    weight: float | None = None
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: the coordinator has cancelled the task
@@ -231,6 +234,11 @@ class JobGradients(GradientSource):
             self._variance.begin()
         size = 0 if batch is None else batch_len(batch)
         parts = list(_parts(batch, size, self._job.microbatches))
+        weight = None
+        if self._job.weight is not None:
+            parts, weight = self._weighed(parts)
+            if not weight:
+                return PartialGradient(nan, size, is_loss_known=False, skipped=True)
         is_final = self._group is None and len(parts) == 1 and self._device.type == "cpu"
         with self._writer.writing(gradient, measures=is_final) as squared_norms:
             for number, (part, share) in enumerate(parts, 1):
@@ -249,13 +257,20 @@ class JobGradients(GradientSource):
             if batch is not None:
                 self._writer.check_written()
         if self._variance is None:
-            return PartialGradient(loss_sum, size, squared_norms=squared_norms)
-        return PartialGradient(loss_sum, size, self._variance.mean_square, self._variance.parts)
+            return PartialGradient(loss_sum, size, squared_norms=squared_norms, weight=weight)
+        return PartialGradient(loss_sum, size, self._variance.mean_square, self._variance.parts, weight=weight)
 
     def close(self) -> None:
         """End the background processes that prepare minibatches."""
         if not isinstance(self._loader, MinibatchLoader):
             self._loader.close()
+
+    def _weighed(self, parts: Sequence[tuple[Batch, float]]) -> tuple[list[tuple[Batch, float]], float]:
+        """Return parts of a batch with their shares by the weights of the job, and the sum of these weights."""
+        weights = [self._job.weight_of(part, 0) if share else 0.0 for part, share in parts]
+        whole = sum(weights)
+        shares = [weight / (whole or 1.0) for weight in weights]
+        return [(part, share) for (part, _), share in zip(parts, shares, strict=True)], whole
 
     def _check_loss(self, loss: Tensor) -> None:
         if not loss.requires_grad:

@@ -157,7 +157,7 @@ class LocalStepsReplica(Replica):
         one = None if minibatch is None else minibatch.after(steps)._replace(length=1)
         stats = super().gradient(worker, number, one, self._optimizer.state, self._step_gradient)
         if stats.finite:
-            self._optimizer.enqueue(self._step_gradient, samples=1)
+            self._optimizer.enqueue(self._step_gradient, weight=1)
             self._optimizer.step(STEP)
         return stats
 

@@ -48,6 +48,15 @@ def step(model, batch):
     }
 
 
+def mean_over_tokens(model, batch):
+    inputs, target = batch
+    return F.cross_entropy(model(inputs).transpose(1, 2), target, ignore_index=PADDING)
+
+
+def tokens_of(batch):
+    return (batch[1] != PADDING).sum()
+
+
 def token_job(samples=50, **changes):
     settings = {"model": Model, "loss": None, "step": step, "data": sequences(48), "eval_data": sequences(samples)}
     return tiny_job(**{**settings, "batch_size": 8, "name": "tokens", **changes})

@@ -1,10 +1,14 @@
 """Seconds per update of shares that follow the speeds, against BSP with the same draws."""
 
+from collections import defaultdict
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import paceline as pl
 from paceline.clusters.timing.distributions import Empirical
+from paceline.core.records import GradientArrived
 from paceline.errors import UsageError
 from paceline.policies.shares import Pieces, deal, longest
 from selections import parametrize_few
@@ -55,6 +59,32 @@ def test_workers_that_are_always_slow(speeds, sigma, least):
 )
 def test_a_slow_worker_that_is_another_one_after_a_while(turn_s, sigma, least):
     assert min(faster(cluster_of(sigma=sigma, slowdowns=turning(turn_s)))) > least  # 5 or 15 updates of BSP
+
+
+def test_a_lease_has_a_cost_whatever_its_samples():
+    law = pl.timing.Deterministic(S)
+    free, costly = (pl.Cluster(2, law, leases=pl.timing.LeaseTime(cost_s=cost_s)) for cost_s in (0.0, 0.02))
+    for cluster, eighth_s in ((free, S / 8), (costly, 0.02 + 0.08 / 8)):
+        trips = cluster.round_trips(seed=0)
+        assert trips.duration_s(1, 1, 0.0, share=1 / 8) == pytest.approx(eighth_s)
+        assert trips.times(1, 1, 0.0, share=1 / 8).compute_s == pytest.approx(eighth_s)
+        assert trips.duration_s(1, 1, 0.0) == S
+    slow = {"speed": [1, 0.5]}
+    times_s = [pl.simulate("balanced(m=8)", replace(each, **slow), updates=50).time_s for each in (free, costly)]
+    assert times_s[1] > 1.05 * times_s[0]
+    assert pl.simulate("bsp", replace(free, **slow), updates=50).time_s == 50 * 2 * S
+
+
+@pytest.mark.parametrize("is_independent", [False, True])
+def test_the_leases_of_an_update_have_one_time_or_each_its_own(is_independent):
+    leases = pl.timing.LeaseTime(is_independent=is_independent)
+    cluster = pl.Cluster(4, pl.timing.LogNormal(S, 0.5), leases=leases)
+    result = pl.train(pl.jobs.digits(), protocol="balanced(m=8)", cluster=cluster, stop="updates=20")
+    of_a_sample_s = defaultdict(list)
+    for each in result.history.of(GradientArrived):
+        of_a_sample_s[each.version, each.worker].append((each.now_s - each.started_s) / each.samples)
+    assert max(map(len, of_a_sample_s.values())) > 1
+    assert any(max(found) - min(found) > 1e-9 for found in of_a_sample_s.values()) == is_independent
 
 
 @parametrize_few("sigma", [0.3, 0.02, 0.1, 0.2], keep=1)

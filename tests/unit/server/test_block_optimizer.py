@@ -98,7 +98,7 @@ def updated(server, number, k=3, accumulated=0, scale=1.0, **more):
     layout, before = FlatLayout(server.model), server.state
     old = before.memory.clone()
     for i, gradient in enumerate(gradients_of(layout, number, k)):
-        server.enqueue(gradient, samples=8 + i, step_scale=scale)
+        server.enqueue(gradient, weight=8 + i, step_scale=scale)
         if i < accumulated:
             server.accumulate()
     version = layout.allocate() if number % 2 == 0 else None
@@ -244,7 +244,7 @@ def test_a_clipped_gradient_of_a_worker_is_not_written_to():
     for number in range(3):
         [gradient] = gradients_of(layout, number, 1)
         before = gradient.memory.clone()
-        server.enqueue(gradient, samples=8)
+        server.enqueue(gradient, weight=8)
         server.apply(update_of(number, 1), layout.allocate())
     assert torch.equal(gradient.memory, before)
 

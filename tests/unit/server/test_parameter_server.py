@@ -63,8 +63,8 @@ def test_the_mean_is_over_the_samples_received():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
     before = parameters_of(server.model)
     layout = FlatLayout(server.model)
-    server.enqueue(constant_gradient(layout, 1.0), samples=8)
-    server.enqueue(constant_gradient(layout, 4.0), samples=4)
+    server.enqueue(constant_gradient(layout, 1.0), weight=8)
+    server.enqueue(constant_gradient(layout, 4.0), weight=4)
     server.apply(update_of(2))
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(2.0).double(), rtol=EXACT)
 
@@ -73,7 +73,7 @@ def test_the_learning_rate_is_scaled_for_one_step_only():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0)))
     layout = FlatLayout(server.model)
     before = parameters_of(server.model)
-    server.enqueue(constant_gradient(layout, 1.0), samples=8)
+    server.enqueue(constant_gradient(layout, 1.0), weight=8)
     server.apply(update_of(1, lr_scale=0.25))
     assert torch.allclose(before - parameters_of(server.model), torch.tensor(0.25).double())
     assert server.learning_rate == 1.0
@@ -89,7 +89,7 @@ def test_the_momentum_is_limited_for_one_step_only_and_a_limit_of_zero_resets_it
         momentum, gradient = min(own, limit), 1.0 + step
         velocity = momentum * velocity + gradient
         expected = expected - 0.1 * (gradient + momentum * velocity if nesterov else velocity)
-        server.enqueue(constant_gradient(layout, gradient), samples=8)
+        server.enqueue(constant_gradient(layout, gradient), weight=8)
         server.apply(update_of(1, momentum_limit=limit))
         assert torch.allclose(parameters_of(server.model), expected, rtol=EXACT)
         assert server.optimizer.param_groups[0]["momentum"] == own
@@ -133,7 +133,7 @@ def test_an_optimizer_that_modifies_the_gradient_leaves_the_buffers_unchanged():
 def test_clipping_acts_on_the_mean_gradient():
     _, server = pieces(tiny_job(optimizer=sgd(lr=1.0), clip_norm=0.5))
     before = parameters_of(server.model)
-    server.enqueue(constant_gradient(FlatLayout(server.model), 3.0), samples=8)
+    server.enqueue(constant_gradient(FlatLayout(server.model), 3.0), weight=8)
     server.apply(update_of(1))
     assert torch.linalg.vector_norm(before - parameters_of(server.model)) == pytest.approx(0.5, rel=1e-6)
 
@@ -284,7 +284,7 @@ def test_an_optimizer_that_writes_into_gradients_leaves_unused_ones_zero():
         replica.gradient(0, draw, None, version, gradient)
         unused = gradient.parameters[2:]
         assert draw == 1 or all((view == 0).all() for view in unused)
-        server.enqueue(gradient, samples=8)
+        server.enqueue(gradient, weight=8)
         server.apply(update_of(1))
 
 

@@ -68,8 +68,9 @@ def test_the_lower_bound_is_the_mean_of_harmonic_means():
     [
         pl.Cluster(2, network=pl.timing.Network(latency_s=0.1)),
         pl.Cluster(2, [pl.timing.Exponential(1.0), pl.timing.Exponential(2.0)]),
+        pl.Cluster(2, leases=pl.timing.LeaseTime(cost_s=0.1)),
     ],
-    ids=["network", "several laws"],
+    ids=["network", "several laws", "cost of a lease"],
 )
 def test_what_the_theory_does_not_cover_is_refused(cluster):
     with pytest.raises(NoTheoryError):

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, adamw, make_parts, sgd, step
+from paceline.core.gradient import SKIPPED
 from paceline.core.records import GradientArrived
 from paceline.integrations.whole_batches import check_whole_batches
 from selections import parametrize_few
@@ -75,6 +76,86 @@ def test_the_updates_are_those_of_bsp(protocol, make_optimizer, server, accumula
     assert all(UPDATES // 2 < steps[True] <= UPDATES for _, steps in seen)
     assert sum(each[True] + each[False] for _, each in seen) >= len(used) >= UPDATES
     assert pl.replay(out).is_same
+
+
+def weighted(data, protocol, weigh, *, server=True):
+    """Return the ranks after an epoch with a mean over tokens, of which a sample has 1 to 3, and their batches."""
+
+    def loop(run, model, optimizer):
+        batches = []
+        for _ in run.epochs(1):
+            for x, number in run.loader:
+                optimizer.zero_grad()
+                tokens = tokens_of(number)
+                weigh(run, tokens)
+                (((model(x) - number / SAMPLES) ** 2 * tokens).sum() / tokens.sum()).backward()
+                optimizer.step()
+                batches.append((x, number))
+        return batches
+
+    ranks = AttachedThreads(2, make_parts(network(), data, adamw), protocol, server=server)
+    return ranks, ranks.run(loop)
+
+
+def tokens_of(number):
+    return 1 + number % 3
+
+
+def by_tokens(run, tokens):
+    run.weight(tokens.sum())
+
+
+@parametrize_few(
+    ("protocol", "server"), [("balanced(m=4)", False), ("bsp", False), ("balanced(m=4)", True), ("bsp", True)], keep=2
+)
+def test_all_tokens_of_an_update_count_alike(protocol, server, data):
+    ranks, _ = weighted(data, protocol, by_tokens, server=server)
+    _, steps = weighted(data, "bsp", by_tokens)
+    model = network()
+    optimizer = adamw(model)
+    for batches in zip(*steps, strict=True):
+        x, number = map(torch.cat, zip(*batches, strict=True))
+        tokens = tokens_of(number)
+        optimizer.zero_grad()
+        (((model(x) - number / SAMPLES) ** 2 * tokens).sum() / tokens.sum()).backward()
+        optimizer.step()
+    for ours, theirs in zip(ranks.parts[0][0].parameters(), model.parameters(), strict=True):
+        assert (ours - theirs).abs().max() < EXACT
+
+
+def test_a_loss_that_is_no_mean_over_samples_is_refused_without_a_weight(data):
+    _, answers = weighted(data, "balanced(m=4)", lambda run, tokens: None)
+    told = [str(each) for each in answers if isinstance(each, pl.UsageError)]
+    assert told
+    assert "the graph of the loss does not show a mean over samples (Sum): call run.weight(n) before" in told[0]
+    _, answers = weighted(data, "bsp", lambda run, tokens: None)
+    assert not [each for each in answers if isinstance(each, BaseException)]
+
+
+def test_a_weight_that_is_left_out_later_is_an_error(data):
+    def once(run, tokens):
+        if run.update == 0:
+            run.weight(tokens.sum())
+
+    _, answers = weighted(data, "bsp", once)
+    assert "run.weight() was not called in this step, but in an earlier one" in " ".join(map(str, answers))
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), torch.tensor(float("inf"))])
+def test_a_weight_out_of_range_is_refused(weight, data):
+    _, answers = weighted(data, "bsp", lambda run, tokens: run.weight(weight))
+    assert ", expected a number >= 0, as the tokens of the batch that count" in " ".join(map(str, answers))
+
+
+def test_a_batch_of_weight_zero_is_skipped(data):
+    def weigh(run, tokens):
+        run.weight(0 if run.update == 2 and not zeros and not zeros.append(run) else tokens.sum())
+
+    zeros = []
+    ranks, answers = weighted(data, "bsp", weigh)
+    assert not [each for each in answers if isinstance(each, BaseException)]
+    dropped = [each for each in ranks.server.result.history.of(GradientArrived) if not each.used]
+    assert [each.reason for each in dropped] == [SKIPPED]
 
 
 def test_a_smaller_last_minibatch_and_uneven_pieces_are_refused(data, monkeypatch):

@@ -35,5 +35,7 @@ class LeaseTime:
             work_s: x, seconds of a whole minibatch, >= 0.
             share: samples of the lease over those of a whole minibatch, > 0.
         """
+        if share == 1.0:
+            return work_s
         fixed_s = min(self.cost_s, work_s)
         return fixed_s + (work_s - fixed_s) * share

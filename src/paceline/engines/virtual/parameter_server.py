@@ -114,7 +114,7 @@ class SimulatedServer(Stateful, Parameters):
 
     def accept(self, command: Accept) -> None:
         """Enqueue the gradient of the latest arrival."""
-        self._server.enqueue(self._gradient, command.samples, command.step_scale, command.worker)
+        self._server.enqueue(self._gradient, command.weight, command.step_scale, command.worker)
 
     def apply(self, command: Apply) -> Step | None:
         """Make the update and publish it."""

@@ -15,7 +15,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 
 if TYPE_CHECKING:
-    from paceline.protocols.protocol import Protocol
+    from paceline.protocols.protocol import Plan, Protocol
 
 COSTS = 31  # of leases, of which the median counts
 Times = dict[int, tuple[int, float]]  # samples and seconds of each worker in an update
@@ -207,3 +207,8 @@ class Balance(StatefulController[ShareState]):
             shares = tuple(min(each, sizes.most) for each in firsts)
             leases = LeaseRule(minibatches, sizes.size, self.repeats)
         return state, [SetShares(dict(zip(workers, shares, strict=True)), size, reason, leases)]
+
+
+def balances_of(plan: Plan) -> list[Balance]:
+    """Return the controllers of the shares in a plan."""
+    return [each for phase in plan.phases for each in phase.controllers if isinstance(each, Balance)]

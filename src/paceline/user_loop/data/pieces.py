@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
-from paceline.policies.controllers.balance import Balance
+from paceline.policies.controllers.balance import balances_of
 from paceline.protocols.protocol import Plan
 from paceline.user_loop.data.loop_data import LoopData
 from paceline.utils.wording import counted
@@ -33,7 +33,7 @@ def check_pieces(plan: Plan, loader: DataLoader[Any], accumulate: int) -> None:
             f"{plan} cuts minibatches of {data.batch_size} samples, and the last one of an epoch has {left}: give the "
             "DataLoader drop_last=True, or type bsp"
         )
-    for controller in (each for phase in plan.phases for each in phase.controllers if isinstance(each, Balance)):
+    for controller in balances_of(plan):
         piece = controller.sizes(data.batch_size).size
         if piece % accumulate:
             raise UsageError(

@@ -15,6 +15,7 @@ from paceline.user_loop.hooks.change_watch import ChangeWatch
 from paceline.user_loop.hooks.loop_tensors import answer, hand_in
 from paceline.user_loop.hooks.loop_watch import LoopWatch
 from paceline.user_loop.hooks.loss_reader import LossReader, reader_of_losses
+from paceline.user_loop.hooks.loss_weight import LossWeight
 from paceline.user_loop.hooks.other_optimizers import OtherOptimizers
 from paceline.user_loop.hooks.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.hooks.step_closure import StepArguments, call_closure
@@ -29,7 +30,11 @@ class GradientSender:
         loop: parts of the loop.
         watch: watch over its objects, with one look for each gradient.
         exchange: exchange with the thread of the worker.
+        samples: returns the samples of the batch of this rank.
         step_of_scaler: called with the step of a GradScaler, which it makes and whose value it returns.
+
+    Attributes:
+        weight: weight of the gradient of each step.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class GradientSender:
         loop: UserLoop,
         watch: LoopWatch,
         exchange: Exchange,
+        samples: Callable[[], int],
         step_of_scaler: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._optimizer = loop.optimizer
@@ -44,7 +50,8 @@ class GradientSender:
         self._accumulate = loop.accumulate
         self._parameters = watch.parameters
         self._exchange = exchange
-        self._losses = LossReader()
+        self.weight = LossWeight(samples)
+        self._losses = LossReader(self.weight.look)
         self._scalers = ScalerWatch(loop.optimizer, self._on_unscaled, step_of_scaler)
         self._others: OtherOptimizers | None = None
         self._changes: ChangeWatch | None = None
@@ -56,6 +63,7 @@ class GradientSender:
     def start(self, plan: Plan, stop: Stop) -> None:
         """Prepare for the protocol and the stop conditions of a run."""
         self._needs_loss = reader_of_losses(plan, stop)
+        self.weight.start(plan)
         self._keeps_gradients = plan.local_steps is not None or plan.allreduce is not None
         self._others = OtherOptimizers(self._optimizer, self._parameters)
         steps_here = plan.local_steps is not None or (plan.allreduce is not None and plan.allreduce.sums == "updates")
@@ -88,13 +96,17 @@ class GradientSender:
         if self._are_absent():
             self.skip(task)
             return arguments
-        loss = self._take_loss(is_needed=not task.is_interrupted)
-        self._answer(loss, squared_norms=hand_in(task, self._parameters, self._watch.buffers))
+        loss, weight = self._take_loss(is_needed=not task.is_interrupted), self.weight.take()
+        if weight == 0:
+            self.skip(task)
+            return arguments
+        self._answer(loss, squared_norms=hand_in(task, self._parameters, self._watch.buffers), weight=weight)
         return arguments
 
     def drop(self) -> None:
         """Drop what the loop has computed of a gradient."""
         self._losses.take()
+        self.weight.drop()
         self._scalers.take_scale()
         for parameter in self._parameters:
             parameter.grad = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,13 @@ class LossReader:
     """Reader of the losses of this thread, at `torch.autograd.backward`, which `Tensor.backward` calls.
 
     The values are read only when they are needed, so that a GPU is not waited for at each `backward`.
+
+    Args:
+        look: called with each scalar before its backward pass, which frees its graph.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[Tensor], None]) -> None:
+        self._look = look
         self._losses: list[Tensor] = []
         self._is_reading = True
         self._thread = threading.get_ident()
@@ -38,7 +42,7 @@ class LossReader:
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Call `loss.backward`, and record the loss wherever that leads."""
-        self._losses.append(loss.detach())
+        self._add([loss])
         self._is_reading = False  # else torch.autograd.backward would record it again
         try:
             loss.backward(**options)
@@ -54,8 +58,13 @@ class LossReader:
     def _read(self, tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
         if self._is_reading and threading.get_ident() == self._thread:
             given = [tensors] if isinstance(tensors, Tensor) else tensors
-            self._losses += [tensor.detach() for tensor in given if tensor.numel() == 1]
+            self._add([tensor for tensor in given if tensor.numel() == 1])
         self._backward(tensors, *args, **kwargs)
+
+    def _add(self, losses: Sequence[Tensor]) -> None:
+        for loss in losses:
+            self._look(loss)
+            self._losses.append(loss.detach())
 
 
 def reader_of_losses(plan: Plan, stop: Stop) -> str:

@@ -81,6 +81,7 @@ class LoopAnswer(NamedTuple):
         options: other options of each parameter group, which the loop or a scheduler may change.
         skipped: whether the loop skipped the step, as for a gradient that is not finite.
         squared_norms: squared norm of each parameter's gradient that is known, by index.
+        weight: what the gradient counts in the mean of an update, > 0; None for its samples.
     """
 
     loss: float | None
@@ -88,6 +89,7 @@ class LoopAnswer(NamedTuple):
     options: tuple[dict[str, Option], ...]
     skipped: bool = False
     squared_norms: Mapping[int, Tensor] = MappingProxyType({})
+    weight: float | None = None
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ class LoopGradients(GradientSource):
             skipped=answer.skipped,
             learning_rates=answer.learning_rates,
             options=answer.options,
+            weight=answer.weight,
         )
 
     def close(self) -> None:

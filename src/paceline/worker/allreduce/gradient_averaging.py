@@ -31,7 +31,7 @@ class GradientAveraging(AllReduceAlgorithm):
         """Make the same step as all other workers."""
         scale(total, 1 / shares)
         add_counts(total, self.average, 1)
-        self.server.enqueue(total, samples=1)
+        self.server.enqueue(total, weight=1)
         return self.server.apply(update)
 
     def advance(self, update: Apply) -> None:

@@ -206,7 +206,7 @@ class UpdateAveraging(AllReduceAlgorithm):
             if self._overlaps:
                 self._set_weights()
             self.server.rebind_storage(self._weights)
-        self.server.enqueue(self.gradient, samples=1)
+        self.server.enqueue(self.gradient, weight=1)
         self.server.step(update, self._weights)
         self.server.rebind_storage(average)
 

@@ -123,6 +123,7 @@ def clusters(draw):
         speed=draw(speed | st.lists(speed, min_size=n, max_size=n)),
         network=network,
         server=pl.timing.ServerTime(update_s=draw(st.sampled_from([0.0, 0.0, 0.25, 1.0]))),
+        leases=pl.timing.LeaseTime(cost_s=draw(st.sampled_from([0.0, 0.0, 0.3]))),
     )
 
 

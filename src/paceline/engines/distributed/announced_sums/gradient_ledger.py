@@ -17,13 +17,13 @@ class CountedGradient:
 
     Attributes:
         task: task whose gradient it is.
-        samples: samples of its minibatch, >= 1.
+        weight: what it counts in the mean of an update, > 0.
         missing: indices of the parameters that it lacks, as the content of `IndexBits`.
         at: number of the worker whose rank has it; None if it is lost.
     """
 
     task: Compute
-    samples: int
+    weight: float
     missing: bytes
     at: int | None
 
@@ -31,7 +31,7 @@ class CountedGradient:
     def summed(self) -> SummedGradient:
         """Its form in a message; it is not lost."""
         assert self.at is not None
-        return SummedGradient(worker=self.task.worker, draw=self.task.draw, samples=self.samples, at=self.at)
+        return SummedGradient(worker=self.task.worker, draw=self.task.draw, weight=self.weight, at=self.at)
 
 
 class LedgerSum(NamedTuple):
@@ -93,11 +93,11 @@ class GradientLedger:
         """Note a task, of which the gradient may count."""
         self._tasks[task.worker] = task
 
-    def accept(self, worker: int, samples: int, missing: bytes) -> None:
+    def accept(self, worker: int, weight: float, missing: bytes) -> None:
         """Count the gradient of a worker's newest task, which is lost already if the worker is."""
         task = self._tasks[worker]
         at = None if task.draw <= self._lost_through.get(worker, 0) else worker
-        self._next.append(CountedGradient(task=task, samples=samples, missing=missing, at=at))
+        self._next.append(CountedGradient(task=task, weight=weight, missing=missing, at=at))
 
     def announce(self, update: Apply | None) -> LedgerSum:
         """Return the sum of all gradients that count and are in no sum yet; none of them is lost.

@@ -74,18 +74,18 @@ class RankParameters:
         self._read = self._server.state
         return self._read
 
-    def end_task(self, draw: int, samples: int) -> None:
+    def end_task(self, draw: int, weight: float) -> None:
         """Note that the gradient of a task is complete."""
-        self._newest = SummedGradient(self._worker, draw, samples, at=self._worker)
+        self._newest = SummedGradient(self._worker, draw, weight, at=self._worker)
         self._read = None
 
     def cancel_task(self) -> None:
         """Note that a task has ended without a gradient."""
         self._read = None
 
-    def hold_recomputed(self, worker: int, draw: int, samples: int) -> None:
+    def hold_recomputed(self, worker: int, draw: int, weight: float) -> None:
         """Keep the gradient of a lost worker, which counts."""
-        self._hold(SummedGradient(worker, draw, samples, at=self._worker), self.recomputed)
+        self._hold(SummedGradient(worker, draw, weight, at=self._worker), self.recomputed)
 
     def write_terms(self, gradients: Sequence[SummedGradient]) -> None:
         """Write this rank's terms of a sum to `total`: zeros if it has none.
@@ -93,13 +93,13 @@ class RankParameters:
         Args:
             gradients: gradients that count, of all ranks; one or more.
         """
-        samples = sum(each.samples for each in gradients)
+        whole = sum(each.weight for each in gradients)
         own = {each for each in gradients if each.at == self._worker}
         terms: list[tuple[FlatBuffers, float]] = []
         if self._held is not None and self._of_held:
-            terms.append((self._held, 1 / samples))
+            terms.append((self._held, 1 / whole))
         newest = {self._newest} & own if self._newest is not None else set()
-        terms += [(self.gradient, each.samples / samples) for each in newest]
+        terms += [(self.gradient, each.weight / whole) for each in newest]
         assert own == self._of_held | newest, "each gradient that counts is at its rank, and what a rank holds counts"
         is_first = min(gradients).at == self._worker
         self._write([each for each, _ in terms], [weight for _, weight in terms], is_first=is_first)
@@ -122,8 +122,8 @@ class RankParameters:
             missing: indices of the model's parameters that have no gradient in any of them.
         """
         self.total.receive(missing)
-        samples = sum(each.samples for each in gradients)
-        self._server.enqueue(self.total, samples, worker=min(gradients).worker)
+        whole = sum(each.weight for each in gradients)
+        self._server.enqueue(self.total, whole, worker=min(gradients).worker)
         self.drop_terms(gradients)
 
     def keep_sum(self) -> None:
@@ -149,14 +149,14 @@ class RankParameters:
         return new
 
     def _hold(self, key: SummedGradient, gradient: FlatBuffers) -> None:
-        """Add a gradient to those that are held, times its samples."""
+        """Add a gradient to those that are held, times its weight."""
         held = self._held = self._held or self._layout.allocate()
         is_first = not self._of_held
         for total, each in zip(_means(held), _means(gradient), strict=True):
             if is_first:
-                torch.mul(each, key.samples, out=total)
+                torch.mul(each, key.weight, out=total)
             else:
-                total.add_(each, alpha=key.samples)
+                total.add_(each, alpha=key.weight)
         for total, each in zip(_numbers(held), _numbers(gradient), strict=True):
             total.copy_(each)
         self._of_held.add(key)

@@ -237,7 +237,7 @@ class SummingRanks:
             RecomputeGradient(
                 worker=task.worker,
                 draw=task.draw,
-                count=gradient.samples,
+                weight=gradient.weight,
                 run_s=self._clock.elapsed_s(),
                 minibatch=minibatch,
             )

@@ -258,7 +258,7 @@ class UpdateFollower:
 
         def finish(is_here: bool) -> None:
             if is_here:
-                self._parameters.hold_recomputed(lost.worker, lost.draw, lost.count)
+                self._parameters.hold_recomputed(lost.worker, lost.draw, lost.weight)
             self._connection.send(GradientRecomputed(lost.worker, lost.draw, is_here))
 
         again = Recomputation(lost, self._parameters.recomputed, finish)

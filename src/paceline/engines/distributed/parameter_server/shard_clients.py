@@ -117,7 +117,7 @@ class ShardClients(ShardPeers):
 
     def accept(self, command: Accept) -> None:
         """Add the parts of a gradient to the pending update."""
-        self.send(task_messages.AcceptGradient(command.worker, command.samples, command.step_scale))
+        self.send(task_messages.AcceptGradient(command.worker, command.weight, command.step_scale))
 
     def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
         """Compensate the parts of a gradient that was computed at this version."""

@@ -218,8 +218,8 @@ class _ShardServer:
                 self._send(peer_id, task, buckets)
             case task_messages.AssignEvaluation(peer_id, version):
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
-            case task_messages.AcceptGradient(worker, samples, step_scale):
-                self._server.enqueue(self._gradients[worker], samples, step_scale, worker)
+            case task_messages.AcceptGradient(worker, weight, step_scale):
+                self._server.enqueue(self._gradients[worker], weight, step_scale, worker)
                 self._accepted += 1
             case task_messages.ApplyUpdate():
                 self._apply(message)

@@ -22,13 +22,13 @@ class SummedGradient(NamedTuple):
     Attributes:
         worker: number of its worker.
         draw: number of the worker's task.
-        samples: samples of its minibatch, >= 1.
+        weight: what it counts in the mean of an update, > 0.
         at: number of the worker whose rank has it; another one if its own was lost.
     """
 
     worker: int
     draw: int
-    samples: int
+    weight: float
     at: int
 
 
@@ -60,10 +60,10 @@ class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
     ) -> AnnounceSum:
         """Return the message about a sum.
 
-        >>> gradient = SummedGradient(worker=2, draw=7, samples=16, at=2)
+        >>> gradient = SummedGradient(worker=2, draw=7, weight=16.0, at=2)
         >>> announced = AnnounceSum.of(1, [gradient], IndexBits.of([]), None)
         >>> announced.summed, announced.made
-        ([SummedGradient(worker=2, draw=7, samples=16, at=2)], None)
+        ([SummedGradient(worker=2, draw=7, weight=16.0, at=2)], None)
         """
         return cls(
             number=number,
@@ -152,14 +152,14 @@ class RecomputeGradient(MessageStruct, frozen=True, kw_only=True):
     Attributes:
         worker: number of that worker.
         draw: number of its task.
-        count: samples of its minibatch.
+        weight: what it counts in the mean of an update.
         run_s: seconds since the run began.
         minibatch: its minibatch, encoded; empty where workers draw their samples.
     """
 
     worker: int
     draw: int
-    count: int
+    weight: float
     run_s: float
     minibatch: bytes = b""
 

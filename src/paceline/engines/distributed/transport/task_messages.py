@@ -207,7 +207,7 @@ class AcceptGradient(MessageStruct, frozen=True):
     """The shard server adds the gradient of a worker to the pending update."""
 
     worker: int
-    samples: int
+    weight: float
     step_scale: float
 
 

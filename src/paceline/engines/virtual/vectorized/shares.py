@@ -45,7 +45,9 @@ class SharedRounds:
             start_s = accounting.now
             work_s = block_s[update % TILE]
             fixed_s = np.minimum(self._lease_s, work_s)
-            trips_s = self._network_s + (fixed_s + (work_s - fixed_s) * (np.array(samples) / size))
+            shares = np.array(samples) / size
+            lease_s = np.where(shares == 1.0, work_s, fixed_s + (work_s - fixed_s) * shares)
+            trips_s = self._network_s + lease_s
             ends_s = start_s + trips_s
             closed_s = float(ends_s.max())
             accounting.now = closed_s + self._update_s
