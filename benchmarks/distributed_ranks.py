@@ -210,6 +210,40 @@ def train_on(settings: dict[str, Any], *callbacks: Callback, **torchrun: Any) ->
     return clock
 
 
+def tokens() -> Tensor:
+    """Return log-normal lengths of the samples of `make_data`, with sigma 0.8."""
+    return torch.empty(64).log_normal_(4.0, 0.8, generator=torch.Generator().manual_seed(1)).ceil()
+
+
+def step_by_tokens(model: nn.Module, batch: Any, token_s: float) -> Tensor:
+    """Sleep in proportion to the tokens of a batch, and return its mean over tokens."""
+    inputs, targets, count = batch
+    time.sleep(float(count.sum()) * token_s)
+    return (F.mse_loss(model(inputs), targets, reduction="none").mean(1) * count).sum() / count.sum()
+
+
+def tokens_of(batch: Any) -> Tensor:
+    total: Tensor = batch[2].sum()
+    return total
+
+
+def train_lengths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Train without a server on samples of unequal length, weighed by their tokens."""
+    clock = Clock()
+    job = pl.Job(
+        model=make_model,
+        step=partial(step_by_tokens, token_s=settings["token_s"]),
+        weight=tokens_of,
+        optimizer=partial(torch.optim.SGD, lr=LR),
+        data=TensorDataset(*make_data().tensors, tokens()),
+        batch_size=settings["batch_size"],
+    )
+    cluster = pl.Torchrun(threads=1, server=False)
+    stop = pl.Stop(updates=settings["updates"])
+    pl.train(job, protocol=settings["protocol"], cluster=cluster, stop=stop, callbacks=[clock])
+    return vars(clock)
+
+
 def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
     """Train with DDP, and report how the run ends when one of its ranks is killed."""
     dist.init_process_group("gloo")
@@ -219,13 +253,14 @@ def train_ddp(settings: dict[str, Any]) -> dict[str, Any]:
     model = DistributedDataParallel(make_model(width))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     inputs, targets = make_data(width).tensors
+    lengths, token_s = tokens(), settings.get("token_s", 0.0)
     order = torch.Generator().manual_seed(rank)
     updates: list[tuple[float, int, int]] = []
     for update in range(1, settings["updates"] + 1):
         if [rank, update] in settings.get("faults", []):
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(settings["compute_s"][rank])
         sample = torch.randint(len(inputs), (batch_size,), generator=order)
+        time.sleep(float(lengths[sample].sum()) * token_s if token_s else settings["compute_s"][rank])
         optimizer.zero_grad()
         try:
             F.mse_loss(model(inputs[sample]), targets[sample]).backward()
@@ -243,6 +278,7 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "move_by_gloo": move_by_gloo,
     "train_resnet": train_resnet,
     "train_ours": train_ours,
+    "train_lengths": train_lengths,
     "train_ddp": train_ddp,
 }
 

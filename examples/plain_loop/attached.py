@@ -13,7 +13,7 @@ model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 320)
 loader = DataLoader(data, batch_size=64, shuffle=True)
-run = pl.attach(model, optimizer, loader, protocol="k_sync(k=2)", scheduler=scheduler)
+run = pl.attach(model, optimizer, loader, protocol="balanced(m=8)", scheduler=scheduler)
 
 for epoch in run.epochs(10):
     for x, y in run.loader:

@@ -20,6 +20,7 @@ from papers.ddp.settings import (
     DDP,
     GRADIENT_S_PER_BYTE,
     JOBS,
+    LEASE_S,
     LINES,
     SUMS,
     UPDATE_S_PER_BYTE,
@@ -38,18 +39,20 @@ def cluster_of(job: str, n: int, pattern: Pattern, contender: Contender, seed: i
         seed: seed of the run, on which the time of a death depends.
     """
     payload_bytes = JOBS[job].payload_bytes
-    server = pl.timing.ServerTime(UPDATE_S_PER_BYTE * payload_bytes, GRADIENT_S_PER_BYTE * payload_bytes)
-    has_server = contender.has_server
-    sums = replace(SUMS, latency_s=SUMS.latency_s + contender.more_s / (2 * (n - 1)))  # a sum has so many latencies
-    if not has_server and not parse_plan(contender.plan(n)).allreduce:  # half of a sum as a pull, half as a push
-        sums = pl.timing.Network(latency_s=SUMS.all_reduce_s(n, payload_bytes) / 2)
+    network = replace(SUMS, latency_s=SUMS.latency_s + contender.more_s / (2 * (n - 1)))  # a sum has so many latencies
+    server, leases = pl.timing.ServerTime(), pl.timing.LeaseTime()
+    sum_s = SUMS.all_reduce_s(n, payload_bytes)
+    if contender.has_server:
+        network = LINES
+        server = pl.timing.ServerTime(UPDATE_S_PER_BYTE * payload_bytes, GRADIENT_S_PER_BYTE * payload_bytes)
+    elif contender.has_queue:
+        network, server = pl.timing.Network(), pl.timing.ServerTime(update_s=sum_s)
+        leases = pl.timing.LeaseTime(cost_s=LEASE_S)
+    elif not parse_plan(contender.plan(n)).allreduce:  # half of a sum as a pull, half as a push
+        network = pl.timing.Network(latency_s=sum_s / 2)
     faults = (death_of(job, n, seed).fault(n),) if pattern.dies and contender.kind != "torch" else ()
     return pattern.cluster(
-        n,
-        without_slow=contender.without_slow,
-        network=LINES if has_server else sums,
-        server=server if has_server else pl.timing.ServerTime(),
-        faults=faults,
+        n, without_slow=contender.without_slow, network=network, server=server, leases=leases, faults=faults
     )
 
 

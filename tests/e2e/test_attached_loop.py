@@ -66,9 +66,9 @@ def last_losses(printed):
 @pytest.mark.parametrize("protocol", ["all_reduce", "local_sgd(H=3)", "s3gd", "dc_s3gd"])
 def test_every_protocol_without_a_server_ends_on_all_ranks_and_learns(protocol, tmp_path):
     text = (ROOT / "examples/plain_loop/attached.py").read_text()
-    assert text.count("k_sync(k=2)") == 1
+    assert text.count("balanced(m=8)") == 1
     script = tmp_path / "script.py"
-    script.write_text(text.replace("k_sync(k=2)", f'{protocol}", out="run'))
+    script.write_text(text.replace("balanced(m=8)", f'{protocol}", out="run'))
     done = torchrun(tmp_path, "--nproc-per-node", 2, script)
     assert done.returncode == 0, done.stderr
     last = last_losses(done.stdout)

@@ -14,10 +14,12 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import UpdateApplied
 from paceline.core.records import GradientArrived, UpdateMade, VersionEvaluated
 from paceline.recording.run_folder import CHECKPOINTS
+from paceline.worker.replica import Replica
+from paceline.worker.torch_utils import build_model
 from rank_threads import run
 from ranks import flat
 from selections import parametrize_few
-from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, tiny_job
+from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, tiny_job
 from tiny_tokens import Model, mean_over_tokens, sequences, tokens_of
 
 EXACT = 1e-12
@@ -73,6 +75,36 @@ def test_a_recorded_run_replays_and_all_ranks_have_the_same_bits(protocol, tmp_p
     assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1
     assert pl.replay(tmp_path / "run").is_same
     assert len(ends[0].of(UpdateMade)) == 20
+
+
+def by_the_log(end, job):
+    """Return the parameters after the updates of a log, each by the mean of its gradients at their versions."""
+    model, replica = build_model(job, 1), Replica(job, 1, 3)
+    optimizer = job.optimizer(model.parameters())
+    versions, used = [parameters_of(model)], [each for each in end.of(GradientArrived) if each.used]
+    version, gradient = replica.layout.allocate(), replica.layout.allocate()
+    for made in end.of(UpdateMade):
+        optimizer.zero_grad()
+        for each in [used.pop(0) for _ in range(made.k)]:
+            nn.utils.vector_to_parameters(versions[each.version], version.parameters)
+            replica.gradient(each.worker, each.draw, None, version, gradient)
+            for parameter, view in zip(model.parameters(), gradient.parameters, strict=True):
+                parameter.grad = view / made.k + (0 if parameter.grad is None else parameter.grad)
+        optimizer.step()
+        versions.append(parameters_of(model))
+    return versions[-1]
+
+
+@parametrize_few("protocol", ["k_async(k=2)", "k_batch_async(k=3)", "k_sync(k=2)"], keep=2)
+def test_each_gradient_is_that_of_its_version(protocol):
+    sleeping = {"slowness": pl.Cluster(3, pl.timing.Deterministic(0.003), speed=[1, 1, 0.3])}
+    job = tiny_job()
+    ends = run(3, job, SUMS | sleeping, protocol=protocol, stop="updates=30")
+    stalest = max(each.staleness for each in ends[0].of(GradientArrived) if each.used)
+    assert (stalest > 1) == ("async" in protocol)
+    expected = by_the_log(ends[0], job)
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), expected) < EXACT
 
 
 class Parts(nn.Module):

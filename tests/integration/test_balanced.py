@@ -7,16 +7,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import IterableDataset
 
 import paceline as pl
 import rank_threads
 import tcp_threads
+from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.core.gradient import SKIPPED
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade
 from paceline.errors import UsageError
 from paceline.run.replay import replay
 from paceline.worker.data_loader import MinibatchLoader
+from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 from ranks import flat
 from selections import parametrize_few
@@ -93,6 +96,30 @@ def test_with_a_weight_all_tokens_of_an_update_count_alike(protocol, microbatche
     assert largest_relative_difference(parameters_of(ours), theirs) < EXACT
     by_samples = pl.train(replace(job, weight=None), protocol="bsp", cluster=CLUSTER, stop="updates=12", seed=3).model
     assert largest_relative_difference(parameters_of(by_samples), theirs) > 1e-3
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+
+
+def test_a_whole_minibatch_has_the_dropout_of_bsp():
+    ours, theirs = trained("balanced(m=1)", model=with_dropout), trained("bsp", model=with_dropout)
+    assert difference(ours, theirs) < EXACT
+
+
+def test_both_copies_of_a_lease_have_the_same_dropout():
+    replica = Replica(tiny_job(model=with_dropout), 3, N)
+    version = replica.layout.allocate()
+    version.parameters[0].normal_()
+    whole = MinibatchSlice(worker=1, draw=5, epoch=None, number=None, begin=0, end=8)
+    gradients = []
+    for worker, draw, begin in ((0, 7, 4), (3, 2, 4), (0, 7, 2)):
+        lease = Minibatch(0, None, None, slices=(whole._replace(begin=begin, end=begin + 4),), share=0.5)
+        gradient = replica.layout.allocate()
+        replica.gradient(worker, draw, lease, version, gradient)
+        gradients.append(gradient.memory)
+    assert torch.equal(*gradients[:2])
+    assert not torch.equal(*gradients[1:])
 
 
 def test_a_minibatch_of_weight_zero_is_not_used():

@@ -280,11 +280,8 @@ def test_the_loss_of_all_ranks_ends_the_run():
 SCRIPTS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 25))]
 
 
-@pytest.mark.parametrize("seed", SCRIPTS)
-def test_deaths_and_returns_cost_no_sample(seed, events, monkeypatch):
-    random = Random(seed)
-    protocol = random.choice(["bsp", "pull(k=7)", "balanced(m=4)", "k_sync(k=2)", "k_batch_sync(k=5)"])
-    job, settings = tiny_job(sampling="epoch", optimizer=ADAM), {"protocol": protocol, "stop": "updates=60"}
+def with_deaths(random, job, monkeypatch, **settings):
+    """Return what the ranks have at the end of a run in which three of them die, one in a sum, and come back."""
     slow = pl.Cluster(4, timing=pl.timing.Exponential(0.01))
     faults = [pl.Fault(worker=worker, draw=random.randint(2, 12), kind="die") for worker in (1, 2)]
     with ranks(4, job, SUMS | {"faults": faults, "slowness": slow}, **settings) as made:
@@ -299,4 +296,22 @@ def test_deaths_and_returns_cost_no_sample(seed, events, monkeypatch):
     assert fired
     assert sorted(worker for worker, _ in lost(end)) == [1, 2, 3]
     assert end.stopped_by == "updates"
+    return ends
+
+
+@pytest.mark.parametrize("seed", SCRIPTS)
+def test_deaths_and_returns_cost_no_sample(seed, events, monkeypatch):
+    random = Random(seed)
+    protocol = random.choice(["bsp", "pull(k=7)", "balanced(m=4)", "k_sync(k=2)", "k_batch_sync(k=5)"])
+    job, settings = tiny_job(sampling="epoch", optimizer=ADAM), {"protocol": protocol, "stop": "updates=60"}
+    ends = with_deaths(random, job, monkeypatch, **settings)
     assert_is_replayed(ends, job, 4, **settings, events=events)
+
+
+@parametrize_few(("protocol", "seed"), [(each, i) for i in range(4) for each in ("k_async(k=2)", "k_batch_async(k=3)")], keep=2)
+def test_deaths_leave_equal_ranks_also_with_stale_gradients(protocol, seed, monkeypatch, tmp_path):
+    settings = {"protocol": protocol, "stop": "updates=60", "out": tmp_path / "run"}
+    ends = with_deaths(Random(seed), tiny_job(sampling="epoch", optimizer=ADAM), monkeypatch, **settings)
+    assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1, "all ranks have the same bits"
+    assert max(each.staleness for each in ends[0].of(GradientArrived) if each.used) > 1
+    assert pl.replay(tmp_path / "run").is_same

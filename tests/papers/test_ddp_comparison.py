@@ -18,7 +18,7 @@ from papers.ddp.goals import goals
 from papers.ddp.jobs import make_job
 from papers.ddp.outcomes import Outcome, all_lines, loss_difference, outcomes, speed_up
 from papers.ddp.patterns import GRADIENT_S, PATTERNS
-from papers.ddp.settings import AUTO, BALANCED, CONTENDERS, DDP, GRID, JOBS, WITHOUT_SLOW, Comparison
+from papers.ddp.settings import AUTO, BALANCED, CONTENDERS, DDP, GRID, JOBS, QUEUE, WITHOUT_SLOW, Comparison
 from papers.ddp.times import cluster_of, death_of, seconds_at, slow_share_of
 from papers.ddp.training import Timed, Untimed, task_of
 from papers.store import Store, figure_store
@@ -328,15 +328,21 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pattern", "faster"), [("half", 1.65), ("none", 1.0), ("ladder", 1.8)])
-def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(pattern, faster):
-    ours, ddp = (seconds_at("mnist", 8, PATTERNS[pattern], name, 240, seed=0) for name in (BALANCED, DDP))
+@pytest.mark.parametrize(
+    ("name", "pattern", "faster"),
+    [
+        *((BALANCED, "half", 1.65), (BALANCED, "none", 1.0), (BALANCED, "ladder", 1.8)),
+        *((QUEUE, "half", 1.65), (QUEUE, "none", 1.0), (QUEUE, "rotating", 2.3)),
+    ],
+)
+def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(name, pattern, faster):
+    ours, ddp = (seconds_at("mnist", 8, PATTERNS[pattern], each, 240, seed=0) for each in (name, DDP))
     assert ddp / ours == pytest.approx(faster, rel=0.05)
-    assert slow_share_of("mnist", 8, PATTERNS["none"], BALANCED, 0) == 1 / 8
-    assert slow_share_of("mnist", 8, PATTERNS["half"], BALANCED, 0) < 0.08
-    own = {task.pattern for task in run.tasks("timed", None, f"/{BALANCED}$")}
+    assert slow_share_of("mnist", 8, PATTERNS["none"], name, 0) == pytest.approx(1 / 8, rel=0.05)
+    assert slow_share_of("mnist", 8, PATTERNS["half"], name, 0) < 0.08
+    own = {task.pattern for task in run.tasks("timed", None, f"/{name}$")}
     assert own == {"death"}
-    assert run.tasks("untimed", None, f"/{BALANCED}$") == []
+    assert run.tasks("untimed", None, f"/{name}$") == []
 
 
 def test_the_page_says_what_the_advice_says():

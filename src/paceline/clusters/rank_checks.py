@@ -95,10 +95,11 @@ def why_not_summed(plan: Plan, options: Mapping[str, Any]) -> str:
     for phase in plan.phases:
         if phase.compensators:
             return f"{phase} with server=False: a gradient is compensated at a server; omit server"
-        if phase.protocol.max_staleness > 0 or any(each.takes_stale for each in phase.controllers):
-            return (
-                f"{phase} with server=False, where the ranks sum fresh gradients: type {_fresh(phase)}, or omit server"
-            )
+        protocol = phase.protocol
+        is_single = protocol.max_staleness > 0 and (protocol.quorum == 1 or protocol.max_lead < inf)
+        if is_single or any(each.takes_stale for each in phase.controllers):
+            why = "where an update costs a sum of all ranks" if is_single else "which no protocol with stale gradients is chosen for"
+            return f"{phase} with server=False, {why}: type {_fresh(phase)}, or omit server"
     return ""
 
 

@@ -77,7 +77,8 @@ class Torchrun:
             they are: the ranks sum those that count (gloo), and each steps its own optimizer, so the traffic is that of
             DistributedDataParallel and every rank is a worker. Rank 0 starts its worker as a second process. For
             protocols whose updates are of fresh gradients (bsp, backup, k_sync, pull, k_batch_sync, balanced, dbw,
-            adasync, patient), on the CPU. None for no server in an attached loop whose plan and options need none, and
+            adasync, patient), and for k_async and k_batch_async with one more copy of the parameters at each rank; on
+            the CPU. None for no server in an attached loop whose gradients are fresh and whose options need none, and
             for a server elsewhere.
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
@@ -222,9 +223,11 @@ class Torchrun:
         return fitted
 
     def with_server_if_needed(self, plan: Plan) -> Torchrun:
-        """Return these ranks without a server, unless one was asked for or the plan or an option needs it."""
+        """Return these ranks without a server, unless one was asked for, or a stale gradient or an option needs it."""
         is_asked_for = self.server is not None or self.tls_cert is not None
-        return self if is_asked_for or why_not_summed(plan, vars(self)) else replace(self, server=False)
+        is_stale = any(phase.protocol.max_staleness > 0 for phase in plan.phases)
+        needs_server = is_asked_for or is_stale or why_not_summed(plan, vars(self))
+        return self if needs_server else replace(self, server=False)
 
     @property
     def has_server(self) -> bool:

@@ -117,7 +117,7 @@ def attach(
         >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.zeros(8, 1))
         >>> model = nn.Linear(2, 1)
         >>> optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=4)
-        >>> run = pl.attach(model, optimizer, loader, protocol="k_sync(k=3)")
+        >>> run = pl.attach(model, optimizer, loader, protocol="balanced(m=2)")
         >>> for epoch in run.epochs(2):
         ...     for x, y in run.loader:
         ...         optimizer.zero_grad()

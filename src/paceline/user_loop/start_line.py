@@ -35,7 +35,9 @@ def _step(plan: Plan, *, has_server: bool) -> str:
     if plan.local_steps is not None:
         return "steps on this rank; the change of several steps goes to the server"
     if plan.allreduce is None and not has_server:
-        return "hands in the gradient; each rank steps with the sum of those that count"
+        is_stale = any(phase.protocol.max_staleness > 0 for phase in plan.phases)
+        copied = ", and keeps a copy of the version that its gradient is of" if is_stale else ""
+        return f"hands in the gradient; each rank steps with the sum of those that count{copied}"
     if plan.allreduce is None:
         return "sends the gradient to the server, which makes the step"
     if plan.allreduce.sums == "gradients":

@@ -119,9 +119,10 @@ class Replica:
         if self._group is not None:
             self._group.begin(draw, minibatch, version)
         place = str(UpcomingMinibatch(worker, draw, minibatch))
-        seed = derived_seed(self._seed, "gradient", worker, draw)
+        key = _random_key(worker, draw, minibatch)
         if self._group is not None:
-            seed = derived_seed(self._seed, "gradient", worker, draw, self._group.local_rank)
+            key = (*key, self._group.local_rank)
+        seed = derived_seed(self._seed, "gradient", *key)
         with seeded(seed, self._device):
             with at_place(f"the data of job {self._job.name} failed for {place}"):
                 batch = self._source.load(worker, draw, minibatch)
@@ -206,6 +207,18 @@ class Replica:
         if use not in self._own:
             self._own[use] = self.layout.allocate(self._device)
         return self._own[use]
+
+
+def _random_key(worker: int, draw: int, minibatch: Minibatch | None) -> tuple[int, ...]:
+    """Return the key of the random numbers of a task.
+
+    For a lease it is the place of its first sample, so that both copies have the same gradient, whatever worker computes
+    them, and a whole minibatch has that of BSP.
+    """
+    if minibatch is None or not minibatch.slices:
+        return worker, draw
+    first = minibatch.slices[0]
+    return (first.worker, first.draw, first.begin) if first.begin else (first.worker, first.draw)
 
 
 def _squared_norm(gradient: FlatBuffers, known: Mapping[int, Tensor]) -> float:

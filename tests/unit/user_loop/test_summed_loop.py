@@ -153,7 +153,7 @@ def test_a_resumed_run_is_that_of_a_server(network, data, tmp_path):
         assert (ours - theirs).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("protocol", ["asp", "k_async(k=2)", "bsp + local_steps(H=4)"])
+@pytest.mark.parametrize("protocol", ["asp", "auto", "bsp + local_steps(H=4)"])
 def test_what_needs_a_server_is_refused_with_what_does_not(protocol, network, data, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)

@@ -58,8 +58,8 @@ class LedgerSum(NamedTuple):
 class GradientLedger:
     """Ledger of the gradients that count, from their acceptance until all ranks have their sum.
 
-    A rank that is lost takes its gradients with it. They count all the same: another rank computes them again, at the
-    version at which they were computed, before the sum that they are in.
+    A rank that is lost takes its gradients with it. They count all the same: another rank computes them again, before the
+    sum that they are in, at the version at which they were computed. Stale ones are computed at the newest version.
 
     Attributes:
         number: number of the newest sum; 0 before the first one.
@@ -94,16 +94,17 @@ class GradientLedger:
         self._tasks[task.worker] = task
 
     def accept(self, worker: int, weight: float, missing: bytes) -> None:
-        """Count the gradient of a worker's newest task, which is lost already if the worker is."""
+        """Count the gradient of a worker's newest task, which is lost already if the worker is.
+
+        Its rank has had its version, for whose sum all ranks had to be there. So all have the sums before.
+        """
         task = self._tasks[worker]
+        self._made = max(self._made, task.version - 1)
         at = None if task.draw <= self._lost_through.get(worker, 0) else worker
         self._next.append(CountedGradient(task=task, weight=weight, missing=missing, at=at))
 
     def announce(self, update: Apply | None) -> LedgerSum:
         """Return the sum of all gradients that count and are in no sum yet; none of them is lost.
-
-        Of version v + 1 a rank has a gradient of version v at least, for whose sum all ranks had to be there. So all
-        have the sums of version v - 1.
 
         Args:
             update: update that the sum makes; None if it is still to come.
@@ -113,7 +114,6 @@ class GradientLedger:
         self._next = []
         if update is not None:
             self.version = update.version
-            self._made = max(self._made, self.version - 2)
             self._sums = [each for each in self._sums if each.version > self._made]
         self._sums.append(announced)
         return announced
@@ -134,13 +134,13 @@ class GradientLedger:
                 each.at = None
 
     def lost(self, *, in_sums: bool) -> list[CountedGradient]:
-        """Return the lost gradients that the ranks can compute again now: those of the version that all ranks have.
+        """Return the lost gradients that the ranks can compute again now: not those of a version that ranks still lack.
 
         Args:
             in_sums: whether those are left out that are in no sum yet.
         """
         gradients = self._in_sums() if in_sums else self._counted()
-        return [each for each in gradients if each.at is None and each.task.version == self._made]
+        return [each for each in gradients if each.at is None and each.task.version <= self._made]
 
     def open_gradients(self) -> list[SummedGradient]:
         """Return the gradients of the sums that ranks lack; those that are lost are left out."""
