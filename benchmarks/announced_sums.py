@@ -3,18 +3,22 @@
 - `even`: no rank is slow, 1 M parameters, also with a server (without encryption).
 - `even_large`: the same with 11.7 M parameters.
 - `half`, `quarter`: one of four ranks at half or at a quarter of the speed.
+- `simulated`: a simulation from the times of a `bsp` run of the same ranks, against the ranks, at four sets of speeds.
 - `lengths`: equal ranks and samples of log-normal length, with time and weight by tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+from statistics import median
 from typing import Any
 
 import torch
 from common import ratios, spread
-from distributed import Job, rate, report_parts
+from distributed import WARM_UP, Job, rate, report_parts
 from distributed_ranks import tokens
+
+import paceline as pl
 
 BATCH_SIZE = 16
 WIDTHS = {"1 M": 500, "11.7 M": 1710}
@@ -25,12 +29,15 @@ EVEN_BAR_WITH_SERVER, EVEN_LARGE_BAR = 1.10, 1.08
 HALF_BARS = {"balanced(m=16)": 1.55, "k_sync(k=3)": 1.85}
 QUARTER_BARS = {"balanced(m=16)": 2.8}
 LENGTHS_BAR, PIECES = 0.9, 8
+SPEEDS = {"even": (1, 1, 1, 1), "half": (0.5, 1, 1, 1), "quarter": (0.25, 1, 1, 1), "ladder": (0.4, 0.6, 0.8, 1)}
+SIMULATED_BAR = 0.05
 SLOW_COMPUTE_S = 0.4  # of a fast rank, where one is slow
 Contender = tuple[str, dict[str, Any], float | None]  # protocol, arguments of the cluster, and bar
 
 
 def main() -> None:
-    parts = {"even": even, "even_large": even_large, "half": half, "quarter": quarter, "lengths": lengths}
+    parts = {"even": even, "even_large": even_large, "half": half, "quarter": quarter}
+    parts |= {"simulated": simulated, "lengths": lengths}
     report_parts("announced_sums", __doc__ or "", parts)
 
 
@@ -56,6 +63,41 @@ def half(args: argparse.Namespace) -> dict[str, Any]:
 
 def quarter(args: argparse.Namespace) -> dict[str, Any]:
     return _speeds(args, 4.0, QUARTER_BARS)
+
+
+def simulated(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the simulated seconds per update over those of the ranks, with times recorded on a `bsp` run of them."""
+    results: dict[str, Any] = {"bar": f"within {SIMULATED_BAR:.0%} of the ranks' time"}
+    protocol = f"balanced(m={PIECES})"
+    for name, speeds in SPEEDS.items():
+        compute_s = [SLOW_COMPUTE_S / each for each in speeds]
+        ratio = []
+        for round_ in range(args.rounds):
+            bsp = _job(args, compute_s, "bsp", SUMS, WIDTHS["1 M"]).answers()[0]
+            real_s = _update_s(args, compute_s, protocol, SUMS, WIDTHS["1 M"])
+            cluster = _recorded(bsp, compute_s)
+            found = pl.simulate(protocol, cluster, updates=args.updates, seed=round_)
+            first = pl.simulate(protocol, cluster, updates=WARM_UP + 1, seed=round_)
+            ours_s = (found.time_s - first.time_s) / (args.updates - WARM_UP - 1)
+            ratio.append(ours_s / real_s)
+        measured = spread(ratio)
+        results[name] = {"ratio": measured, "meets_bar": abs(measured["median"] - 1) <= SIMULATED_BAR}
+    return results
+
+
+def _recorded(bsp: dict[str, Any], compute_s: list[float]) -> pl.Cluster:
+    """Return a simulated cluster with the times of a `bsp` run: what is not sleep is the cost of a lease."""
+    by_worker: list[list[float]] = [[] for _ in compute_s]
+    for worker, measured_s in bsp["computed"]:
+        by_worker[worker].append(measured_s)
+    cost_s = min(median(each) - slept_s for each, slept_s in zip(by_worker, compute_s, strict=True))
+    update_s = _seconds_of(bsp) - max(map(median, by_worker))
+    return pl.Cluster(
+        len(compute_s),
+        [pl.timing.Empirical(tuple(each)) for each in by_worker],
+        server=pl.timing.ServerTime(update_s=update_s),
+        leases=pl.timing.LeaseTime(cost_s=max(0.0, cost_s)),
+    )
 
 
 def lengths(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,6 +163,12 @@ def _speeds(args: argparse.Namespace, slowness: float, bars: dict[str, float]) -
 def _update_s(
     args: argparse.Namespace, compute_s: list[float], protocol: str, torchrun: dict[str, Any], width: int
 ) -> float:
+    return _seconds(_job(args, compute_s, protocol, torchrun, width))
+
+
+def _job(
+    args: argparse.Namespace, compute_s: list[float], protocol: str, torchrun: dict[str, Any], width: int
+) -> Job:
     settings = {
         "protocol": protocol,
         "compute_s": compute_s,
@@ -131,7 +179,7 @@ def _update_s(
         "width": width,
         "batch_size": BATCH_SIZE,
     }
-    return _seconds(Job("train_ours", len(compute_s), settings))
+    return Job("train_ours", len(compute_s), settings)
 
 
 def _ddp_update_s(args: argparse.Namespace, compute_s: list[float], width: int) -> float:
@@ -141,8 +189,11 @@ def _ddp_update_s(args: argparse.Namespace, compute_s: list[float], width: int) 
 
 def _seconds(job: Job) -> float:
     """Return the seconds per update at rank 0 after the warm-up."""
-    updates = [(at_s, version, 1) for at_s, version, _ in job.answers()[0]["updates"]]
-    return 1 / rate(updates)
+    return _seconds_of(job.answers()[0])
+
+
+def _seconds_of(answer: dict[str, Any]) -> float:
+    return 1 / rate([(at_s, version, 1) for at_s, version, _ in answer["updates"]])
 
 
 if __name__ == "__main__":

@@ -158,6 +158,7 @@ class Clock(Callback):
 
     def __init__(self) -> None:
         self.updates: list[tuple[float, int, int]] = []  # at_s, version, k
+        self.computed: list[tuple[int, float]] = []  # worker and compute_s of each used gradient
         self.losses: list[float] = []
         self.joins: list[float] = []
         self.used_after_join: list[float] = []
@@ -177,9 +178,11 @@ class Clock(Callback):
             case WorkerJoined():
                 self.joins.append(at_s)
                 self._joined = record.worker
-            case GradientArrived(used=True) if record.worker == self._joined:
-                self.used_after_join.append(at_s)
-                self._joined = None
+            case GradientArrived(used=True):
+                self.computed.append((record.worker, record.compute_s))
+                if record.worker == self._joined:
+                    self.used_after_join.append(at_s)
+                    self._joined = None
 
 
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:

@@ -98,8 +98,10 @@ def why_not_summed(plan: Plan, options: Mapping[str, Any]) -> str:
         protocol = phase.protocol
         is_single = protocol.max_staleness > 0 and (protocol.quorum == 1 or protocol.max_lead < inf)
         if is_single or any(each.takes_stale for each in phase.controllers):
-            why = "where an update costs a sum of all ranks" if is_single else "which no protocol with stale gradients is chosen for"
-            return f"{phase} with server=False, {why}: type {_fresh(phase)}, or omit server"
+            return (
+                f"{phase} with server=False: an update of a single stale gradient would cost a sum of all ranks; type "
+                f"{_fresh(phase)}, or omit server"
+            )
     return ""
 
 

@@ -6,9 +6,9 @@ import paceline as pl
 from paceline.catalogue.parser import parse_plan
 
 PLANS = [
-    ("asp", r"asp with server=False, where an update costs a sum of all ranks: type balanced\(m=8\), or omit server"),
+    ("asp", r"asp with server=False: an update of a single stale gradient would cost a sum of all ranks; type balanced\(m=8\), or omit server"),
     ("bsp@updates=2 >> ssp(lead=2)", r"type balanced\(m=8\), or omit server"),
-    ("auto", r"auto with server=False, which no protocol with stale gradients is chosen for: type balanced\(m=8\), or omit server"),
+    ("auto", r"type balanced\(m=8\), or omit server"),
     ("bsp + greedy", r"type balanced\(m=8\), or omit server"),
     ("bsp + local_steps(H=4)", r"local steps are handed in at a server; omit server, or type local_sgd\(H=4\)"),
     ("asp + staleness_weight", r"a gradient is compensated at a server; omit server"),
