@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 import torch
+
+import paceline as pl
 from common import ratios, spread
 from distributed import WARM_UP, Job, rate, report_parts
 from distributed_ranks import tokens
-
-import paceline as pl
 
 BATCH_SIZE = 16
 WIDTHS = {"1 M": 500, "11.7 M": 1710}
@@ -166,9 +166,7 @@ def _update_s(
     return _seconds(_job(args, compute_s, protocol, torchrun, width))
 
 
-def _job(
-    args: argparse.Namespace, compute_s: list[float], protocol: str, torchrun: dict[str, Any], width: int
-) -> Job:
+def _job(args: argparse.Namespace, compute_s: list[float], protocol: str, torchrun: dict[str, Any], width: int) -> Job:
     settings = {
         "protocol": protocol,
         "compute_s": compute_s,

@@ -222,7 +222,9 @@ def step_by_tokens(model: nn.Module, batch: Any, token_s: float) -> Tensor:
     """Sleep in proportion to the tokens of a batch, and return its mean over tokens."""
     inputs, targets, count = batch
     time.sleep(float(count.sum()) * token_s)
-    return (F.mse_loss(model(inputs), targets, reduction="none").mean(1) * count).sum() / count.sum()
+    each = F.mse_loss(model(inputs), targets, reduction="none").mean(1)
+    mean: Tensor = (each * count).sum() / count.sum()
+    return mean
 
 
 def tokens_of(batch: Any) -> Tensor:

@@ -108,7 +108,7 @@ class Server:
             is_read: whether a worker still reads the version before.
         """
         for gradient in self.gradients[:accumulated]:
-            self._server.enqueue(gradient, samples=1)
+            self._server.enqueue(gradient, weight=1)
             self._server.accumulate()
         accepted = tuple(Accept(worker=worker, draw=1, staleness=0, samples=1) for worker in range(len(self.gradients)))
         read = self._versions.newest
@@ -117,7 +117,7 @@ class Server:
         update = Apply(version=read + 1, gradients=accepted, lr_scale=1.0, reason="")
         begun = perf_counter()
         for gradient in self.gradients[accumulated:]:
-            self._server.enqueue(gradient, samples=1)
+            self._server.enqueue(gradient, weight=1)
         self._server.apply(update, self._versions.publish(read + 1))
         seconds = perf_counter() - begun
         if is_read:

@@ -141,7 +141,9 @@ def test_the_death_of_rank_0_is_an_error_of_the_others(start):
     ranks = start(2, protocol="bsp", faults={"0": (3, KILL)})
     ranks.end(0, -signal.SIGKILL)
     _, stderr = ranks.end(1, 1)
-    assert stderr.splitlines()[-1].endswith("RunError: the coordinator: rank 0 is gone: its process ended within the run")
+    assert stderr.splitlines()[-1].endswith(
+        "RunError: the coordinator: rank 0 is gone: its process ended within the run"
+    )
 
 
 def test_a_killed_server_is_named_on_every_rank(start):

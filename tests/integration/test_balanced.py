@@ -81,7 +81,7 @@ def over_all_tokens(job, updates, seed=3):
         batches = [loader.batch(worker, draw, None) for worker in range(N)]
         optimizer.zero_grad()
         for batch in batches:
-            share = tokens_of(batch) / sum(map(tokens_of, batches))
+            share = int(tokens_of(batch)) / int(sum(map(tokens_of, batches)))
             (mean_over_tokens(model, batch) * share).backward()
         optimizer.step()
     return model

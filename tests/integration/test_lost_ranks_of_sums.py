@@ -308,7 +308,9 @@ def test_deaths_and_returns_cost_no_sample(seed, events, monkeypatch):
     assert_is_replayed(ends, job, 4, **settings, events=events)
 
 
-@parametrize_few(("protocol", "seed"), [(each, i) for i in range(4) for each in ("k_async(k=2)", "k_batch_async(k=3)")], keep=2)
+@parametrize_few(
+    ("protocol", "seed"), [(each, i) for i in range(4) for each in ("k_async(k=2)", "k_batch_async(k=3)")], keep=2
+)
 def test_deaths_leave_equal_ranks_also_with_stale_gradients(protocol, seed, monkeypatch, tmp_path):
     settings = {"protocol": protocol, "stop": "updates=60", "out": tmp_path / "run"}
     ends = with_deaths(Random(seed), tiny_job(sampling="epoch", optimizer=ADAM), monkeypatch, **settings)

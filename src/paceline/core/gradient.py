@@ -57,7 +57,8 @@ class Measured(NamedTuple):
         skipped: whether the loop of an attached worker skipped the step because the gradient was not finite, as a
             GradScaler does.
         minibatches: number of minibatches, each with a local step, >= 1.
-        weight: what the gradient counts in the mean of an update, > 0, as the job or the loop says; None for its samples.
+        weight: what the gradient counts in the mean of an update, > 0, as the job or the loop says; None for its
+            samples.
     """
 
     loss: float
@@ -205,6 +206,7 @@ class GradientArrived:
     left_over_s: float = 0.0
     minibatches: int = 1
     unsent_s: float = nan
+    weight: float | None = None
 
     @classmethod
     def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:

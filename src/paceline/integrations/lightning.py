@@ -113,7 +113,9 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
         trainer, loop = self._trainer, self._trainer.fit_loop
         loaders = loop._combined_loader.flattened
         if len(loaders) != 1:
-            raise UsageError(f"the training has {len(loaders)} DataLoaders, but the coordinator deals the samples of one")
+            raise UsageError(
+                f"the training has {len(loaders)} DataLoaders, but the coordinator deals the samples of one"
+            )
         options = {
             "stop": f"epochs={trainer.max_epochs - trainer.current_epoch}",
             "seed": int(os.environ.get("PL_GLOBAL_SEED", "0")),

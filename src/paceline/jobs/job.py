@@ -94,9 +94,9 @@ class Job(Representation):
         on_drop: use of the minibatch of a dropped gradient, "requeue" or "discard".
         collate: function from a list of samples to a batch, None for torch's default.
         sampler: order of the samples of an epoch, for sampling="epoch" on shared data.
-        weight: function from a batch to the number that its loss is a mean over, as its tokens that count, >= 0. The mean
-            of an update weighs gradients by it, so that all tokens of an update count alike; None for the samples. A
-            batch of weight 0 is not used.
+        weight: function from a batch to the number that its loss is a mean over, as its tokens that count, >= 0. The
+            mean of an update weighs gradients by it, so that all tokens of an update count alike; None for the samples.
+            A batch of weight 0 is not used.
         microbatches: parts in which a minibatch is computed, one after the other, >= 1.
         loader_workers: background processes, >= 0, that prepare minibatches ahead for each process that computes
             gradients; 0 prepares them in that process. They change the time of a run, not its results.

@@ -37,6 +37,7 @@ _BY_ANNOTATION: Mapping[str, Type] = {
     "bool": bool,
     "str": str,
     "int | None": WHOLE | None,
+    "float | None": NUMBER | None,
     "Mapping[str, float]": dict[str, NUMBER],
     "Sequence[tuple[str, float]]": list[tuple[str, NUMBER]],
 }

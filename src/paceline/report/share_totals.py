@@ -38,7 +38,6 @@ class ShareTotals:
         self._waiting_s: defaultdict[int, float] = defaultdict(float)
         self._present_s: defaultdict[int, float] = defaultdict(float)
         self._leases = self._repeated = 0
-        self._shares = 0  # one of each rank and update
         self._dealt = array("d")  # rank, time and samples of each share that is not in the grid yet
         self._samples = MeanGrid()
 
@@ -54,7 +53,6 @@ class ShareTotals:
             return
         self.latest = update
         self.gain.add(update)
-        self._shares += len(update.ranks)
         for rank, samples in zip(update.ranks, update.samples, strict=True):
             self._dealt.extend((rank, update.ended_s, samples))
         if len(self._dealt) > MOST_KEPT:
@@ -82,12 +80,14 @@ class ShareTotals:
     @property
     def queue(self) -> str:
         """Sentence on the leases of a queue and on the ends of updates; empty while each share was one lease."""
-        if self._leases <= self._shares and not self._repeated:
+        shares = self.gain.updates * len(self._waiting_s)
+        if self._leases <= shares and not self._repeated:
             return ""
         waited = sum(self._waiting_s.values()) / (sum(self._present_s.values()) or 1.0)
+        repeated = self._repeated / (self._leases or 1)
         return (
-            f"{self._leases / (self._shares or 1):.1f} leases of a rank in an update, of which other ranks repeated "
-            f"{self._repeated / (self._leases or 1):.1%}; waiting for the end of the queue took {waited:.1%} of the time"
+            f"{self._leases / (shares or 1):.1f} leases of a rank in an update, of which other ranks repeated "
+            f"{repeated:.1%}; waiting for the end of the queue took {waited:.1%} of the time"
         )
 
     def cells(self, rank: int) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import torch
 
-from paceline.shares.loss import LINEAR, OF_PENALTIES, name_of
+from paceline.jobs.loss_graph import LINEAR, OF_PENALTIES, name_of
 
 MOST_PASSES = 1024  # forward passes that are remembered; a graph begins with its latest ones
 OF_PARAMETERS = LINEAR | OF_PENALTIES | {"Cat", "Exp", "Log", "Mean", "Permute", "Sqrt", "T", "Transpose"}

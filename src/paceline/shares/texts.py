@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from paceline.jobs.loss_graph import Reading
 from paceline.policies.shares import Pieces
-from paceline.shares.loss import Reading
 
 WEIGHED = {
     "samples": "the loss is a mean, weighed by samples",

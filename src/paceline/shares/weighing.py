@@ -8,7 +8,7 @@ from math import isnan, nan
 import torch
 
 from paceline.errors import UsageError
-from paceline.shares.loss import READINGS, read_loss
+from paceline.jobs.loss_graph import READINGS, read_loss
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.texts import refusal_of_divisors, refusal_of_loss, refusal_of_tokens
 

@@ -118,8 +118,8 @@ class AttachedRun(ABC):
     def weight(self, weight: float | Tensor) -> None:
         """Set what the gradient of this step counts in the mean of an update; several calls of a step add up.
 
-        So the loss of an update is the mean over all tokens of its batches, where that of DistributedDataParallel is the
-        mean of the ranks' means. A gradient of weight 0 is skipped.
+        So the loss of an update is the mean over all tokens of its batches, where that of DistributedDataParallel is
+        the mean of the ranks' means. A gradient of weight 0 is skipped.
 
         Args:
             weight: number that the loss is a mean over, as its tokens that count, >= 0; its samples if no step says it.

@@ -53,10 +53,10 @@ def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
 
 
 def check_loss_of_pieces(job: Job, model: nn.Module, piece: int, plan: Plan) -> None:
-    """Check that the gradient of a minibatch is the mean of the gradients of its pieces, by samples or by the job's weight.
+    """Check that the gradient of a minibatch is the mean of those of its pieces, by samples or by the job's weight.
 
-    ``|g - sum(w_j g_j) / sum(w_j)| <= 0.001 |g|``, or ten times what another order of the samples changes, with dropout
-    off and frozen statistics. Data that are iterable, or that this process does not have, are not checked.
+    ``|g - sum(w_j g_j) / sum(w_j)| <= 0.001 |g|``, or ten times what another order of the samples changes, with
+    dropout off and frozen statistics. Data that are iterable, or that this process does not have, are not checked.
 
     Args:
         job: job to compute.

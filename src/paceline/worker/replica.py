@@ -119,10 +119,7 @@ class Replica:
         if self._group is not None:
             self._group.begin(draw, minibatch, version)
         place = str(UpcomingMinibatch(worker, draw, minibatch))
-        key = _random_key(worker, draw, minibatch)
-        if self._group is not None:
-            key = (*key, self._group.local_rank)
-        seed = derived_seed(self._seed, "gradient", *key)
+        seed = self._random_seed(worker, draw, minibatch)
         with seeded(seed, self._device):
             with at_place(f"the data of job {self._job.name} failed for {place}"):
                 batch = self._source.load(worker, draw, minibatch)
@@ -176,6 +173,22 @@ class Replica:
         with self._unchanged("the evaluator", f"while job {self._job.name} was evaluated"):
             return evaluate(self._job, self.model, self._seed)
 
+    def _random_seed(self, worker: int, draw: int, minibatch: Minibatch | None) -> int:
+        """Return the seed of the random numbers of a task.
+
+        For a lease it is that of its first sample, so that both copies have the same gradient, whatever worker computes
+        them, and a whole minibatch has that of BSP.
+        """
+        begin = 0
+        if minibatch is not None and minibatch.slices:
+            first = minibatch.slices[0]
+            worker, draw, begin = first.worker, first.draw, first.begin
+        if self._group is not None:
+            seed = derived_seed(self._seed, "gradient", worker, draw, self._group.local_rank)
+        else:
+            seed = derived_seed(self._seed, "gradient", worker, draw)
+        return derived_seed(seed, "lease", begin) if begin else seed
+
     def _unchanged(self, who: str, when: str) -> AbstractContextManager[None]:
         """Return a context in which the job must not change parameters."""
         if self._guard is not None:
@@ -207,18 +220,6 @@ class Replica:
         if use not in self._own:
             self._own[use] = self.layout.allocate(self._device)
         return self._own[use]
-
-
-def _random_key(worker: int, draw: int, minibatch: Minibatch | None) -> tuple[int, ...]:
-    """Return the key of the random numbers of a task.
-
-    For a lease it is the place of its first sample, so that both copies have the same gradient, whatever worker computes
-    them, and a whole minibatch has that of BSP.
-    """
-    if minibatch is None or not minibatch.slices:
-        return worker, draw
-    first = minibatch.slices[0]
-    return (first.worker, first.draw, first.begin) if first.begin else (first.worker, first.draw)
 
 
 def _squared_norm(gradient: FlatBuffers, known: Mapping[int, Tensor]) -> float:

@@ -8,7 +8,6 @@ from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import load_cluster, parse_cluster
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.timing.distributions import Deterministic, Exponential, ShiftedExponential, Uniform
-from paceline.clusters.timing.lease_time import LeaseTime
 from paceline.clusters.timing.network import Network, ServerTime
 from paceline.clusters.timing.slowdowns import Periodic, Slowdown, SlownessProfile, Transient
 from paceline.errors import UsageError
@@ -220,9 +219,6 @@ up_bytes_per_s = 1e9
 [server]
 update_s = 0.01
 gradient_s = 0.001
-[leases]
-cost_s = 0.02
-is_independent = true
 """
 PYTHON = Cluster(
     16,
@@ -238,7 +234,6 @@ PYTHON = Cluster(
     transient=Transient(mean_on_s=10, mean_off_s=90, slowdown=4),
     network=Network(latency_s=0.001, up_bytes_per_s=1e9, down_bytes_per_s=inf),
     server=ServerTime(0.01, 0.001),
-    leases=LeaseTime(cost_s=0.02, is_independent=True),
 )
 
 
@@ -381,7 +376,6 @@ def test_an_invalid_cluster_file_is_a_one_line_error_with_its_name(write, text, 
         ),
         (lambda: Network(up_bytes_per_s=0), "up_bytes_per_s=0 is not a number in (0, inf]"),
         (lambda: Network(latency_s=inf), "latency_s=inf is not a number in [0, inf)"),
-        (lambda: LeaseTime(cost_s=-1), "cost_s=-1 is not a number in [0, inf)"),
         (lambda: ServerTime(update_s=-1), "update_s=-1 is not a number in [0, inf)"),
         (lambda: Slowdown(at_s=-1, factor=2, workers=1.0), "at_s=-1"),
         (lambda: Slowdown(at_s=1, factor=0, workers=1.0), "factor=0"),

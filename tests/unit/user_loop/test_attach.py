@@ -177,7 +177,10 @@ def parallel():
         ({"cluster": "torchrun(standby_sync=true)"}, "cluster has standby_sync=True, which attach does not"),
         ({"cluster": "torchrun(standby_address='h:1')"}, "cluster has standby_address='h:1', which attach does not"),
         ({"cluster": "torchrun(shards=2)"}, "cluster has shards=2, which attach does not support: omit it"),
-        ({"protocol": "asp", "cluster": "torchrun(server=false)"}, "asp with server=False: an update of a single stale"),
+        (
+            {"protocol": "asp", "cluster": "torchrun(server=false)"},
+            "asp with server=False: an update of a single stale",
+        ),
         ({"cluster": "torchrun(heartbeats=9)"}, "torchrun has no knob 'heartbeats'"),
         ({"protocol": "all_reduce", "cluster": "torchrun(wire=bf16)"}, "or sends compressed messages; omit wire"),
     ],

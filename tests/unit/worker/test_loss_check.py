@@ -42,7 +42,11 @@ def contrastive(output, target):
         {"model": with_dropout},
         {"model": in_single, "data": dataset(dtype=torch.float32)},
         {"loss": lambda output, target: F.cross_entropy(output, target, reduction="sum") / len(target)},
-        {"loss": lambda output, target: F.cross_entropy(output, target) + 0.1 * F.mse_loss(output, output.detach() + 1)},
+        {
+            "loss": lambda output, target: (
+                F.cross_entropy(output, target) + 0.1 * F.mse_loss(output, output.detach() + 1)
+            )
+        },
     ],
 )
 @pytest.mark.parametrize("piece", [1, 2, 3])
@@ -52,7 +56,9 @@ def test_a_mean_over_samples_may_be_computed_in_pieces(job, piece):
 
 def test_a_mean_over_tokens_needs_its_weight():
     check(token_job(step=mean_over_tokens, weight=tokens_of))
-    with pytest.raises(UsageError, match=r"job tokens: the gradient of a minibatch is not the mean of those of its pieces"):
+    with pytest.raises(
+        UsageError, match=r"job tokens: the gradient of a minibatch is not the mean of those of its pieces"
+    ):
         check(token_job(step=mean_over_tokens))
 
 

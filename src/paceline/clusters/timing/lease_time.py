@@ -10,16 +10,16 @@ class LeaseTime:
 
     ``seconds = c + (x - c) * share,  c = min(cost_s, x)``
 
-    where x is the time of a whole minibatch. So ``balanced`` pays ``cost_s`` for each lease, and a whole minibatch takes
-    x, as recorded.
+    where x is the time of a whole minibatch. So ``balanced`` pays ``cost_s`` for each lease, and a whole minibatch
+    takes x, as recorded.
 
     Args:
         cost_s: seconds of a lease that do not depend on the number of its samples, >= 0.
         is_independent: whether each lease has a time x of its own; else all leases of a worker in an update have one,
             so that a worker is slow or fast for a whole update.
 
-    >>> LeaseTime(cost_s=0.1).seconds(work_s=0.9, share=0.25)
-    0.3
+    >>> LeaseTime(cost_s=0.5).seconds(work_s=1.0, share=0.25)
+    0.625
     """
 
     cost_s: float = 0.0

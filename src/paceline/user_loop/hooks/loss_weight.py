@@ -8,8 +8,8 @@ from math import isfinite
 from torch import Tensor
 
 from paceline.errors import RunError, UsageError
+from paceline.jobs.loss_graph import read_loss
 from paceline.protocols.protocol import Plan
-from paceline.shares.loss import read_loss
 
 READ_ALWAYS, READ_EVERY = 10, 100  # losses; reading one may wait for its device
 

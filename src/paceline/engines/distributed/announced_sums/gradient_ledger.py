@@ -58,8 +58,8 @@ class LedgerSum(NamedTuple):
 class GradientLedger:
     """Ledger of the gradients that count, from their acceptance until all ranks have their sum.
 
-    A rank that is lost takes its gradients with it. They count all the same: another rank computes them again, before the
-    sum that they are in, at the version at which they were computed. Stale ones are computed at the newest version.
+    A rank that is lost takes its gradients with it. They count all the same: another rank computes them again, before
+    the sum that they are in, at the version at which they were computed. Stale ones are computed at the newest version.
 
     Attributes:
         number: number of the newest sum; 0 before the first one.

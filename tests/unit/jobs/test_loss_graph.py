@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paceline.shares.loss import read_loss
+from paceline.jobs.loss_graph import read_loss
 
 SAMPLES, CLASSES = 6, 4
 
