@@ -84,12 +84,14 @@ def losses(folder):
     return {record.worker: record.reason for record in lost if record.reason != END_OF_LOOP}
 
 
-def test_the_state_of_rank_0_goes_to_the_server_and_back(start):
+@pytest.mark.parametrize("server", ["true", "false"])
+def test_the_state_of_rank_0_begins_the_run_and_comes_back(server, start):
     # Of a sample that is not used, the momentum buffer is multiplied by 2 in each update.
-    ranks = start(2, protocol="bsp", faults={}, momentum=2.0, first_state=1.0, attach={"stop": "updates=3"})
+    attach = {"stop": "updates=3", "cluster": f"torchrun(server={server})"}
+    ranks = start(2, protocol="bsp", faults={}, momentum=2.0, first_state=1.0, attach=attach)
     answers = [ranks.end(rank)[0] for rank in range(2)]
     assert answers[0]["counts"] == answers[1]["counts"]
-    assert answers[1]["state"] == {}
+    assert answers[1]["state"] == ({} if server == "true" else answers[0]["state"])
     [buffer] = answers[0]["state"].values()
     used = [value < 8 for value in buffer]  # a gradient is negative
     assert 0 < sum(used) < SAMPLES

@@ -20,7 +20,6 @@ from paceline.clusters.rank_checks import (
     check_rank,
     check_standby,
     check_without_server,
-    why_not_summed,
 )
 from paceline.clusters.simulated import Cluster, check_no_censored_sleep
 from paceline.clusters.spot_notice import parse_notice
@@ -76,10 +75,9 @@ class Torchrun:
         server: whether gradients go to a server at rank 0, which sends back the parameters. Without one they stay where
             they are: the ranks sum those that count (gloo), and each steps its own optimizer, so the traffic is that of
             DistributedDataParallel and every rank is a worker. Rank 0 starts its worker as a second process. For
-            protocols whose updates are of fresh gradients (bsp, backup, k_sync, pull, k_batch_sync, balanced, dbw,
-            adasync, patient), and for k_async and k_batch_async with one more copy of the parameters at each rank; on
-            the CPU. None for no server in an attached loop whose gradients are fresh and whose options need none, and
-            for a server elsewhere.
+            protocols of fresh gradients (bsp, balanced, k_sync, dbw and their kin), and for k_async and k_batch_async
+            with one more copy of the parameters at each rank; on the CPU. None for a server, but not in an attached
+            loop whose gradients are fresh and whose options need none.
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
         workers: unit of a worker, "process", or "node" for all processes of a host.
@@ -173,8 +171,7 @@ class Torchrun:
             )
         if self.shards > 1 and self.debug:
             raise UsageError(
-                f"shards={self.shards} with debug=True, which supports one server only; omit shards while debugging, "
-                "the resulting parameters are the same"
+                f"shards={self.shards} with debug=True, which supports one server: omit shards, with the same parameters"
             )
         check_range("[0, 1]", Integral, standby=self.standby)
         check_optional_range("(0, inf)", bytes_per_s=self.bytes_per_s)
@@ -221,13 +218,6 @@ class Torchrun:
             raise UsageError(f"slowness has {counted(fitted.slowness.n, 'worker')}, these ranks {n}: give it {n}")
         check_faults(fitted.faults, fitted.n)
         return fitted
-
-    def with_server_if_needed(self, plan: Plan) -> Torchrun:
-        """Return these ranks without a server, unless one was asked for, or a stale gradient or an option needs it."""
-        is_asked_for = self.server is not None or self.tls_cert is not None
-        is_stale = any(phase.protocol.max_staleness > 0 for phase in plan.phases)
-        needs_server = is_asked_for or is_stale or why_not_summed(plan, vars(self))
-        return self if needs_server else replace(self, server=False)
 
     @property
     def has_server(self) -> bool:

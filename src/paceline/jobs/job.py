@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from math import inf
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
@@ -342,19 +341,6 @@ class Job(Representation):
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise self._error(f"the loss is not a scalar (given {got}); reduce it with .mean()")
         return loss, metrics
-
-    def weight_of(self, batch: Batch, samples: int) -> float:
-        """Return what the gradient of a batch of so many samples counts in a mean.
-
-        Raises:
-            UsageError: the job says a number that is negative or not finite.
-        """
-        if self.weight is None:
-            return samples
-        weight = float(self.weight(batch))
-        if not 0 <= weight < inf:
-            raise self._error(f"weight of a batch = {weight}, expected a number >= 0, as that of its tokens")
-        return weight
 
     def _pair(self, batch: Batch) -> tuple[Any, Tensor]:
         if isinstance(batch, tuple | list) and len(batch) == 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
 from paceline.clusters.parser import is_torchrun, parse_cluster
+from paceline.clusters.rank_checks import why_not_summed
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
@@ -168,7 +170,7 @@ def attach(
         part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
-        cluster = cluster.with_server_if_needed(plan)
+        cluster = _with_server_if_needed(cluster, plan)
         part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
     if scheduler is not None:
@@ -209,6 +211,14 @@ def _ranks(cluster: str | Torchrun | None) -> Torchrun:
         assert isinstance(parsed, Torchrun)
         return parsed
     return cluster or Torchrun()
+
+
+def _with_server_if_needed(cluster: Torchrun, plan: Plan) -> Torchrun:
+    """Return ranks without a server, unless one was asked for, or a stale gradient or an option needs it."""
+    is_asked_for = cluster.server is not None or cluster.tls_cert is not None
+    is_stale = any(phase.protocol.max_staleness > 0 for phase in plan.phases)
+    needs_server = is_asked_for or is_stale or why_not_summed(plan, vars(cluster))
+    return cluster if needs_server else replace(cluster, server=False)
 
 
 def _check_cluster(cluster: Torchrun, **also: bool) -> None:

@@ -20,6 +20,7 @@ from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.rng import derived_seed
+from paceline.worker.batch_weight import weight_of
 from paceline.worker.data_loader import MinibatchLoader, batch_len, part_of
 from paceline.worker.gradient_variance import MicrobatchVariance
 from paceline.worker.gradient_writer import GradientWriter
@@ -267,7 +268,7 @@ class JobGradients(GradientSource):
 
     def _weighed(self, parts: Sequence[tuple[Batch, float]]) -> tuple[list[tuple[Batch, float]], float]:
         """Return parts of a batch with their shares by the weights of the job, and the sum of these weights."""
-        weights = [self._job.weight_of(part, 0) if share else 0.0 for part, share in parts]
+        weights = [weight_of(self._job, part, 0) if share else 0.0 for part, share in parts]
         whole = sum(weights)
         shares = [weight / (whole or 1.0) for weight in weights]
         return [(part, share) for (part, _), share in zip(parts, shares, strict=True)], whole

@@ -16,6 +16,7 @@ from paceline.jobs.job import Job, trainable
 from paceline.jobs.sample_numbers import SampleNumbers
 from paceline.protocols.protocol import Plan
 from paceline.utils.user_code import at_place
+from paceline.worker.batch_weight import weight_of
 from paceline.worker.data_loader import fetch
 from paceline.worker.evaluation import evaluating
 from paceline.worker.seeding import seeded
@@ -111,7 +112,7 @@ def _gradient(job: Job, model: nn.Module, samples: NDArray[np.int64]) -> tuple[T
     device = parameters[0].device
     with seeded(0, device):
         batch = fetch(job, samples)
-        weight = job.weight_of(batch, len(samples))
+        weight = weight_of(job, batch, len(samples))
         if not weight:  # whose loss may not be finite
             return torch.zeros(sum(each.numel() for each in parameters), device=device), weight
         loss, _ = job.loss_of(model, to_device(batch, device))

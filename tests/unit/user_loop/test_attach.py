@@ -19,9 +19,11 @@ from torch.utils.data import (
 )
 
 import paceline as pl
+from paceline.catalogue.parser import parse_plan
 from paceline.integrations.alone import with_plain_shuffling
 from paceline.policies.compensation.base import Compensator
 from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.start_line import start_line
 from paceline.user_loop.step_policies import RankSteps
 from paceline.user_loop.worker.loop_optimizer import check_averages, check_local_steps
 
@@ -259,6 +261,35 @@ def test_the_next_run_takes_the_optimizer_over_from_one_that_was_not_finished(pr
     attach(protocol, model=model, optimizer=optimizer).over = True
     attach(protocol, model=model, optimizer=optimizer).finish()
     optimizer.step()
+
+
+@pytest.mark.usefixtures("torchrun")
+@pytest.mark.parametrize(
+    ("protocol", "cluster", "has_server"),
+    [
+        *((protocol, None, False) for protocol in ("bsp", "balanced(m=2)", "k_sync(k=2)", "dbw")),
+        *((protocol, None, True) for protocol in ("asp", "k_async(k=2)", "auto", "bsp@updates=2 >> asp", LOCAL_STEPS)),
+        *(("bsp", f"torchrun({option})", True) for option in ("server=true", "wire=int8", "wire=bf16")),
+        *(("bsp", f"torchrun({option})", False) for option in ("server=false", "encrypt=false", "debug=true")),
+        ("k_async(k=2)", "torchrun(server=false)", False),
+    ],
+)
+def test_fresh_gradients_need_no_server_and_the_start_line_says_which(protocol, cluster, has_server):
+    with attach(protocol, cluster=cluster, lr_rule="noise" if protocol == "auto" else "constant") as run:
+        chosen = run._part._own_cluster
+        assert chosen.has_server == has_server
+        line = start_line(run._part._plan, 2, None, has_server=chosen.has_server)
+        assert ("sum of those that count" in line) != has_server
+        assert ("goes to the server" in line or "sends the gradient to the server" in line) == has_server
+        assert ("keeps a copy of the version" in line) == (protocol.startswith("k_async") and not has_server)
+
+
+def test_the_start_line_says_that_sums_between_hosts_are_not_encrypted():
+    said = "; sums between hosts are not encrypted"
+    plans = [parse_plan(protocol) for protocol in ("bsp", "bsp", "all_reduce")]
+    lines = [start_line(plan, 2, None, has_server=i == 0, on_one_host=False) for i, plan in enumerate(plans)]
+    assert [line.endswith(said) for line in lines] == [False, True, True]
+    assert said not in start_line(plans[1], 2, None, has_server=False)
 
 
 @pytest.mark.usefixtures("torchrun")
