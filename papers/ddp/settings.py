@@ -21,7 +21,7 @@ LINES = pl.timing.Network(
     latency_s=1.6e-4, up_bytes_per_s=0.75e9, down_bytes_per_s=0.75e9
 )  # TLS between server and worker
 SUMS = pl.timing.Network(latency_s=2.7e-4, up_bytes_per_s=1.65e9, down_bytes_per_s=1.65e9)  # gloo, not encrypted
-LEASE_S = 7e-3  # of each lease of a queue whatever its samples, on four ranks that share two cores
+LEASE_S = 7e-3  # of each lease whatever its samples: 7 % of a minibatch of the GPT, 10 % of one of the CNN, on one core
 TORCHFT_STEP_S = 1.9e-3  # more than a step of DDP; see torchft_step in benchmarks/results
 GRADIENT_S_PER_BYTE, UPDATE_S_PER_BYTE = 7.2e-11, 1.34e-10  # of the server's processor
 

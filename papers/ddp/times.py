@@ -92,13 +92,15 @@ def slow_share_of(job: str, n: int, pattern: Pattern, name: str, seed: int) -> f
         return 0.0
     if not parse_plan(contender.plan(n)).sets_shares:
         return 1 / n
-    shares = [0.0] * n
+    shares, of_work = [0.0] * n, [1.0] * n
     timed, coordinator = _parts(contender.plan(n), job, pattern, n, name, seed)
 
     def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
         for command in commands:
             if isinstance(command, events.Compute):
-                shares[command.worker] += command.minibatch.share if command.minibatch is not None else 1.0
+                of_work[command.worker] = command.minibatch.share if command.minibatch is not None else 1.0
+            elif isinstance(command, events.Accept):
+                shares[command.worker] += of_work[command.worker]
 
     with timed.loop() as loop:
         loop.run(coordinator, observe)

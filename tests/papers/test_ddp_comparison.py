@@ -332,7 +332,7 @@ def test_runs_are_saved_and_shown_on_the_page_of_their_pattern(tiny, monkeypatch
     ("name", "pattern", "faster"),
     [
         *((BALANCED, "half", 1.65), (BALANCED, "none", 1.0), (BALANCED, "ladder", 1.8)),
-        *((QUEUE, "half", 1.65), (QUEUE, "none", 1.0), (QUEUE, "rotating", 2.3)),
+        *((QUEUE, "half", 1.65), (QUEUE, "none", 1.0), (QUEUE, "rotating", 2.05)),
     ],
 )
 def test_balanced_has_times_and_shares_of_its_own_and_the_updates_of_ddp(name, pattern, faster):

@@ -10,7 +10,7 @@ from page_numbers import at_most, check_page
 from papers.ddp import real, table
 from papers.ddp.outcomes import all_lines, outcomes, speed_up
 from papers.ddp.patterns import PATTERNS
-from papers.ddp.settings import AUTO, BALANCED, DDP, GRID, JOBS, RESULTS, TORCHFT_STEP_S
+from papers.ddp.settings import AUTO, BALANCED, DDP, GRID, JOBS, LEASE_S, QUEUE, RESULTS, TORCHFT_STEP_S
 from papers.store import Store
 
 pytestmark = pytest.mark.docs  # the times of all runs are simulated, which takes seconds
@@ -95,6 +95,11 @@ def texts_of_the_index():
     assert updates("mnist", 32) == large / 32
     late = speed_up(of("mnist", "transient", 32)[BALANCED], of("mnist", "transient", 32)[DDP]).estimate
     yield f"{100 * (1 - late):.0f} % slower with 32 workers"
+    queued = speed_up(of("mnist", "transient")[QUEUE], of("mnist", "transient")[DDP]).estimate
+    yield f"`balanced, queue` is {queued:.1f} times faster than DDP there"
+    even = speed_up(of("mnist", "none", 32)[QUEUE], of("mnist", "none", 32)[DDP]).estimate
+    yield f"the queue costs {100 * (1 / even - 1):.0f} % with 32 workers"
+    yield f"each with a cost of {1000 * LEASE_S:.0f} ms"
     mean, single = real_times()
     yield f"within {at_most(100 * mean, 1)} % of the simulated ones, in the mean of three seeds"
     yield f"In single runs `auto` is up to {100 * single:.0f} % off"

@@ -171,7 +171,7 @@ class Torchrun:
             )
         if self.shards > 1 and self.debug:
             raise UsageError(
-                f"shards={self.shards} with debug=True, which supports one server: omit shards, with the same parameters"
+                f"shards={self.shards} with debug=True, which supports one server: omit shards; parameters are equal"
             )
         check_range("[0, 1]", Integral, standby=self.standby)
         check_optional_range("(0, inf)", bytes_per_s=self.bytes_per_s)
