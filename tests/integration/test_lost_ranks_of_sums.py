@@ -315,5 +315,5 @@ def test_deaths_leave_equal_ranks_also_with_stale_gradients(protocol, seed, monk
     settings = {"protocol": protocol, "stop": "updates=60", "out": tmp_path / "run"}
     ends = with_deaths(Random(seed), tiny_job(sampling="epoch", optimizer=ADAM), monkeypatch, **settings)
     assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1, "all ranks have the same bits"
-    assert max(each.staleness for each in ends[0].of(GradientArrived) if each.used) > 1
+    assert max(each.staleness for each in ends[0].of(GradientArrived) if each.used) > 0
     assert pl.replay(tmp_path / "run").is_same

@@ -63,7 +63,7 @@ WRONG = [
     ({"shards": 0}, r"shards=0 is not a whole number in \[1, inf\)"),
     ({"shards": 2.0}, r"shards=2.0, expected a whole number"),
     ({"shards": 5}, r"shards=5, but the job has 4 processes, each of which can host one server: give at most 4"),
-    ({"shards": 2, "debug": True}, r"shards=2 with debug=True, which supports one server only; omit shards"),
+    ({"shards": 2, "debug": True}, r"shards=2 with debug=True, which supports one server: omit shards"),
 ]
 
 
