@@ -58,11 +58,25 @@ def main() -> None:
     data = TensorDataset(torch.ones(BATCH * ranks * settings["steps"], 1))
     model = Wide(settings["parameters"], settings.get("layers", 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    plain_s = plain_processor_s(settings)
+    begun_processor_s = time.process_time()
     times_s = (attached if settings["protocol"] else ddp)(
         model, optimizer, data, settings, compute_times(settings, rank)
     )
-    print(ANSWER + json.dumps({"rank": rank, "times_s": times_s, "begun_s": begun_s}), flush=True)
+    more_s = (time.process_time() - begun_processor_s) / len(times_s) - plain_s
+    answer = {"rank": rank, "times_s": times_s, "begun_s": begun_s, "more_processor_s": more_s}
+    print(ANSWER + json.dumps(answer), flush=True)
     os._exit(0)  # the end of a gloo group may wait for processes that have ended
+
+
+def plain_processor_s(settings: Settings, steps: int = 100) -> float:
+    """Return the processor seconds of a step of the loop alone."""
+    model = Wide(settings["parameters"], settings.get("layers", 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    begun_s = time.process_time()
+    for _ in range(steps):
+        step(model, optimizer, torch.ones(BATCH, 1), 0.0)
+    return (time.process_time() - begun_s) / steps
 
 
 def compute_times(settings: dict[str, Any], rank: int) -> Iterator[float]:

@@ -132,6 +132,25 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused_without_a_weight(data):
     assert not [each for each in answers if isinstance(each, BaseException)]
 
 
+def test_a_loss_that_is_not_seen_needs_a_weight(data):
+    def attached(weigh):
+        def loop(run, model, optimizer):
+            for _ in run.epochs(1):
+                for x, number in run.loader:
+                    loss = ((model(x) - number / SAMPLES) ** 2).mean()
+                    for parameter, each in zip(
+                        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+                    ):
+                        parameter.grad = each
+                    weigh(run, x)
+                    optimizer.step()
+
+        return AttachedThreads(2, make_parts(network(), data), "balanced(m=4)").run(loop)
+
+    assert "(backward() was not seen)" in " ".join(map(str, attached(lambda run, x: None)))
+    assert attached(lambda run, x: run.weight(len(x))) == [None, None]
+
+
 def test_a_weight_that_is_left_out_later_is_an_error(data):
     def once(run, tokens):
         if run.update == 0:

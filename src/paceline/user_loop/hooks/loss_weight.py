@@ -66,6 +66,8 @@ class LossWeight:
             RunError: earlier steps had a weight.
         """
         given, self._given = self._given, None
+        if self._cutting and not self._seen:
+            self._unknown = "backward() was not seen"
         if given is None and self._is_weighed:
             raise RunError("run.weight() was not called in this step, but in an earlier one: call it in each step")
         if given is None and self._unknown:
