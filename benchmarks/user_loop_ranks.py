@@ -25,6 +25,7 @@ from distributed_ranks import ANSWER
 Settings = dict[str, Any]
 BATCH = 4
 WARM_UP = 5
+ended_s: list[float] = []  # processor seconds of this process at the end of each step
 
 
 class Sleep(nn.Module):
@@ -59,24 +60,29 @@ def main() -> None:
     model = Wide(settings["parameters"], settings.get("layers", 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     plain_s = plain_processor_s(settings)
-    begun_processor_s = time.process_time()
+    ended_s.clear()
     times_s = (attached if settings["protocol"] else ddp)(
         model, optimizer, data, settings, compute_times(settings, rank)
     )
-    more_s = (time.process_time() - begun_processor_s) / len(times_s) - plain_s
+    more_s = mean_step_s() - plain_s
     answer = {"rank": rank, "times_s": times_s, "begun_s": begun_s, "more_processor_s": more_s}
     print(ANSWER + json.dumps(answer), flush=True)
     os._exit(0)  # the end of a gloo group may wait for processes that have ended
 
 
-def plain_processor_s(settings: Settings, steps: int = 100) -> float:
+def plain_processor_s(settings: Settings) -> float:
     """Return the processor seconds of a step of the loop alone."""
     model = Wide(settings["parameters"], settings.get("layers", 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    begun_s = time.process_time()
-    for _ in range(steps):
+    for _ in range(WARM_UP + 50):
         step(model, optimizer, torch.ones(BATCH, 1), 0.0)
-    return (time.process_time() - begun_s) / steps
+    return mean_step_s()
+
+
+def mean_step_s() -> float:
+    """Return the processor seconds of a step after the warm-up."""
+    timed_s = ended_s[WARM_UP:]
+    return (timed_s[-1] - timed_s[0]) / max(1, len(timed_s) - 1)
 
 
 def compute_times(settings: dict[str, Any], rank: int) -> Iterator[float]:
@@ -97,6 +103,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, compute_
     optimizer.zero_grad()
     model(x).backward()
     optimizer.step()
+    ended_s.append(time.process_time())
 
 
 def attached(
