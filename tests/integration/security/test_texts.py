@@ -49,7 +49,7 @@ def test_the_error_of_a_worker_is_short_and_printable(text, tmp_path, caplog):
         fields[:] = ["Failed", f"ValueError: {text}", False]
 
     folder = tmp_path / "run"
-    settings = {"protocol": "asp", "stop": "updates=12", "out": folder}
+    settings = {"protocol": "bsp", "stop": "updates=12", "out": folder}
     with ranks(3, tiny_job(), **settings) as job, altered(1, RemoteTaskDone, change, after=2):
         job.start_workers()
         end = job.serve()
