@@ -98,6 +98,25 @@ def test_with_a_weight_all_tokens_of_an_update_count_alike(protocol, microbatche
     assert largest_relative_difference(parameters_of(by_samples), theirs) > 1e-3
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_ranks_with_a_server_weigh_as_the_simulation_does(shards):
+    job = token_job(step=mean_over_tokens, weight=tokens_of, eval_data=None)
+    engine = {"worker_at_server": True, "shards": shards}
+    [end, *_] = rank_threads.run(3, job, engine, protocol="bsp", stop="updates=12")
+    expected = pl.train(job, protocol="bsp", cluster=pl.Cluster(3), stop="updates=12", seed=1).model
+    assert largest_relative_difference(flat(end.parameters), flat(expected.state_dict())) < EXACT
+
+
+@pytest.mark.slow
+def test_local_workers_weigh_as_the_simulation_does():
+    job = token_job(step=mean_over_tokens, weight=tokens_of, eval_data=None)
+    ours, expected = (
+        pl.train(job, protocol="bsp", cluster=cluster, stop="updates=12").model
+        for cluster in (pl.LocalCluster(3), pl.Cluster(3))
+    )
+    assert largest_relative_difference(parameters_of(ours), parameters_of(expected)) < EXACT
+
+
 def with_dropout():
     return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
 

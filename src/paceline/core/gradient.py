@@ -71,6 +71,11 @@ class Measured(NamedTuple):
     minibatches: Count = 1
     weight: Weight | None = None
 
+    @property
+    def mean_weight(self) -> float:
+        """What the gradient counts in the mean of an update."""
+        return self.samples if self.weight is None else self.weight
+
 
 NOT_MEASURED = Measured(loss=nan, samples=1, squared_norm=nan, variance=nan, finite=True, compute_s=0.0)
 

@@ -65,7 +65,7 @@ class SummedTensors(WorkerTensors):
     def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
         """Keep the gradient, and send its scalars."""
         message = done(measured)
-        self._parameters.end_task(message.draw, measured.samples if measured.weight is None else measured.weight)
+        self._parameters.end_task(message.draw, measured.mean_weight)
         self._connection.send(message)
 
     def cancel(self, draw: int) -> None:
