@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import paceline as pl
 import rank_threads
@@ -127,7 +127,8 @@ def test_a_whole_minibatch_has_the_dropout_of_bsp():
 
 
 def test_both_copies_of_a_lease_have_the_same_dropout():
-    replica = Replica(tiny_job(model=with_dropout), 3, N)
+    alike = TensorDataset(torch.ones(8, 5).double(), torch.zeros(8, dtype=torch.int64))
+    replica = Replica(tiny_job(model=with_dropout, data=alike), 3, N)
     version = replica.layout.allocate()
     version.parameters[0].normal_()
     whole = MinibatchSlice(worker=1, draw=5, epoch=None, number=None, begin=0, end=8)

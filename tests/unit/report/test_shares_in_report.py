@@ -10,6 +10,7 @@ import paceline as pl
 from paceline.core.events import Outcome
 from paceline.core.records import GradientArrived, WorkInterrupted
 from paceline.recording.run_folder import SavedRun
+from paceline.report import share_totals
 from paceline.report.curves import groups
 from paceline.report.page.data import page_json
 from paceline.report.page.page import page
@@ -84,7 +85,8 @@ def test_a_simulated_run_shows_what_its_shares_have_gained(tmp_path):
     assert 60 - 3 < run.shares.gain.equal_s < 60  # nothing is claimed before a sample's cost is known
 
 
-def test_a_queue_shows_the_samples_of_an_update_and_its_leases(tmp_path):
+def test_a_queue_shows_the_samples_of_an_update_and_its_leases(tmp_path, monkeypatch):
+    monkeypatch.setattr(share_totals, "MOST_KEPT", 60)
     folder, cluster = tmp_path / "a", pl.Cluster(3, pl.timing.LogNormal(1.0, 0.2))
     pl.train(pl.jobs.digits(), protocol="balanced(m=8)", cluster=cluster, stop="updates=40", out=folder)
     [run] = read_runs([folder])
@@ -96,6 +98,9 @@ def test_a_queue_shows_the_samples_of_an_update_and_its_leases(tmp_path):
     expected += f"{len(repeated) / len(used):.1%}; waiting for the end of the queue took "
     assert expected in page([run], groups([run]))
     assert expected in live(folder).texts()["bars"]
+    console = Console(width=300, record=True, file=StringIO())
+    watch_in_terminal(folder, console)
+    assert expected in console.export_text()
     equal = run.run.configuration["batch_size"]
     for rows in (run.shares.share_map(3).mean_s, live(folder).live.shares.share_map(3).mean_s):
         assert rows.sum(axis=0) == pytest.approx(3 * equal)

@@ -166,6 +166,20 @@ def test_a_weight_out_of_range_is_refused(weight, data):
     assert ", expected a number >= 0, as the tokens of the batch that count" in " ".join(map(str, answers))
 
 
+def test_the_weight_of_a_skipped_step_is_not_added_to_the_next_one(data, tmp_path):
+    def weigh(run, tokens):
+        if not skipped:
+            skipped.append(run)
+            run.weight(1e6)
+            run.skip()
+        run.weight(tokens.sum())
+
+    skipped = []
+    ranks, answers = weighted(data, "bsp", weigh)
+    assert not [each for each in answers if isinstance(each, BaseException)]
+    assert max(each.weight for each in ranks.server.result.history.of(GradientArrived)) <= 3 * BATCH
+
+
 def test_a_batch_of_weight_zero_is_skipped(data):
     def weigh(run, tokens):
         run.weight(0 if run.update == 2 and not zeros and not zeros.append(run) else tokens.sum())

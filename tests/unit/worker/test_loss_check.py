@@ -22,6 +22,22 @@ def check(job, piece=2):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Counting(nn.Module):
+    """Layer that counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+def counting():
+    return nn.Sequential(batch_norm_net(), Counting())
+
+
 def with_dropout():
     return nn.Sequential(batch_norm_net(), nn.Dropout(0.5))
 
@@ -40,6 +56,7 @@ def contrastive(output, target):
     [
         {},
         {"model": with_dropout},
+        {"model": counting},
         {"model": in_single, "data": dataset(dtype=torch.float32)},
         {"loss": lambda output, target: F.cross_entropy(output, target, reduction="sum") / len(target)},
         {

@@ -88,6 +88,26 @@ def test_a_rank_that_is_lost_takes_what_it_has_computed_for_another_one():
     assert ledger.lost(in_sums=False) == [lost]
 
 
+def test_a_lost_stale_gradient_can_be_computed_again_at_a_later_version():
+    ledger = GradientLedger()
+    accepted(ledger, 0, 1, version=0)
+    for version in range(1, 4):
+        ledger.announce(update(version))
+        accepted(ledger, 0, version + 1, version=version)
+    ledger.settle(3)
+    accepted(ledger, 1, 1, version=0)  # which began before the updates
+    ledger.lose(1)
+    assert [(each.task.worker, each.task.version) for each in ledger.lost(in_sums=False)] == [(1, 0)]
+
+
+def test_a_gradient_says_which_sums_all_ranks_have():
+    ledger = GradientLedger()
+    for version in range(50):
+        accepted(ledger, 0, version + 1, version=version)
+        ledger.announce(update(version + 1))
+        assert len(ledger.open_gradients()) <= 2
+
+
 def test_a_resumed_run_begins_with_its_version():
     ledger = GradientLedger()
     ledger.resume_at(7)
