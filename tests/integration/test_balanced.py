@@ -17,6 +17,7 @@ from paceline.core.events import Minibatch, MinibatchSlice
 from paceline.core.gradient import SKIPPED
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade
 from paceline.errors import UsageError
+from paceline.report.write import write_report
 from paceline.run.replay import replay
 from paceline.worker.data_loader import MinibatchLoader
 from paceline.worker.replica import Replica
@@ -24,7 +25,7 @@ from paceline.worker.torch_utils import build_model
 from ranks import flat
 from selections import parametrize_few
 from tiny_controllers import ChangingShares
-from tiny_jobs import dataset, largest_relative_difference, parameters_of, tiny_job
+from tiny_jobs import dataset, largest_relative_difference, parameters_of, plain_loop, tiny_job
 from tiny_tokens import mean_over_tokens, token_job, tokens_of
 
 
@@ -302,6 +303,51 @@ def test_ranks_have_the_parameters_of_bsp_under_shares_that_change(run, world_si
     assert len({record.samples for record in ends[0].of(GradientArrived)}) > 3
     for end in ends:
         assert largest_relative_difference(flat(end.parameters), flat(bsp.model.state_dict())) < EXACT
+
+
+def skipped_version(updates):
+    """Return the version of the update that was skipped, which counts as its minibatches."""
+    [skipped] = [each for each in updates if each.k == 0]
+    assert skipped.reason == "skipped, because the gradient of worker 1 is not finite"
+    return skipped.version
+
+
+@pytest.mark.parametrize("draw", [1, 3])
+@parametrize_few("protocol", ["balanced(m=4)", BALANCED], keep=2)
+def test_a_gradient_that_is_not_finite_skips_the_update(protocol, draw, tmp_path):
+    step_lr = partial(torch.optim.lr_scheduler.StepLR, step_size=20)
+    cluster = replace(CLUSTER, faults=[pl.Fault(worker=1, draw=draw, kind="not_finite")])
+    out, job = tmp_path / "run", tiny_job(scheduler=step_lr)
+    result = pl.train(job, protocol=protocol, cluster=cluster, stop="updates=15", seed=3, out=out)
+    updates, bsp = list(result.history.of(UpdateMade)), trained("bsp", updates=15, scheduler=step_lr)
+    rates = [[(each.workload, each.learning_rate) for each in run] for run in (updates, bsp.history.of(UpdateMade))]
+    assert rates[0] == rates[1]
+    assert replay(out).is_same
+    assert write_report([out]).exists()
+    constant = trained(protocol, cluster, updates=15)
+    version = skipped_version(constant.history.of(UpdateMade))
+    expected = plain_loop(tiny_job(), 3, N, 15, skipped={version})
+    assert largest_relative_difference(parameters_of(constant.model), parameters_of(expected)) < EXACT
+
+
+ENGINES = {
+    "ranks": (rank_threads.run, 3, {"worker_at_server": True}, {}),
+    "shards": (tcp_threads.run, 4, {"shards": 2}, {}),
+    "hosts": (rank_threads.run, 6, {"workers": "node"}, {"nodes": 3}),
+    "no server": (rank_threads.run, 3, {"server": False}, {}),
+}
+
+
+@parametrize_few("protocol", ["balanced(m=4, backups=false)", BALANCED], keep=1)
+@parametrize_few("engine", ENGINES, keep=2)
+def test_ranks_skip_the_update_of_a_gradient_that_is_not_finite(engine, protocol):
+    run, world_size, settings, more = ENGINES[engine]
+    job, faults = tiny_job(loader_workers=0), [pl.Fault(worker=1, draw=3, kind="not_finite")]
+    ends = run(world_size, job, {**settings, "faults": faults}, protocol=protocol, stop="updates=12", **more)
+    version = skipped_version(ends[0].of(UpdateMade))
+    expected = parameters_of(plain_loop(job, 1, 3, 12, skipped={version}))
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), expected) < EXACT
 
 
 @pytest.mark.parametrize(("m", "said"), [(4, ["no 4 equal pieces, so a piece has 1 sample: give"]), (7, [])])

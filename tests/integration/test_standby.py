@@ -20,7 +20,7 @@ from rank_threads import LIMIT_S, ranks, run
 from ranks import flat
 from selections import parametrize_few
 from tiny_counting import BATCH, counting_job, times_applied
-from tiny_jobs import batch_norm_net, dataset, tiny_job
+from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, parameters_of, plain_loop, tiny_job
 from waiting_jobs import waiting_for
 
 STANDBY = {"standby": 1}
@@ -60,6 +60,18 @@ def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
     assert ends[0].reason == "30 updates made"
     for end in ends:
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
+def test_the_standby_skips_the_update_of_a_gradient_that_is_not_finite():
+    job, faults = tiny_job(), [pl.Fault(worker=1, draw=3, kind="not_finite")]
+    ends = run_to_takeover(job, 3, 10, {"faults": faults}, protocol="balanced(m=4, backups=false)", stop="updates=20")
+    updates = ends[0].of(UpdateMade)
+    [skipped] = [each.version for each in updates if not each.k]
+    assert [each.version for each in updates] == list(range(1, 21))
+    assert skipped < 10
+    expected = parameters_of(plain_loop(job, 1, 3, 20, skipped={skipped}))
+    for end in ends:
+        assert largest_relative_difference(flat(end.parameters), expected) < 1e-12
 
 
 @pytest.mark.slow

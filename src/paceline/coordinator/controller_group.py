@@ -20,6 +20,7 @@ class ControllerGroup:
         self._controllers: tuple[control.Controller[Any], ...] = () if phase is None else control.controllers_of(phase)
         self._states: list[Any] = []
         self.reads_steps = any(each.reads == "steps" for each in self._controllers)
+        self.sets_shares = any(each.sets_shares for each in self._controllers)
         self.reads_work = any(each.reads_work for each in self._controllers)
 
     def begin(self, live: int) -> None:

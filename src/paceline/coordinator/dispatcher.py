@@ -143,6 +143,15 @@ class Dispatcher(Stateful):
         other = self.queue.end(worker) if self.queue is not None else None
         return None if other is None else self.cancel(other, self._workers[other])
 
+    def use_up(self) -> list[Interrupt]:
+        """Cancel the work of all workers; its samples, and those that are left of the update, count as used."""
+        if self.queue is not None:
+            self.queue.use_up()
+        busy = list(self._in_flight.items())
+        for worker, state in busy:
+            self.table.release(worker, state)
+        return [Interrupt(worker, state.draw) for worker, state in busy]
+
     def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
         """Assign the next work, on the newest version, to an idle worker."""
         state = self._workers[worker]

@@ -126,6 +126,11 @@ class LeaseQueue(Stateful):
             self._left.extendleft(reversed(work.slices))
         return True
 
+    def use_up(self) -> None:
+        """Count all samples as used: those that are left, and those under way."""
+        for part in (self._first, self._left, self._under_way, self._copies, self._once):
+            part.clear()
+
     def leave(self, worker: int) -> None:
         """Queue the first lease of a worker that is gone."""
         work = self._first.pop(worker, None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
+from typing import Any, ClassVar
 
 from paceline.core.events import Accept
 from paceline.protocols.protocol import Protocol
@@ -23,6 +24,7 @@ class PendingUpdate(Stateful):
         opened_s: time at which the update was opened, in seconds.
         joining: workers that have joined since then; the update does not wait for them.
         awaited: workers that must still contribute, if the quorum is all workers; else empty.
+        skipped: reason why no gradient of this update counts, and its minibatches; None if its gradients count.
     """
 
     _saved = (
@@ -35,7 +37,9 @@ class PendingUpdate(Stateful):
         "_of_protocol",
         "_closed_because",
         "_is_scaled",
+        "skipped",
     )
+    _defaults: ClassVar[Mapping[str, Any]] = {"skipped": None}  # missing in early runs
 
     def __init__(self) -> None:
         self.held: list[Accept] = []
@@ -44,6 +48,7 @@ class PendingUpdate(Stateful):
         self.opened_s = 0.0
         self.joining: set[int] = set()
         self.awaited: set[int] = set()
+        self.skipped: tuple[str, int] | None = None
         self._of_protocol = (self.quorum, self.reason)
         self._closed_because = ""
         self._is_scaled = False  # whether a held gradient has a step scale
@@ -90,6 +95,18 @@ class PendingUpdate(Stateful):
         if gradient.step_scale != 1.0:
             self._is_scaled = True
         self.awaited.discard(gradient.worker)
+
+    def skip(self, reason: str, minibatches: int) -> None:
+        """Drop the held gradients, and let the update change nothing.
+
+        Args:
+            reason: reason for the log.
+            minibatches: number of minibatches whose samples count as used.
+        """
+        self.held = []
+        self._is_scaled = False
+        self._closed_because = ""
+        self.skipped = reason, minibatches
 
     def leave(self, worker: int) -> None:
         """Stop waiting for a worker."""

@@ -39,6 +39,7 @@ class PhaseRunner:
         protocol: protocol in force.
         compensators: corrections of stale gradients in this phase.
         has_controllers: whether this phase has controllers.
+        sets_shares: whether a controller of this phase cuts the minibatches of an update into shares.
         measures_steps: whether steps are measured now.
         limits_momentum: whether a phase of the plan limits the momentum.
         step: step of the latest update, until the next update is opened; None if it was not measured.
@@ -56,6 +57,7 @@ class PhaseRunner:
         self.protocol: Protocol = plan.phases[0].protocol
         self.compensators: tuple[Compensator, ...] = ()
         self.has_controllers = False
+        self.sets_shares = False
         self.measures_steps = settings.measure_steps
         self.step: Step | None = None
         self._run = run
@@ -110,6 +112,7 @@ class PhaseRunner:
         self._controllers = ControllerGroup(phase)
         self.has_controllers = bool(phase.controllers)
         self.compensators = compensators_of(phase)
+        self.sets_shares = self._controllers.sets_shares
         self.measures_steps = self._settings.measure_steps or self._controllers.reads_steps
 
     def _change_protocol(

@@ -128,16 +128,28 @@ class UpdateRunner:
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         # The minibatch is not returned: it would break the next gradient too.
-        self._end_lease(event.worker)
-        reason = events.SKIPPED if event.measured.skipped else events.NOT_FINITE
+        measured = event.measured
+        reason = events.OVERFLOW if measured.overflowed else events.SKIPPED if measured.skipped else events.NOT_FINITE
         self._drop(event, staleness, reason)
-        if event.measured.skipped:
+        if measured.skipped:
             worker.skips += 1
         else:
             worker.rejections += 1
+        if self._phases.sets_shares and reason != events.SKIPPED:
+            self._skip_update(event.worker)
+        else:
+            self._end_lease(event.worker)
         if not self._has_server:
             self._update_without(event.worker, worker)
         self.check_rejections(event.worker, worker)
+
+    def _skip_update(self, worker: int) -> None:
+        """Drop all gradients of the update in progress, of which each worker has a part, and what is under way."""
+        interrupts = self._dispatcher.use_up()
+        self._run.commands += interrupts
+        queue = self._dispatcher.queue
+        minibatches = len(self._update.held) + 1 + len(interrupts) if queue is None else queue.minibatches
+        self._update.skip(f"skipped, because the gradient of worker {worker} is not finite", minibatches)
 
     def _update_without(self, number: int, worker: WorkerState) -> None:
         """Make the update without this worker; if no other worker is left, all compute this update again."""
@@ -187,7 +199,9 @@ class UpdateRunner:
     def settle(self) -> None:
         """Make the update if it is due, and give work to workers that the current event has freed."""
         update, dispatcher = self._update, self._dispatcher
-        if dispatcher.queue is not None:
+        if update.skipped is not None:
+            self._make_skipped(*update.skipped)
+        elif dispatcher.queue is not None:
             self._settle_leases(dispatcher.queue)
         elif reason := update.due():
             self._make(reason)
@@ -219,7 +233,7 @@ class UpdateRunner:
                     self._membership.give_if_allowed(worker)
         elif self._update.held:
             self._make(EVERY_SAMPLE)
-        elif not self._run.awaits_step:  # no gradient was finite
+        elif not self._run.awaits_step:  # the loops have skipped all leases
             self.open()
 
     def _others_can_contribute(self) -> bool:
@@ -257,6 +271,26 @@ class UpdateRunner:
         run.awaits_step = measures
         if not measures:
             self.check_stop()
+
+    def _make_skipped(self, reason: str, minibatches: int) -> None:
+        """Make an update without a step, as DistributedDataParallel does with a GradScaler after an overflow."""
+        run = self._run
+        self._update.skipped = None
+        scales = self._scaling.scales(minibatches, self._table.live, run.workload)
+        run.version += 1
+        run.workload += minibatches
+        run.update_size = minibatches
+        run.commands.append(
+            events.Apply(
+                version=run.version,
+                gradients=(),
+                lr_scale=scales.lr,
+                reason=reason,
+                minibatches=minibatches,
+                is_skipped=True,
+            )
+        )
+        self.check_stop()
 
     def _follow_noise(self, gradients: tuple[events.Accept, ...]) -> bool:
         """Pass the update that is made now to the learning-rate rule "noise"; return whether it needs the step."""

@@ -10,6 +10,7 @@ from paceline.core.decision import Decision as Decision
 from paceline.core.gradient import NOT_FINITE as NOT_FINITE
 from paceline.core.gradient import NOTICE as NOTICE
 from paceline.core.gradient import OLD_DRAW as OLD_DRAW
+from paceline.core.gradient import OVERFLOW as OVERFLOW
 from paceline.core.gradient import SKIPPED as SKIPPED
 from paceline.core.gradient import Accept as Accept
 from paceline.core.gradient import Arrival as Arrival

@@ -14,6 +14,7 @@ from paceline.core.bounds import MOST_COMPENSATORS, Count, CountOrNone, Seconds,
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
 SKIPPED = "its loop skipped the step"
+OVERFLOW = "its loop skipped the step, because the gradient is not finite"
 NOTICE = "its worker sent a notice in its place, because an update had made it too stale"
 
 
@@ -54,11 +55,11 @@ class Measured(NamedTuple):
         finite: whether loss and gradient are finite.
         compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
             real worker without a server includes its own step.
-        skipped: whether the loop of an attached worker skipped the step because the gradient was not finite, as a
-            GradScaler does.
+        skipped: whether the loop of an attached worker skipped the step, so that there is no gradient.
         minibatches: number of minibatches, each with a local step, >= 1.
         weight: what the gradient counts in the mean of an update, > 0, as the job or the loop says; None for its
             samples.
+        overflowed: whether the step was skipped because the gradient was not finite, as a GradScaler does.
     """
 
     loss: float
@@ -70,6 +71,7 @@ class Measured(NamedTuple):
     skipped: bool = False
     minibatches: Count = 1
     weight: Weight | None = None
+    overflowed: bool = False
 
     @property
     def mean_weight(self) -> float:
@@ -241,10 +243,11 @@ class GradientArrived:
         """Event of this record."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in _OF_ARRIVAL}
         fields["compensations"] = tuple(Compensation(*each) for each in self.compensations)
-        is_skipped = self.reason == SKIPPED
+        has_overflowed = self.reason == OVERFLOW
+        is_skipped = self.reason == SKIPPED or has_overflowed
         is_finite = self.reason != NOT_FINITE and not is_skipped
         measured = {name: getattr(self, name) for name in _OF_MEASURED}
-        fields["measured"] = Measured(finite=is_finite, skipped=is_skipped, **measured)
+        fields["measured"] = Measured(finite=is_finite, skipped=is_skipped, overflowed=has_overflowed, **measured)
         return Arrival(now=self.event_s, **fields)
 
 

@@ -23,6 +23,7 @@ class Apply(NamedTuple):
         weight_decay_scale: factor on the weight decay of the optimizer in this step.
         momentum_power: exponent of the momentum of SGD in this step; the rate of a whole movement stays the same.
         minibatches: number of whole minibatches whose samples the gradients have, if they are parts of them; else 0.
+        is_skipped: whether the parameters stay as they are, since a gradient of the update is not finite.
     """
 
     version: int
@@ -35,6 +36,7 @@ class Apply(NamedTuple):
     weight_decay_scale: float = 1.0
     momentum_power: float = 1.0
     minibatches: int = 0
+    is_skipped: bool = False
 
     @property
     def workload(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from typing import Any
 
 from paceline.coordinator.membership import SILENT
@@ -232,10 +233,10 @@ class Recorder(Stateful):
                 k=k,
                 workload=self._workload,
                 samples=sum(gradient.samples for gradient in command.gradients),
-                loss=mean_loss(self._losses, [gradient.samples for gradient in command.gradients]),
+                loss=mean_loss(self._losses, [gradient.samples for gradient in command.gradients]) if k else nan,
                 learning_rate=self._rate * command.lr_scale,
-                staleness=sum(staleness) / k,
-                max_staleness=max(staleness),
+                staleness=sum(staleness) / k if k else 0.0,
+                max_staleness=max(staleness, default=0),
                 reason=command.reason,
                 step_scale=command.step_scale,
                 busy_s=self._busy_s + sum(now - started_s for _, started_s in self._work.values()),

@@ -93,6 +93,11 @@ class GradientAccumulator:
         mean.not_finite = self._not_finite
         if not mean.is_borrowed:
             self.mean.written = self._written
+        self.clear()
+        return mean
+
+    def clear(self) -> None:
+        """Drop the gradients of the open update, and begin the next update."""
         self._queue.clear()
         self._count = 0
         self._weight = 0
@@ -100,7 +105,6 @@ class GradientAccumulator:
         self._worker = None
         self._not_finite = None
         self._written = set()
-        return mean
 
     def _flush_buffers(self) -> list[float]:
         """Add the buffers of the queue to the mean; return the weights of the queued gradients in the running mean."""
@@ -136,10 +140,7 @@ class GradientAccumulator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state in place of this one; of a state of all shards, the tensors of this layout are taken."""
-        self._queue.clear()
-        self._count = 0
-        self._not_finite = None
-        self._written = set()
+        self.clear()
         self._weight = state["samples"]
         self._scaled_weight = state["weight"]
         mean = state["mean"]

@@ -189,12 +189,17 @@ class ParameterServer:
             update: update to make.
             version: storage of the new version, which the server continues with; None for an update in place.
         """
+        if update.is_skipped:
+            self._accumulator.clear()
+            self.publish(self.state if version is None else version)
+            self.advance_schedule(update.workload)
+            return None
         step = self.step(update, version)
         self.scheduler.advance(update.workload)
         return step and step._replace(next_learning_rate=max_learning_rate(self.optimizer))
 
     def advance_schedule(self, workload: int) -> None:
-        """Advance the schedule past an update of this number of gradients that another process has made."""
+        """Advance the schedule past an update of this number of gradients whose step is not made here."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler's first step
         self.scheduler.advance(workload)
 

@@ -19,7 +19,8 @@ class LastGradient(NamedTuple):
 
     Attributes:
         fate: "used" in an update, "late" if it came too late for one, "interrupted", "skipped" because the loop skipped
-            its step, or "not finite"; empty before the first gradient, and without a server.
+            its step, "not finite", or "dropped" with its whole update, in which another gradient is not finite; empty
+            before the first gradient, and without a server.
         staleness: staleness in versions of a gradient that was used, else 0.
     """
 

@@ -36,7 +36,7 @@ from paceline.user_loop.start_line import print_start_line
 from paceline.user_loop.worker.exchange import LoopEnd, LoopStep, LoopTask
 from paceline.user_loop.worker.worker_thread import WorkerThread
 from paceline.utils.rank_logger import RankLogger
-from paceline.worker.task_progress import TaskProgress
+from paceline.worker.task_progress import DROPPED, TaskProgress
 
 LOG = RankLogger(__name__)
 SERVER_END_S = 1.0  # from the loss of its connections to the end of the process
@@ -78,7 +78,9 @@ class SharedRun(AttachedRun):
         self._signals: LoopSignals | None = None
         self._scheduler: SchedulerBinding | None = None
         self._makes_step = False  # whether the step under way has the gradient that the worker gave back
-        self._gradients = GradientSender(loop, self._watch, self._exchange, self._samples, self._step_of_scaler)
+        self._gradients = GradientSender(
+            loop, self._watch, self._exchange, self._samples, self._step_of_scaler, self._keeps_scale
+        )
         self._interruptible = InterruptibleBatch(loop.model, self._check_interrupt, self._gradients.drop)
         self._step_hooks = StepHooks(loop.optimizer, self._before_step, self._after_step)
         self._hooks = ExitStack()  # on the objects of the user
@@ -296,9 +298,14 @@ class SharedRun(AttachedRun):
         task = self._tasks.task
         returned = step()
         if task is not None and self._tasks.task is task:
-            self._gradients.skip(task)
+            self._gradients.skip(task, overflowed=True)
             self._receive()
         return returned
+
+    def _keeps_scale(self) -> bool:
+        """Return whether the latest step was only a part of an update, or of one that was skipped on all ranks."""
+        is_whole = self.last.fate == "skipped" or (self.stepped and self.last.fate != DROPPED)
+        return self._config.plan.sets_shares and not is_whole
 
     def _settle_without_step(self, task: LoopTask) -> None:
         if self._step_hooks.is_open:  # the gradient was handed in, so no second answer may follow
@@ -342,6 +349,8 @@ class SharedRun(AttachedRun):
             case LoopTask() as task:
                 self._tasks.task = task
                 self._set_progress(task.progress)
+                if task.progress.last == DROPPED:
+                    self._gradients.lower_scale()
                 self._load(task.model)
             case LoopEnd(model, end):
                 self._end_with(model, end)

@@ -44,6 +44,7 @@ class PartialGradient(NamedTuple):
         squared_norms: squared norm of each parameter's gradient that is known, by index.
         is_loss_known: whether the source knows the loss.
         skipped: whether the source has left out the step, so that there is no gradient.
+        overflowed: whether it did so because the gradient was not finite.
         learning_rates: learning rate of each parameter group for the step; empty where the server sets them.
         options: other options of each parameter group, likewise.
         weight: what the gradient counts in the mean of an update, > 0; None for its samples.
@@ -56,6 +57,7 @@ class PartialGradient(NamedTuple):
     squared_norms: Mapping[int, Tensor] = MappingProxyType({})
     is_loss_known: bool = True
     skipped: bool = False
+    overflowed: bool = False
     learning_rates: tuple[float, ...] = ()
     options: tuple[dict[str, Option], ...] = ()
     weight: float | None = None

@@ -151,6 +151,7 @@ class Replica:
             finite=is_finite and not part.skipped,
             compute_s=perf_counter() - start_s,
             skipped=part.skipped,
+            overflowed=part.overflowed,
             weight=part.weight,
         )
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from paceline.core.events import Compute
 
+DROPPED = "dropped"  # with the whole update, because another gradient of it is not finite
+
 
 class TaskProgress(NamedTuple):
     """Progress of the run at the start of a task.
@@ -14,7 +16,7 @@ class TaskProgress(NamedTuple):
         update: updates made so far, >= 0.
         workload: gradients applied so far, >= 0.
         last: what became of the previous gradient of this worker: "used", "late", "interrupted", "skipped" because its
-            loop skipped the step, or "not finite"; empty for the first task.
+            loop skipped the step, "not finite", or `DROPPED`; empty for the first task.
         staleness: staleness of that gradient in versions; 0 if it was not used.
         accepted: newest accepted draw of this worker; 0 for none.
         saved: newest accepted draw of this worker in the newest checkpoint of the run; 0 for none.

@@ -55,12 +55,17 @@ def largest_relative_difference(ours, theirs):
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def plain_loop(job, seed, n, updates):
-    """Train with a plain loop of synchronous SGD: the mean of n gradients, on the minibatches of n workers."""
+def plain_loop(job, seed, n, updates, skipped=()):
+    """Train with a plain loop of synchronous SGD: the mean of n gradients, on the minibatches of n workers.
+
+    Updates that are skipped make no step.
+    """
     model = build_model(job, seed)
     optimizer = job.optimizer(model.parameters())
     loader = MinibatchLoader(job, seed, n)
     for draw in range(1, updates + 1):
+        if draw in skipped:
+            continue
         optimizer.zero_grad()
         for worker in range(n):
             inputs, target = loader.batch(worker, draw, None)

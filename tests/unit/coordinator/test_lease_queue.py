@@ -12,7 +12,18 @@ from coordinator_harness import coordinator
 from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.lease_queue import LeaseQueue
 from paceline.coordinator.minibatch_slices import slices_of
-from paceline.core.events import NOT_FINITE, OLD_DRAW, Apply, Compute, Drop, Interrupt, Joined, Lost
+from paceline.core.events import (
+    NOT_FINITE,
+    OLD_DRAW,
+    OVERFLOW,
+    SKIPPED,
+    Apply,
+    Compute,
+    Drop,
+    Interrupt,
+    Joined,
+    Lost,
+)
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import LeaseRule
 
@@ -163,19 +174,39 @@ def test_an_update_may_have_the_minibatches_of_the_live_workers():
     assert [samples_in(driven.deliver_all()) for _ in range(2)] == [WORKERS * BATCH, 2 * BATCH]
 
 
-def test_the_samples_of_a_gradient_that_is_not_finite_count_as_used():
+@pytest.mark.parametrize("measured", [{}, {"skipped": True, "overflowed": True}], ids=["not finite", "overflow"])
+@pytest.mark.parametrize("delivered", [(), (1,), (1, 2, 1)], ids=str)
+def test_a_gradient_that_is_not_finite_skips_the_whole_update(delivered, measured):
     driven = Driven()
-    driven.deliver(0, finite=False)
+    for worker in delivered:
+        driven.deliver(worker)
+    busy = set(driven.works) - {0}
+    commands = driven.deliver(0, finite=False, **measured)
+    assert {each.worker for each in commands if isinstance(each, Interrupt)} == busy == {1, 2}
+    [skipped] = driven.of(Apply)
+    assert skipped.reason == "skipped, because the gradient of worker 0 is not finite"
+    assert (skipped.is_skipped, skipped.gradients, skipped.version) == (True, (), 1)
+    assert skipped.workload == driven.coordinator.workload == WORKERS
+    assert [each.reason for each in driven.of(Drop)] == [OVERFLOW if measured else NOT_FINITE]
+    made = driven.deliver_all()
+    assert samples_in(made) == WORKERS * BATCH
+    assert (made.is_skipped, made.version, driven.coordinator.workload) == (False, 2, 2 * WORKERS)
+    assert {each.minibatch.slices[0].draw for each in driven.of(Compute) if each.version == 1} == {2}
+
+
+def test_the_samples_of_a_lease_that_its_loop_skips_count_as_used():
+    driven = Driven()
+    driven.deliver(0, finite=False, skipped=True)
     update = driven.deliver_all()
     assert samples_in(update) == WORKERS * BATCH - BATCH // 2
-    assert [each.reason for each in driven.of(Drop)] == [NOT_FINITE]
+    assert [each.reason for each in driven.of(Drop)] == [SKIPPED]
 
 
-def test_an_update_without_a_finite_gradient_is_left_out():
+def test_an_update_of_which_the_loops_skip_all_leases_is_left_out():
     driven = Driven()
     draws = {0: 1}
     while set(draws.values()) == {1}:
-        driven.deliver(next(iter(driven.works)), finite=False)
+        driven.deliver(next(iter(driven.works)), finite=False, skipped=True)
         draws = {worker: work.minibatch.slices[0].draw for worker, work in driven.works.items()}
     assert set(draws.values()) == {2}  # of other samples
     assert not driven.of(Apply)

@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.utils.data import DataLoader
 
 import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, adamw, make_parts, sgd, step
 from paceline.core.gradient import SKIPPED
-from paceline.core.records import GradientArrived
+from paceline.core.records import GradientArrived, UpdateMade
 from paceline.integrations.whole_batches import check_whole_batches
 from selections import parametrize_few
 
@@ -189,6 +190,52 @@ def test_a_batch_of_weight_zero_is_skipped(data):
     assert not [each for each in answers if isinstance(each, BaseException)]
     dropped = [each for each in ranks.server.result.history.of(GradientArrived) if not each.used]
     assert [each.reason for each in dropped] == [SKIPPED]
+
+
+def scaled(run, model, optimizer, overflows):
+    """Train an epoch with a GradScaler; return its scale, the batches, and what became of the gradients."""
+    scaler, batches, fates = GradScaler("cpu", init_scale=8.0, growth_interval=1000), [], []
+    for _ in run.epochs(1):
+        for x, number in run.loader:
+            optimizer.zero_grad()
+            loss = ((model(x) - number / SAMPLES) ** 2).mean()
+            scaler.scale(loss * (torch.inf if overflows and not batches else 1.0)).backward()
+            batches.append((x, number))
+            scaler.step(optimizer)
+            scaler.update()
+            fates.append(run.last.fate)
+    return scaler.get_scale(), batches, fates
+
+
+@pytest.mark.parametrize("server", [True, False])
+@parametrize_few("protocol", ["balanced(m=4)", "balanced(m=4, leases=1)"], keep=1)
+def test_an_overflow_at_one_rank_skips_the_update_and_lowers_the_scale_of_all(protocol, server, data, tmp_path):
+    def loop(run, model, optimizer):
+        runs.append(run)
+        return scaled(run, model, optimizer, overflows=run is runs[0])
+
+    runs, out = [], tmp_path / "run"
+    ranks = AttachedThreads(2, make_parts(network(), data, adamw), protocol, server=server, out=out)
+    answers = ranks.run(loop)
+    assert [scale for scale, *_ in answers] == [4.0, 4.0]
+    assert sorted(fate for *_, fates in answers for fate in fates if fate in ("skipped", "dropped")) == [
+        "dropped",
+        "skipped",
+    ]
+    assert [each.k for each in ranks.server.result.history.of(UpdateMade)].count(0) == 1
+    bsp = AttachedThreads(2, make_parts(network(), data, adamw), "bsp")
+    steps = [batches for _, batches, _ in bsp.run(lambda *parts: scaled(*parts, overflows=False))]
+    model = network()
+    optimizer = adamw(model)
+    for batches in list(zip(*steps, strict=True))[1:]:
+        x, number = map(torch.cat, zip(*batches, strict=True))
+        optimizer.zero_grad()
+        ((model(x) - number / SAMPLES) ** 2).mean().backward()
+        optimizer.step()
+    for ours, _, _ in ranks.parts:
+        for parameter, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+            assert (parameter - theirs).abs().max() < EXACT
+    assert pl.replay(out).is_same
 
 
 def test_a_smaller_last_minibatch_and_uneven_pieces_are_refused(data, monkeypatch):

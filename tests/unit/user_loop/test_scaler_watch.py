@@ -1,6 +1,7 @@
 """Attached loops with a GradScaler: skipped steps, the factor on the loss, fused optimizers."""
 
 import copy
+from contextlib import closing
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
 from loop_parts import loss_of, make_network, make_parts, numbered_data
+from paceline.core.gradient import OVERFLOW
+from paceline.user_loop.hooks.scaler_watch import ScalerWatch
 from selections import parametrize_few
 
 SCALE = 1024.0
@@ -46,7 +49,7 @@ def test_a_skipped_step_is_dropped_and_the_run_goes_on(zero_grad_last, tmp_path)
     scalers = ranks.run(train_scaled({0, 2}, zero_grad_last))
     assert sorted(scaler.get_scale() for scaler in scalers) == [SCALE / 4, SCALE]
     dropped = [each for each in ranks.server.result.history.of(pl.callbacks.GradientArrived) if not each.used]
-    assert [each.reason for each in dropped] == ["its loop skipped the step"] * 2
+    assert [each.reason for each in dropped] == [OVERFLOW] * 2
     assert ranks.server.result.stopped_by == "epochs"
     assert pl.replay(tmp_path / "run").is_same
 
@@ -99,10 +102,62 @@ def test_a_loop_that_skips_by_itself_is_settled_at_the_next_batch():
     steps = ranks.run(loop)
     assert sum(steps) == 12
     skipped = [each for each in ranks.server.result.history.of(pl.callbacks.GradientArrived) if not each.used]
+    assert {each.reason for each in skipped} == {OVERFLOW}
     assert len(skipped) == sum(count > 1 for count in steps)  # a busy machine may leave all but one to one rank
 
 
 def test_the_scaler_is_restored_at_the_end():
-    before = GradScaler.step, GradScaler.scale, GradScaler.unscale_
+    before = GradScaler.step, GradScaler.scale, GradScaler.unscale_, GradScaler.update
     AttachedThreads(1, make_parts(make_network(), numbered_data()), "bsp").run(train_scaled(()))
-    assert (GradScaler.step, GradScaler.scale, GradScaler.unscale_) == before
+    assert (GradScaler.step, GradScaler.scale, GradScaler.unscale_, GradScaler.update) == before
+
+
+@pytest.fixture
+def watched():
+    """Return a function that makes a step with a scaler that is watched, and the watch."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    keeps = []
+    watch = ScalerWatch(optimizer, lambda: None, lambda step: step(), lambda: keeps[-1])
+
+    def step(scaler, *, is_part, factor=1.0, **update):
+        keeps.append(is_part)
+        parameter.grad = None
+        scaler.scale((parameter * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update(**update)
+        return scaler.get_scale()
+
+    with closing(watch):
+        yield step, watch
+
+
+def test_the_scale_changes_once_for_each_update(watched):
+    step, _ = watched
+    scaler = GradScaler("cpu", init_scale=SCALE, growth_interval=2)
+    scales = [step(scaler, is_part=is_part) for is_part in (True, True, False, True, True, False, True)]
+    assert scales == [SCALE] * 5 + [2 * SCALE] * 2
+    assert step(scaler, is_part=True, new_scale=3.0) == 3.0  # that of the user
+    assert step(scaler, is_part=False, factor=torch.inf) == 1.5
+
+
+def test_an_overflow_of_another_rank_lowers_the_scale_as_an_own_one_does(watched):
+    step, watch = watched
+    scalers = [GradScaler("cpu", init_scale=SCALE, growth_interval=2) for _ in range(2)]
+    for scaler in scalers:
+        step(scaler, is_part=False)
+    step(scalers[0], is_part=False, factor=torch.inf)
+    step(scalers[1], is_part=True)
+    watch.lower()
+    states = [scaler.state_dict() for scaler in scalers]
+    assert states[0] == states[1]
+    assert states[0]["scale"] == SCALE / 2
+    assert step(scalers[1], is_part=False) == SCALE / 2
+    assert step(scalers[1], is_part=False) == SCALE
+
+
+def test_an_overflow_before_the_first_batch_of_a_rank_lowers_its_scale_too(watched):
+    step, watch = watched
+    watch.lower()
+    watch.lower()
+    assert step(GradScaler("cpu", init_scale=SCALE), is_part=True) == SCALE / 4

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
 from paceline.core import records
-from paceline.core.gradient import NOT_FINITE, NOTICE, SKIPPED
+from paceline.core.gradient import NOT_FINITE, NOTICE, OVERFLOW, SKIPPED
 from paceline.recording.history import Totals
 from paceline.recording.metrics.network_counters import NetworkCounters
 
@@ -23,6 +23,7 @@ DROPPED = {
     PROBE: "probe",
     NOT_FINITE: "not_finite",
     SKIPPED: "skipped",
+    OVERFLOW: "skipped",
 }
 
 

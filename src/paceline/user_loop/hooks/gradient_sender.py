@@ -32,6 +32,7 @@ class GradientSender:
         exchange: exchange with the thread of the worker.
         samples: returns the samples of the batch of this rank.
         step_of_scaler: called with the step of a GradScaler, which it makes and whose value it returns.
+        keeps_scale: returns whether the latest step leaves the scale of a GradScaler as it is.
 
     Attributes:
         weight: weight of the gradient of each step.
@@ -44,6 +45,7 @@ class GradientSender:
         exchange: Exchange,
         samples: Callable[[], int],
         step_of_scaler: Callable[[Callable[[], Any]], Any],
+        keeps_scale: Callable[[], bool],
     ) -> None:
         self._optimizer = loop.optimizer
         self._watch = watch
@@ -52,7 +54,7 @@ class GradientSender:
         self._exchange = exchange
         self.weight = LossWeight(samples)
         self._losses = LossReader(self.weight.look)
-        self._scalers = ScalerWatch(loop.optimizer, self._on_unscaled, step_of_scaler)
+        self._scalers = ScalerWatch(loop.optimizer, self._on_unscaled, step_of_scaler, keeps_scale)
         self._others: OtherOptimizers | None = None
         self._changes: ChangeWatch | None = None
         self._needs_loss = ""
@@ -116,12 +118,16 @@ class GradientSender:
         self.drop()
         self._takes_turns = True
 
-    def skip(self, task: LoopTask) -> None:
-        """Send that the loop has skipped the step of a task."""
+    def skip(self, task: LoopTask, *, overflowed: bool = False) -> None:
+        """Send that the loop has skipped the step of a task, possibly because the gradient was not finite."""
         self._watch.look()
         self.drop()
         hand_in(task, self._parameters, self._watch.buffers)
-        self._answer(None, skipped=True)
+        self._answer(None, skipped=True, overflowed=overflowed)
+
+    def lower_scale(self) -> None:
+        """Lower the scale of the loop's GradScaler, if it has one, as an overflow at this rank does."""
+        self._scalers.lower()
 
     def settle(self, task: LoopTask) -> None:
         """Send that a task without a step is interrupted, or that the loop has skipped the step.
@@ -135,7 +141,7 @@ class GradientSender:
             self._answer(None)
         else:
             self._check_skip()
-            self.skip(task)
+            self.skip(task, overflowed=not self._are_absent())
 
     def close(self) -> None:
         """Remove what reads losses, scales and changes of the gradients."""

@@ -1,4 +1,4 @@
-"""Watch over GradScaler: the scale of the losses, and steps that it skips because of an overflow."""
+"""Watch over GradScaler: the scale of the losses, and what an overflow at one rank does to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from paceline.errors import UsageError
 
 
 class ScalerWatch:
-    """Watch over the calls of `torch.amp.GradScaler` in this thread, which change nothing for the scaler.
+    """Watch over the calls of `torch.amp.GradScaler` in this thread.
+
+    They do what they do without the watch, but for `update` after a step that was only a part of an update: the scale
+    changes once for each update.
 
     Args:
         optimizer: optimizer of the loop.
         on_unscaled: called after `unscale_` has divided the gradients by the scale.
         on_step: called with the scaler's step, which it carries out and whose value it returns.
+        keeps_scale: returns whether the latest step leaves the scale as it is.
     """
 
     def __init__(
@@ -27,22 +31,39 @@ class ScalerWatch:
         optimizer: torch.optim.Optimizer,
         on_unscaled: Callable[[], None],
         on_step: Callable[[Callable[[], Any]], Any],
+        keeps_scale: Callable[[], bool],
     ) -> None:
         self._thread: int | None = threading.get_ident()
         self._optimizer = optimizer
         self._on_unscaled = on_unscaled
         self._on_step = on_step
+        self._keeps_scale = keeps_scale
+        self._of_loop: GradScaler | None = None
+        self._lowers_due = 0
         self._scaler: GradScaler | None = None  # used since the last step
         self._restores = [
             self._patch("scale", self._scale),
             self._patch("unscale_", self._unscale),
             self._patch("step", self._step),
+            self._patch("update", self._update),
         ]
 
     def take_scale(self) -> float:
         """Return the factor on the losses since the last call, 1 if no scaler was used."""
         scaler, self._scaler = self._scaler, None
         return 1.0 if scaler is None else scaler.get_scale()
+
+    def lower(self) -> None:
+        """Lower the scale as `update` does after an overflow; that of a scaler which is not used yet, at its first use."""
+        self._lowers_due += 1
+        self._lower_if_due()
+
+    def _lower_if_due(self) -> None:
+        if self._of_loop is not None and self._lowers_due:
+            state = self._of_loop.state_dict()
+            scale = state["scale"] * state["backoff_factor"] ** self._lowers_due
+            self._of_loop.load_state_dict({**state, "scale": scale, "_growth_tracker": 0})
+            self._lowers_due = 0
 
     def close(self) -> None:
         """End the watch, and restore the methods that no other code has replaced since."""
@@ -68,6 +89,8 @@ class ScalerWatch:
 
     def _scale(self, call: Callable[[], Any], scaler: GradScaler, *_: Any) -> Any:
         self._scaler = scaler if scaler.is_enabled() else None
+        self._of_loop = self._scaler or self._of_loop
+        self._lower_if_due()
         return call()
 
     def _unscale(self, call: Callable[[], Any], scaler: GradScaler, *args: Any) -> Any:
@@ -77,6 +100,12 @@ class ScalerWatch:
 
     def _step(self, call: Callable[[], Any], scaler: GradScaler, *args: Any) -> Any:
         return self._on_step(call) if self._is_ours(*args) else call()
+
+    def _update(self, call: partial[Any], scaler: GradScaler, *args: Any) -> Any:
+        has_given = bool(args or call.keywords)  # a scale of the user
+        if scaler is not self._of_loop or has_given or not self._keeps_scale():
+            return call()
+        return call(new_scale=scaler.get_scale())  # else `step` would refuse the next gradient
 
     def _is_ours(self, optimizer: object = None, *_: Any) -> bool:
         return optimizer is None or optimizer is self._optimizer

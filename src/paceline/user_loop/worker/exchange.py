@@ -79,7 +79,8 @@ class LoopAnswer(NamedTuple):
         loss: mean loss of the samples, None if it is not known.
         learning_rates: learning rate of each parameter group for the step of this gradient.
         options: other options of each parameter group, which the loop or a scheduler may change.
-        skipped: whether the loop skipped the step, as for a gradient that is not finite.
+        skipped: whether the loop skipped the step.
+        overflowed: whether it did so because the gradient was not finite, as a GradScaler does.
         squared_norms: squared norm of each parameter's gradient that is known, by index.
         weight: what the gradient counts in the mean of an update, > 0; None for its samples.
     """
@@ -88,6 +89,7 @@ class LoopAnswer(NamedTuple):
     learning_rates: tuple[float, ...]
     options: tuple[dict[str, Option], ...]
     skipped: bool = False
+    overflowed: bool = False
     squared_norms: Mapping[int, Tensor] = MappingProxyType({})
     weight: float | None = None
 

@@ -95,6 +95,7 @@ class LoopGradients(GradientSource):
             squared_norms=answer.squared_norms,
             is_loss_known=answer.loss is not None,
             skipped=answer.skipped,
+            overflowed=answer.overflowed,
             learning_rates=answer.learning_rates,
             options=answer.options,
             weight=answer.weight,

@@ -88,6 +88,8 @@ class AnnouncedParameters(ProcessParameters):
     def apply(self, command: Apply) -> Step | None:
         """Let the ranks make an update; return its step if it is measured."""
         self.are_here = False
+        if command.is_skipped:
+            self._ledger.drop()
         self._ranks.announce(command, self._options.newest)
         self._server.advance_schedule(command.workload)  # its rate is recorded
         return self._ranks.await_step(command.version) if command.measure else None

@@ -118,6 +118,10 @@ class GradientLedger:
         self._sums.append(announced)
         return announced
 
+    def drop(self) -> None:
+        """Drop the gradients that are in no sum yet: they do not count any more."""
+        self._next = []
+
     def settle(self, number: int) -> None:
         """Note that all ranks have the sums up to a number."""
         for each in self._sums:

@@ -110,6 +110,11 @@ class RankParameters:
         if self._newest in gradients:
             self._newest = None
 
+    def drop_gradients(self) -> None:
+        """Drop all gradients of this rank: none of them counts any more."""
+        self._of_held.clear()
+        self._newest = None
+
     def renew_total(self) -> None:
         """Take other memory for sums: a group that has failed may still write to this one."""
         self.total = self._layout.allocate()

@@ -198,6 +198,8 @@ class UpdateFollower:
         if update is None:
             self._parameters.keep_sum()
             return
+        if update.is_skipped:
+            self._parameters.drop_gradients()
         set_step_options(self._server, announced.options)
         step = self._parameters.apply(update)
         if step is not None or self._parameters.not_finite:

@@ -16,6 +16,7 @@ from paceline.engines.distributed.transport.task_messages import (
     RemoteTaskDone,
 )
 from paceline.engines.task_board import WorkerTasks
+from paceline.worker.task_progress import DROPPED
 
 NO_VERSION = -1
 
@@ -91,6 +92,11 @@ class RemoteWorker:
         self.sent_s = time.monotonic()
         self.last = ("", 0)
 
+    def on_skipped_update(self) -> None:
+        """Note that what it has computed for an update is dropped with the update; a worker knows what it skipped."""
+        if self.last[0] not in ("skipped", "not finite"):
+            self.last = (DROPPED, 0)
+
     def computes_at(self, version: int) -> bool:
         """Return whether the worker computes a gradient at this version."""
         return self.tasks.working is not None and self.tasks.working.version == version
@@ -126,7 +132,7 @@ class RemoteWorker:
     def on_delivered(self, arriving: ArrivingGradient) -> dict[str, float]:
         """Record why a gradient is not used, if it is not, and return its seconds as fields of `Arrival`."""
         done, at_s, push_s = arriving
-        if self.last[0] != "interrupted":
+        if self.last[0] not in ("interrupted", DROPPED):
             measured = done.measured
             self.last = ("skipped" if measured.skipped else "late" if measured.finite else "not finite", 0)
         pull_s = max(0.0, at_s - self.sent_s - done.busy_s)

@@ -287,8 +287,11 @@ class RemoteWorkers(Workers):
         self._workers[command.worker].last = ("used", command.staleness)
 
     def updating(self, command: Apply) -> None:
-        """Note that the update may make gradients unneeded."""
+        """Note that the update may make gradients unneeded, or that it is skipped with those of all workers."""
         self._has_updated = True
+        if command.is_skipped:
+            for worker in self._workers.values():
+                worker.on_skipped_update()
 
     def on_commands(self) -> None:
         """Tell workers whose gradients an update has made unneeded and no command has cancelled."""

@@ -153,6 +153,9 @@ class _FollowedParameters(Parameters):
 
     def apply(self, command: Apply) -> None:
         """Make the update of rank 0; the event of a measured step comes from there."""
+        if command.is_skipped:
+            self.step = self._server.apply(command)
+            return
         if self.mean is None:
             raise RunError(
                 f"the standby would make update {command.version}, which rank 0 has not made: it began with another "
