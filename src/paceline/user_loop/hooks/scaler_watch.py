@@ -54,7 +54,7 @@ class ScalerWatch:
         return 1.0 if scaler is None else scaler.get_scale()
 
     def lower(self) -> None:
-        """Lower the scale as `update` does after an overflow; that of a scaler which is not used yet, at its first use."""
+        """Lower the scale as `update` does after an overflow, or at the first use of a scaler that is not used yet."""
         self._lowers_due += 1
         self._lower_if_due()
 
