@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import nan
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from paceline.experiments.advise.recorded_noise import NoiseScale, noise_scale
 from paceline.experiments.advise.recording_advice import DDPPrediction, RecordingAdvice
 from paceline.experiments.advise.result import AutoChoice
 from paceline.experiments.advise.shares_prediction import DEFAULT as BALANCED
-from paceline.experiments.advise.shares_prediction import predict_shares
+from paceline.experiments.advise.shares_prediction import QUEUE, SharesPrediction, predict_queue, predict_shares
 from paceline.policies.controllers.balance import Balance
 from paceline.policies.noise_rule import NoiseRule
 from paceline.protocols.protocol import Plan
@@ -72,8 +72,8 @@ def advise_recording(
     balances = {name: balance for name in names if (balance := _balance(name)) is not None}
     wanted = without_local_steps(_plan(name) for name in names if name not in balances)
     ranking = [_predict(read, plan, (), seed) for plan in wanted.plans.values()]
-    balanced = [predict_shares(read, balance, name) for name, balance in balances.items()]
-    ranking += [_as_ddp(read, each.protocol, each.seconds_per_update) for each in balanced]
+    balanced = {name: _predict_balanced(read, balance, name, seed) for name, balance in balances.items()}
+    ranking += [_as_ddp(read, each.protocol, each.seconds_per_update) for each in balanced.values()]
     dropped = _slow_node(read, stragglers)
     if dropped:
         ranking.append(_predict(read, _plan("bsp"), dropped, seed))
@@ -92,8 +92,17 @@ def advise_recording(
         price=price,
         evidence=None if read.is_coarse else nearest_evidence(trace_of(read)),
         local_steps=local_steps,
-        balanced=min(balanced, key=lambda each: each.seconds_per_update) if balanced else None,
+        balanced=_fastest(each for name, each in balanced.items() if not balances[name].queue),
+        queue=_fastest(each for name, each in balanced.items() if balances[name].queue),
     )
+
+
+def _predict_balanced(recording: DDPRecording, balance: Balance, name: str, seed: int) -> SharesPrediction:
+    return predict_queue(recording, name, seed) if balance.queue else predict_shares(recording, balance, name)
+
+
+def _fastest(predictions: Iterable[SharesPrediction]) -> SharesPrediction | None:
+    return min(predictions, key=lambda each: each.seconds_per_update, default=None)
 
 
 def _choice(recording: DDPRecording, noise: NoiseScale | None, seed: int) -> AutoChoice | None:
@@ -130,16 +139,16 @@ def _with_choice(names: Sequence[str], auto: AutoChoice | None, recording: DDPRe
 def _protocols(recording: DDPRecording, stragglers: Sequence[StragglerFacts]) -> list[str]:
     """Return shares by speed, the protocols of the papers, and the one that waits for no persistent straggler."""
     n, slow = recording.ranks, max(1, sum(each.is_persistent for each in stragglers))
-    shares = [] if recording.is_coarse else [BALANCED]  # whose ranks need DDP
+    shares = [] if recording.is_coarse else [BALANCED, QUEUE]  # of times that are those of DDP's passes
     return list(dict.fromkeys([*shares, *default_protocols(n), f"k_sync(k={max(1, n - slow)})"]))
 
 
 def _balance(name: str) -> Balance | None:
-    """Return the settings of one share each by speed; None for another protocol."""
+    """Return the settings of shares by speed; None for another protocol."""
     plan = parse_plan(name)
     controllers = plan.phases[0].controllers
     first = controllers[0] if len(plan.phases) == len(controllers) == 1 else None
-    return first if isinstance(first, Balance) and not first.queue else None
+    return first if isinstance(first, Balance) else None
 
 
 def _sort_key(prediction: DDPPrediction) -> float:

@@ -77,6 +77,7 @@ class RecordingAdvice(TableRepresentation):
         local_steps: times per minibatch with local steps, of the protocols that were given with local steps, or else of
             all-reduce.
         balanced: times with shares of the batch by speed; None if they are not among the protocols.
+        queue: times with leases from a queue; None if they are not among the protocols.
     """
 
     recording: DDPRecording
@@ -89,6 +90,7 @@ class RecordingAdvice(TableRepresentation):
     evidence: Evidence | None = None
     local_steps: Sequence[LocalStepsAdvice] = ()
     balanced: SharesPrediction | None = None
+    queue: SharesPrediction | None = None
 
     @property
     def waiting_hours(self) -> float:
@@ -117,7 +119,8 @@ class RecordingAdvice(TableRepresentation):
             "noise_scale": None if self.noise is None else plain(self.noise.ratio),
             "ranking": [plain(each._asdict()) for each in self.ranking],
             "local_steps": [each.as_json() for each in self.local_steps],
-            "balanced": self.balanced and {**plain(self.balanced._asdict()), "gain": self.balanced.gain},
+            "balanced": self.balanced and self.balanced.as_json(),
+            "queue": self.queue and self.queue.as_json(),
         }
 
     def _facts(self) -> Mapping[str, object]:
@@ -156,6 +159,7 @@ class RecordingAdvice(TableRepresentation):
             *on_device,
             *self._straggler_notes(),
             *([self.balanced.sentence] if self.balanced else []),
+            *([self.queue.compared_with(self.balanced)] if self.queue else []),
             *self._noise_notes(),
             *self._link_notes(),
             *local_steps,

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.clusters.simulated import Cluster
+from paceline.clusters.timing.lease_time import LeaseTime
+from paceline.clusters.timing.trace import Trace, TraceRow
 from paceline.ddp_recording import layout
 from paceline.ddp_recording.recording import DDPRecording, Seconds
 from paceline.policies.controllers.balance import Balance
 from paceline.policies.share_exchanges import ShareExchanges
 from paceline.policies.shares import ShareBalancer
+from paceline.recording.run_folder import plain
+from paceline.run.simulate import simulate
 from paceline.utils import files
 from paceline.utils.wording import in_one_line, printable
 
 DEFAULT = "balanced(m=8, leases=1)"
+QUEUE = "balanced(m=8)"
 BATCH_SIZE = 64  # where the recording has none
 NOTABLE = 1.03
 LEARNING = 20  # steps in which the policy learns the speeds, and whether slow ranks stay slow
+MOST_STEPS = 2000  # simulated
 LONGEST_COMMAND = 300
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 MODULE = ("-m", "--module")
@@ -32,7 +39,7 @@ class SharesPrediction(NamedTuple):
         protocol: text of the protocol.
         seconds_per_update: predicted seconds per update, > 0.
         equal_s: recorded seconds per update of the same updates.
-        command: command that gives the recorded script these shares.
+        command: command that gives the recorded script these shares, or the line of a loop that has a queue of them.
     """
 
     protocol: str
@@ -55,6 +62,21 @@ class SharesPrediction(NamedTuple):
             f"{self.equal_s:.3g} ({self.gain:.2f} x), with the same parameters: {self.command}"
         )
 
+    def compared_with(self, shares: SharesPrediction | None) -> str:
+        """Return the prediction of a queue as a sentence, with what it adds to one share each.
+
+        Args:
+            shares: prediction of one share each; None if there is none.
+        """
+        took_s = f"Leases of an update from a queue would take {self.seconds_per_update:.3g} s"
+        if shares is not None and shares.seconds_per_update < NOTABLE * self.seconds_per_update:
+            return f"{took_s}, no less than one share each."
+        return f"{took_s} ({self.gain:.2f} x), in a loop of your own: {self.command}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**plain(self._asdict()), "gain": self.gain}
+
 
 def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DEFAULT) -> SharesPrediction:
     """Return the time with the shares that the policy would have decided in the recorded run.
@@ -76,6 +98,58 @@ def predict_shares(recording: DDPRecording, balance: Balance, protocol: str = DE
     update_s, before_s = (float((steps_s + rest_s)[first:].mean()) for steps_s in (shared_s, equal_s))
     return SharesPrediction(
         protocol=protocol, seconds_per_update=update_s, equal_s=before_s, command=run_command(recording)
+    )
+
+
+def predict_queue(recording: DDPRecording, protocol: str = QUEUE, seed: int = 0) -> SharesPrediction:
+    """Return the time with leases from a queue, simulated with the recorded times.
+
+    A lease costs what every rank spends outside forward and backward, as on its data and on the step of the optimizer.
+    The sum and what else a step has beside the longest own work stay. The last 2,000 steps are simulated at most, and
+    the first of them are left out as in `predict_shares`.
+
+    Args:
+        recording: recording of two ranks or more.
+        protocol: text of the protocol.
+        seed: seed of the simulation, >= 0.
+    """
+    work_s = recording.work_s[:, -MOST_STEPS:]
+    steps = work_s.shape[1]
+    lease_s = float(recording.part_s("data").min(axis=0).mean())
+    cluster = Cluster(recording.ranks, _trace_of_work(work_s), leases=LeaseTime(cost_s=lease_s))
+    first = LEARNING if steps >= 2 * LEARNING else 0
+    first_s = simulate(protocol, cluster, updates=first, seed=seed).time_s if first else 0.0
+    all_s = simulate(protocol, cluster, updates=steps, seed=seed).time_s
+    balanced_s = (all_s - first_s) / (steps - first)
+    steps_s = recording.step_s.mean(axis=0)[-MOST_STEPS:]
+    rest_s = (steps_s - work_s.max(axis=0))[first:].mean()
+    return SharesPrediction(
+        protocol=protocol,
+        seconds_per_update=float(balanced_s + rest_s),
+        equal_s=float(steps_s[first:].mean()),
+        command=f'pl.attach(model, optimizer, loader, protocol="{protocol}")',
+    )
+
+
+def _trace_of_work(work_s: Seconds) -> Trace:
+    """Return a trace of the own work of ranks, as ranks x steps, without sums."""
+    starts_s = np.cumsum(work_s, axis=1) - work_s
+    return Trace(
+        [
+            TraceRow(
+                worker=rank,
+                draw=step + 1,
+                start_s=start_s,
+                pull_s=0.0,
+                compute_s=own_s,
+                push_s=0.0,
+                end_s=start_s + own_s,
+                censored=0,
+            )
+            for rank, rows in enumerate(np.stack([starts_s, work_s], axis=2).tolist())
+            for step, (start_s, own_s) in enumerate(rows)
+        ],
+        source="a recording",
     )
 
 

@@ -12,7 +12,7 @@ import paceline as pl
 from ddp_recordings import describe, write_recording
 from paceline.ddp_recording import layout
 from paceline.ddp_recording.recording import DDPRecording
-from paceline.experiments.advise.shares_prediction import predict_shares, run_command, simulated_steps
+from paceline.experiments.advise.shares_prediction import predict_queue, predict_shares, run_command, simulated_steps
 from paceline.policies.controllers.balance import Balance
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.shares.balancer import Balancer
@@ -43,6 +43,55 @@ def test_a_slow_rank_gets_fewer_samples(tmp_path, factor):
     assert found.equal_s == pytest.approx((100 * factor + SUM_MS) / 1000)
     assert ideal_ms < 1000 * found.seconds_per_update - SUM_MS < 1.1 * ideal_ms  # whole pieces, at least one
     assert f"({found.gain:.2f} x), with the same parameters: paceline run --nproc-per-node 4" in found.sentence
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+def test_a_queue_has_the_time_of_list_scheduling(tmp_path, factor):
+    found = predict_queue(recording(tmp_path, slow(factor), 32), "balanced(m=16)")
+    ideal_ms = 100 * RANKS / (RANKS - 1 + 1 / factor)
+    assert found.equal_s == pytest.approx((100 * factor + SUM_MS) / 1000)
+    assert ideal_ms < 1000 * found.seconds_per_update - SUM_MS < ideal_ms + 100 / 16 * factor
+
+
+def jumping():
+    """Work of ranks of which another one is slow every three steps."""
+    work = np.full((RANKS, STEPS), 100.0)
+    for step in range(STEPS):
+        work[step // 3 % RANKS, step] *= 3
+    return work
+
+
+def test_a_queue_follows_a_rank_that_is_slow_for_a_while_at_once(tmp_path):
+    read = recording(tmp_path, jumping())
+    queue, shares = predict_queue(read), predict_shares(read, Balance())
+    assert queue.gain > 1.5 * shares.gain
+    loop = 'in a loop of your own: pl.attach(model, optimizer, loader, protocol="balanced(m=8)")'
+    assert queue.compared_with(shares).endswith(loop)
+    assert shares.compared_with(queue).endswith("no less than one share each.")
+
+
+class Recorded:
+    """Times of a recording, all of whose ranks spend the same time outside of forward and backward."""
+
+    ranks, steps = RANKS, STEPS
+
+    def __init__(self, passes_ms, outside_ms):
+        self.work_s = (passes_ms + outside_ms) / 1000
+        self.step_s = np.broadcast_to(self.work_s.max(axis=0), self.work_s.shape)
+        self._outside_s = outside_ms / 1000
+
+    def part_s(self, part):
+        assert part == "data"
+        return np.full((RANKS, STEPS), self._outside_s)
+
+
+def test_a_lease_costs_what_ranks_spend_outside_of_the_passes():
+    more_s = []
+    for work_ms in (slow(2.0), jumping()):
+        without_s, with_s = (predict_queue(Recorded(work_ms, each)).seconds_per_update for each in (0.0, 20.0))
+        more_s.append(with_s - without_s)
+    assert more_s[0] == pytest.approx(0.02)  # one lease of each rank
+    assert 0.025 < more_s[1] < 0.1
 
 
 def test_equal_ranks_gain_nothing(tmp_path):
@@ -195,9 +244,13 @@ def test_the_command_on_several_hosts_names_where_they_meet(tmp_path):
 
 def test_advice_ranks_shares_among_the_protocols(tmp_path):
     recording(tmp_path, slow(2.0))
-    advice = pl.advise_recording(tmp_path, protocols=["bsp", "balanced(m=16, leases=1)"])
+    advice = pl.advise_recording(tmp_path, protocols=["bsp", "balanced(m=16, leases=1)", "balanced(m=8)"])
     by_name = {each.protocol: each.seconds_per_update for each in advice.ranking}
+    assert by_name["balanced(m=8)"] == advice.queue.seconds_per_update < by_name["bsp"]
+    assert advice.as_json()["queue"]["gain"] == advice.queue.gain
+    assert advice.queue.compared_with(advice.balanced) in str(advice).replace("\n", " ")
     assert by_name["balanced(m=16, leases=1)"] == advice.balanced.seconds_per_update < by_name["bsp"]
     assert advice.as_json()["balanced"]["gain"] == advice.balanced.gain
     assert advice.balanced.sentence in str(advice).replace("\n", " ")
-    assert pl.advise_recording(tmp_path, protocols=["bsp"]).balanced is None
+    neither = pl.advise_recording(tmp_path, protocols=["bsp"])
+    assert neither.balanced is neither.queue is None
