@@ -61,6 +61,16 @@ def test_bsp_makes_the_updates_of_the_plain_loop(framework, settings, plain):
         assert answer["parameters"] == pytest.approx(plain(**settings), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_shares_by_speed_make_the_updates_of_the_plain_loop(framework, plain):
+    ranks = answers(framework, protocol="balanced(m=4, leases=1)", slow_rank=1)
+    for rank in ranks:
+        assert rank["parameters"] == pytest.approx(plain(), rel=1e-12, abs=1e-12)
+        assert rank["steps"] == EPOCHS * SAMPLES // 4 // RANKS
+    assert len(ranks[0]["samples"]) > 1.2 * len(ranks[1]["samples"])
+    assert sorted(number for rank in ranks for number in rank["samples"]) == sorted([*range(SAMPLES)] * EPOCHS)
+
+
 @pytest.mark.parametrize("framework", ["accelerate", "lightning"])
 def test_a_schedule_of_epochs_is_that_of_the_plain_loop(framework, plain):
     for answer in answers(framework, schedule="epoch"):

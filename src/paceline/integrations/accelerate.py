@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.integrations.alone import EpochLoader, alone, end_run, rank, with_plain_shuffling
-from paceline.integrations.whole_batches import check_whole_batches
+from paceline.integrations.counted_steps import check_counted_steps
 from paceline.user_loop.attach import attach
 
 
@@ -70,7 +70,7 @@ class PacelineAccelerator(accelerate.Accelerator):  # type: ignore[misc]  # no t
                 "prepare was given no DataLoader beside the optimizer: give prepare(model, optimizer, loader)"
             )
         self._loader = EpochLoader(objects[place], to=prepared[place].device)
-        check_whole_batches(self._protocol)
+        check_counted_steps(self._protocol)
         self._loader.run = attach(
             model,
             optimizer,

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from paceline.clusters.launch_env import started_by_torchrun
 from paceline.errors import UsageError
 from paceline.integrations.alone import EpochLoader, end_run, rank, ranks, turn_in
-from paceline.integrations.whole_batches import check_whole_batches
+from paceline.integrations.counted_steps import check_counted_steps
 from paceline.user_loop.attach import attach
 from paceline.user_loop.hooks.loop_scheduler import check_scheduler
 from paceline.user_loop.shared_run import SharedRun
@@ -121,7 +121,7 @@ class PacelineStrategy(framework.strategies.SingleDeviceStrategy):  # type: igno
             "seed": int(os.environ.get("PL_GLOBAL_SEED", "0")),
             **self._attach_options,
         }
-        check_whole_batches(self._protocol)
+        check_counted_steps(self._protocol)
         run = attach(
             self.lightning_module,
             self.optimizers[0],

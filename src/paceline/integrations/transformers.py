@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.integrations.alone import EpochLoader, alone, end_run, rank, ranks, with_plain_shuffling
-from paceline.integrations.whole_batches import check_whole_batches
+from paceline.integrations.counted_steps import check_counted_steps
 from paceline.recording.run_folder import RUN
 from paceline.user_loop.attach import attach
 
@@ -100,7 +100,7 @@ class PacelineMixin:
             self.remove_callback(transformers.EarlyStoppingCallback)  # type: ignore[attr-defined]  # it evaluates
         scheduler = super().create_scheduler(math.ceil(num_training_steps / ranks()), optimizer)  # type: ignore[misc]
         args: PacelineArguments = self.args  # type: ignore[attr-defined]
-        check_whole_batches(args.protocol)
+        check_counted_steps(args.protocol)
         self._epoch_loader.run = attach(
             self.model,  # type: ignore[attr-defined]
             getattr(prepared, "optimizer", prepared),

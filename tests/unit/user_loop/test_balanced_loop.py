@@ -13,7 +13,7 @@ from attached_threads import AttachedThreads
 from loop_parts import BATCH, SAMPLES, adamw, make_parts, sgd, step
 from paceline.core.gradient import SKIPPED
 from paceline.core.records import GradientArrived, UpdateMade
-from paceline.integrations.whole_batches import check_whole_batches
+from paceline.integrations.counted_steps import check_counted_steps
 from selections import parametrize_few
 
 EXACT = 1e-12
@@ -254,6 +254,7 @@ def test_a_smaller_last_minibatch_and_uneven_pieces_are_refused(data, monkeypatc
 
 
 def test_a_framework_that_counts_steps_refuses_leases():
-    check_whole_batches("k_sync(k=3)")
-    with pytest.raises(pl.UsageError, match="counts every step as an update: type bsp"):
-        check_whole_batches("balanced(m=8)")
+    check_counted_steps("k_sync(k=3)")
+    check_counted_steps("balanced(m=8, leases=1)")
+    with pytest.raises(pl.UsageError, match=r"counts every step as an update: type balanced\(m=8, leases=1\)"):
+        check_counted_steps("balanced(m=8)")
