@@ -21,7 +21,8 @@ from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.run.config import RunConfig
 from paceline.run.session import Session
 from paceline.worker.replica import Replica
-from rank_threads import plan_of, ranks
+from paceline.worker.task_runner import TaskRunner
+from rank_threads import LIMIT_S, plan_of, ranks
 from ranks import flat, lost, used_by
 from selections import parametrize_few
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
@@ -50,17 +51,17 @@ def recomputed(monkeypatch):
     return heard
 
 
-def replayed(job, n, protocol, stop, events):
+def replayed(job, n, protocol, stop, events, **config):
     """Return the parameters that a server reaches with these events."""
     plan, stop = plan_of(protocol), pl.Stop.parse(stop)
-    session = Session(RunConfig(job=job, plan=plan, cluster=pl.Cluster(n), stop=stop, seed=1))
+    session = Session(RunConfig(job=job, plan=plan, cluster=pl.Cluster(n), stop=stop, seed=1, **config))
     arrival_replay(pl.Cluster(n), Replica(job, 1, n), session.server, events).run(session.coordinator)
     return flat(session.model.state_dict())
 
 
-def assert_is_replayed(ends, job, n, protocol, stop, events):
+def assert_is_replayed(ends, job, n, protocol, stop, events, **config):
     assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1, "all ranks have the same bits"
-    expected = replayed(job, n, protocol, stop, events)
+    expected = replayed(job, n, protocol, stop, events, **config)
     assert largest_relative_difference(flat(ends[0].parameters), expected) < EXACT
 
 
@@ -135,6 +136,30 @@ def test_a_rank_that_comes_back_goes_on_with_the_others(protocol, events):
     assert end.of(GradientArrived)[-1].draw > 10
     assert used_by(end, 1) > 4, "it takes part again"
     assert_is_replayed(ends, job, 3, **settings, events=events)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_while_it_computes_a_lost_gradient_is_left_behind(events, monkeypatch):
+    """The coordinator handles no timer while the ranks recover, so the whole run would wait for it."""
+    hung, release, compute = [], threading.Event(), TaskRunner.lost_gradient
+
+    def hang_once(runner, *args, **more):
+        if runner._worker == 2 and not hung:
+            hung.append(runner)
+            release.wait(LIMIT_S)
+        return compute(runner, *args, **more)
+
+    monkeypatch.setattr(TaskRunner, "lost_gradient", hang_once)
+    job, settings = tiny_job(), {"protocol": "pull(k=200)", "stop": "updates=2", "worker_timeout_s": scaled(0.5)}
+    with ranks(4, job, SUMS | {"faults": [pl.Fault(worker=1, draw=6, kind="die")]}, **settings) as made:
+        made.start_workers()
+        end = made.serve()
+        release.set()
+        assert made.faults("die") == 1
+    assert hung
+    assert end.stopped_by == "updates"
+    assert [worker for worker, _ in lost(end)][:2] == [1, 2]  # that wait may be taken for the silence of others
+    assert_is_replayed([end], job, 4, **settings, events=events)
 
 
 def test_a_rank_that_is_asked_to_end_leaves_the_others_in_the_run(events):

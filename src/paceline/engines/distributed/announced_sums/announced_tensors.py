@@ -30,6 +30,7 @@ class AnnouncedTensors(CoordinatorTensors):
         handler: receiver of messages that are not about groups.
         clock: clock of the run.
         read: reads messages for a moment.
+        timeout_s: returns the seconds after which a worker that computes counts as lost.
         options: options of steps that the loops of workers set.
     """
 
@@ -45,11 +46,12 @@ class AnnouncedTensors(CoordinatorTensors):
         handler: PeerHandler,
         clock: RealClock,
         read: Callable[[], None],
+        timeout_s: Callable[[], float],
         options: LoopOptions,
     ) -> None:
         self._server = server
         self.receiver = SumGroups(handler, transport)
-        self._ranks = SummingRanks(self.receiver, clock, read)
+        self._ranks = SummingRanks(self.receiver, clock, read, timeout_s)
         self.parameters = AnnouncedParameters(server, versions, self._ranks, options)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any, NamedTuple
 
 from paceline.core.events import AbortRun, Apply, Outcome, Step
@@ -32,6 +33,7 @@ LOG = RankLogger(__name__)
 ALL_GONE = (
     "all ranks are gone, and with them the newest parameters: paceline run continues from the last checkpoint in out="
 )
+TASKS = 2  # of a rank that computes a gradient again: first it ends its own
 MOST_UNREACHABLE = 3  # groups in a row that could not connect though all members are there
 
 
@@ -41,10 +43,12 @@ class Request(NamedTuple):
     Attributes:
         gradient: the gradient.
         by: the other worker.
+        since_s: time of the request, seconds since the run began.
     """
 
     gradient: CountedGradient
     by: RemoteWorker
+    since_s: float
 
 
 class SummingRanks:
@@ -54,18 +58,22 @@ class SummingRanks:
         groups: groups of the ranks.
         clock: clock of the run.
         read: reads messages of the ranks for a moment.
+        timeout_s: returns the seconds after which a rank that computes counts as lost.
 
     Attributes:
         ledger: gradients that count.
         is_busy: whether the coordinator waits for the ranks, so that none may join or leave.
     """
 
-    def __init__(self, groups: SumGroups, clock: RealClock, read: Callable[[], None]) -> None:
+    def __init__(
+        self, groups: SumGroups, clock: RealClock, read: Callable[[], None], timeout_s: Callable[[], float]
+    ) -> None:
         self.ledger = GradientLedger()
         self.is_busy = False
         self._groups = groups
         self._clock = clock
         self._read = read
+        self._timeout_s = timeout_s
         self._awaited: int | None = None  # version whose step is awaited
         self._step: Step | None = None
         self._asked: RemoteWorker | None = None  # for its state
@@ -215,7 +223,21 @@ class SummingRanks:
         lost = self.ledger.lost(in_sums=in_sums)
         for each in lost:
             self._request(each)
+        self._disconnect_silent()
         return not lost
+
+    def _disconnect_silent(self) -> None:
+        """Disconnect the ranks that do not compute a lost gradient in time, since all others wait for it."""
+        for key, request in self._requested.items():
+            waited_s = self._clock.elapsed_s() - request.since_s
+            if waited_s > TASKS * self._timeout_s():
+                LOG.warning(
+                    "worker %d has not computed a gradient of a lost worker again for %.3g s, and is disconnected",
+                    request.by.worker,
+                    waited_s,
+                )
+                request.by.connection.close()
+                self._requested[key] = request._replace(since_s=inf)  # until its loss is an event
 
     def _request(self, gradient: CountedGradient) -> None:
         """Let a rank compute a lost gradient, preferably one that computes nothing else."""
@@ -231,7 +253,7 @@ class SummingRanks:
         asked = [each.by for each in self._requested.values()]
         by = min(able, key=lambda each: (asked.count(each) + each.computes_at(task.version), each.worker))
         LOG.warning("worker %d computes a gradient of worker %d, which is gone, again", by.worker, task.worker)
-        self._requested[task.worker, task.draw] = Request(gradient, by)
+        self._requested[task.worker, task.draw] = Request(gradient, by, self._clock.elapsed_s())
         minibatch = b"" if task.minibatch is None else encoded(task.minibatch)
         by.connection.send(
             RecomputeGradient(

@@ -162,6 +162,7 @@ class RemoteWorkers(Workers):
             handler=handler,
             clock=self.clock,
             read=partial(self.clock.read, POLL_S),
+            timeout_s=lambda: self._coordinator.timeout_s,
             options=self._loop_options,
         )
 
