@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,9 +195,14 @@ def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
     own_step = vars(optimizer).get("step")
     return (
         bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-        or bool(torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
+        or any(map(_changes_steps, torch_optimizer._global_optimizer_pre_hooks.values()))
+        or any(map(_changes_steps, torch_optimizer._global_optimizer_post_hooks.values()))
         or (own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"))  # that of a scheduler only counts
     )
+
+
+def _changes_steps(hook: Callable[..., Any]) -> bool:
+    return not getattr(hook, "changes_nothing", False)
 
 
 def _state_names(group: Mapping[str, Any]) -> tuple[str, ...]:

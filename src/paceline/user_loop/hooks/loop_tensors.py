@@ -43,8 +43,8 @@ def hand_in(task: LoopTask, parameters: Sequence[nn.Parameter], buffers: Sequenc
 @torch.no_grad()
 def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
     """Copy a version into the model of the user."""
-    for ours, theirs in zip([*parameters, *buffers], [*trainable(model), *model.buffers()], strict=True):
-        ours.copy_(theirs)
+    ours, theirs = [*parameters, *buffers], [*trainable(model), *model.buffers()]
+    torch._foreach_copy_(ours, theirs)  # one call in place of one for each tensor
 
 
 def answer(loss: float | None, optimizer: torch.optim.Optimizer, *, with_rates: bool = True) -> LoopAnswer:

@@ -58,3 +58,5 @@ class OtherOptimizers:
                 "ranks diverge. Attach one module that holds both models, with one optimizer for all parameters",
                 type(optimizer).__name__,
             )
+
+    _on_step.changes_nothing = True  # type: ignore[attr-defined]  # a server's own optimizer steps as without the watch

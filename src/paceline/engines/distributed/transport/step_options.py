@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -26,6 +27,7 @@ class StepOptions(NamedTuple):
     others: tuple[dict[str, Option], ...] = ()
 
     @classmethod
+    @lru_cache(maxsize=64)  # they seldom change from step to step
     def decode(cls, content: bytes, groups: int) -> StepOptions:
         """Return the options that another process has sent.
 
