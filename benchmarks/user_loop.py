@@ -3,7 +3,7 @@
 - `premium`: time of a step under BSP, all ranks at one speed.
 - `all_reduce`: the same under all_reduce, without a server.
 - `sums`: the same under BSP, without a server.
-- `bookkeeping`: processor time of a rank for a step beyond that of the loop alone, of a model of 1,000 parameters.
+- `bookkeeping`: processor time of a rank for a step beyond that of DDP, of a model of 1,000 parameters, without a server.
 - `straggler`: one rank at half speed, protocols that do not wait for it: updates, or minibatches, in a second.
 - `sums_straggler`: the same without a server.
 - `start`: seconds from the start of the script to the end of the first step.
@@ -78,13 +78,16 @@ def premium(args: argparse.Namespace, protocol: str = "bsp", *, server: bool = T
 
 def bookkeeping(args: argparse.Namespace) -> dict[str, Any]:
     small = argparse.Namespace(**{**vars(args), "parameters": 1_000, "steps": 1_000})
-    more_s = []
+    spent_s: dict[str, list[float]] = {"bsp": [], "": []}
     for _ in range(args.rounds):
-        answers = measure(small, "bsp", [0.005] * args.workers, {"server": False})
-        more_s.append(median(each["more_processor_s"] for each in answers))
-    more = spread(more_s)
+        for protocol, rounds in spent_s.items():  # of both, the same loop and a sum of as many numbers
+            answers = measure(small, protocol, [0.005] * args.workers, {"server": False})
+            rounds.append(median(each["more_processor_s"] for each in answers))
+    more = spread([ours - ddp for ours, ddp in zip(spent_s["bsp"], spent_s[""], strict=True)])
     return {
-        "bar": f"at most {BOOKKEEPING_BAR_S} s of processor time, with the sum of 1,000 parameters",
+        "bar": f"at most {BOOKKEEPING_BAR_S} s of processor time more than DDP",
+        "beyond_the_loop_s": spread(spent_s["bsp"]),
+        "ddp_beyond_the_loop_s": spread(spent_s[""]),
         "more_processor_s": more,
         "meets_bar": more["median"] <= BOOKKEEPING_BAR_S,
     }

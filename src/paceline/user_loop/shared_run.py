@@ -305,7 +305,8 @@ class SharedRun(AttachedRun):
     def _keeps_scale(self) -> bool:
         """Return whether the latest step was only a part of an update, or of one that was skipped on all ranks."""
         is_whole = self.last.fate == "skipped" or (self.stepped and self.last.fate != DROPPED)
-        return self._config.plan.sets_shares and not is_whole
+        has_begun = self._worker is not None
+        return has_begun and self._config.plan.sets_shares and not is_whole
 
     def _settle_without_step(self, task: LoopTask) -> None:
         if self._step_hooks.is_open:  # the gradient was handed in, so no second answer may follow

@@ -112,6 +112,20 @@ def test_the_scaler_is_restored_at_the_end():
     assert (GradScaler.step, GradScaler.scale, GradScaler.unscale_, GradScaler.update) == before
 
 
+def test_a_scaler_is_updated_as_before_while_the_run_has_not_begun():
+    def loop(run, model, optimizer):
+        scaler, parameter = GradScaler("cpu", init_scale=SCALE, growth_interval=1), torch.nn.Parameter(torch.ones(1))
+        warm_up = torch.optim.SGD([parameter], lr=0.1)
+        scaler.scale(parameter.sum()).backward()
+        scaler.step(warm_up)
+        scaler.update()
+        run.finish()
+        return scaler.get_scale()
+
+    parts = make_parts(make_network(), numbered_data())
+    assert AttachedThreads(1, parts, "balanced(m=2)", stop="updates=1").run(loop) == [2 * SCALE]
+
+
 @pytest.fixture
 def watched():
     """Return a function that makes a step with a scaler that is watched, and the watch."""

@@ -61,6 +61,7 @@ def test_a_shard_server_receives_all_numbers_of_an_update():
             "gradients": (Accept(worker=0, draw=0, staleness=0, samples=1),) * 3,
             "reason": "",
             "measure": True,
+            "is_skipped": True,
         }
     )
     again = sent(ApplyUpdate(encoded(update), is_read=True))
