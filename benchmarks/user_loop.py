@@ -3,7 +3,7 @@
 - `premium`: time of a step under BSP, all ranks at one speed.
 - `all_reduce`: the same under all_reduce, without a server.
 - `sums`: the same under BSP, without a server.
-- `bookkeeping`: processor time of a rank for a step beyond that of DDP, of a model of 1,000 parameters, without a server.
+- `bookkeeping`: processor time of a rank for a step beyond that of DDP, without a server, of 1,000 parameters.
 - `straggler`: one rank at half speed, protocols that do not wait for it: updates, or minibatches, in a second.
 - `sums_straggler`: the same without a server.
 - `start`: seconds from the start of the script to the end of the first step.

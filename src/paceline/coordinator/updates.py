@@ -135,7 +135,7 @@ class UpdateRunner:
             worker.skips += 1
         else:
             worker.rejections += 1
-        if self._phases.sets_shares and reason != events.SKIPPED:
+        if self._phases.sets_shares and reason != events.SKIPPED and not staleness:
             self._skip_update(event.worker)
         else:
             self._end_lease(event.worker)
