@@ -12,7 +12,7 @@ from benchmarks.namespaces import hosts
 from end_when import FOREVER, EndWhen
 from hosts import Cut, Parting, need_hosts, ranks_on_hosts
 from machine_speed import scaled
-from paceline.coordinator.updates import LATE_RETURN
+from paceline.coordinator.admission import LATE_RETURN
 from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, WorkerJoined, WorkerLost
 from tiny_jobs import sgd, tiny_job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.coordinator.admission import GradientAdmission
 from paceline.coordinator.dispatcher import Dispatcher
 from paceline.coordinator.evaluation_schedule import EvaluationSchedule
 from paceline.coordinator.failure_detector import FailureDetector
@@ -65,15 +66,24 @@ class Coordinator:
         self._monitor = StopMonitor(stop, workers, settings.per_epoch)
         every = settings.evaluate_every
         self._evaluations = EvaluationSchedule(every) if every is not None else None
-        self._updates = UpdateRunner(
+        self._admission = GradientAdmission(
             run=run,
             update=update,
             membership=self._membership,
             phases=self._phases,
             scaling=self._scaling,
             monitor=self._monitor,
-            evaluations=self._evaluations,
             has_server=plan.allreduce is None,
+        )
+        self._updates = UpdateRunner(
+            run=run,
+            update=update,
+            admission=self._admission,
+            membership=self._membership,
+            phases=self._phases,
+            scaling=self._scaling,
+            monitor=self._monitor,
+            evaluations=self._evaluations,
         )
         self._timer_set_s = stop.seconds  # end of the run for which a timer was asked for
 
@@ -182,7 +192,7 @@ class Coordinator:
             return commands
         run.now = event.now
         if type(event) is events.Arrival:  # almost every event, so it is looked for first
-            self._updates.arrive(event)
+            self._admission.arrive(event)
         else:
             self._handle_rare(event)
         if not run.stopped:
@@ -292,7 +302,7 @@ class Coordinator:
             self._handle_evaluation(cut_short)
         for worker, state in self._workers.items():  # an end by rejected gradients is not noted in `cut_short`
             if not run.stopped:
-                self._updates.check_rejections(worker, state)
+                self._admission.check_rejections(worker, state)
         if not run.stopped:
             self._updates.settle()
 

@@ -39,7 +39,7 @@ class PhaseRunner:
         protocol: protocol in force.
         compensators: corrections of stale gradients in this phase.
         has_controllers: whether this phase has controllers.
-        sets_shares: whether a controller of this phase cuts the minibatches of an update into shares.
+        controllers: controllers of this phase.
         measures_steps: whether steps are measured now.
         limits_momentum: whether a phase of the plan limits the momentum.
         step: step of the latest update, until the next update is opened; None if it was not measured.
@@ -57,7 +57,6 @@ class PhaseRunner:
         self.protocol: Protocol = plan.phases[0].protocol
         self.compensators: tuple[Compensator, ...] = ()
         self.has_controllers = False
-        self.sets_shares = False
         self.measures_steps = settings.measure_steps
         self.step: Step | None = None
         self._run = run
@@ -71,7 +70,7 @@ class PhaseRunner:
         self.limits_momentum = self._momentum is not None
         self._index = -1
         self._progress = PhaseProgress(None)
-        self._controllers = ControllerGroup()
+        self.controllers = ControllerGroup()
         self._interrupted: list[control.Work] = []  # since the latest update was opened
         self._timers: set[float] = set()  # times at which controllers asked to be called
 
@@ -100,7 +99,7 @@ class PhaseRunner:
         self._index += 1
         phase = self._plan.phases[self._index]
         self._select(phase)
-        self._controllers.begin(self._table.live or 1)  # all workers may be lost
+        self.controllers.begin(self._table.live or 1)  # all workers may be lost
         if self._momentum is not None:
             self._momentum.begin(self._run.workload)
         self._timers.clear()
@@ -109,11 +108,10 @@ class PhaseRunner:
 
     def _select(self, phase: Phase) -> None:
         self._progress = PhaseProgress(phase.end)
-        self._controllers = ControllerGroup(phase)
+        self.controllers = ControllerGroup(phase)
         self.has_controllers = bool(phase.controllers)
         self.compensators = compensators_of(phase)
-        self.sets_shares = self._controllers.sets_shares
-        self.measures_steps = self._settings.measure_steps or self._controllers.reads_steps
+        self.measures_steps = self._settings.measure_steps or self.controllers.reads_steps
 
     def _change_protocol(
         self, protocol: Protocol, reason: str, price: float | None = None, numbers: Mapping[str, float] | None = None
@@ -171,7 +169,7 @@ class PhaseRunner:
     def prepare(self) -> None:
         """Let the controllers of this phase do work of their next decisions."""
         if self.has_controllers:
-            self._controllers.prepare()
+            self.controllers.prepare()
 
     def ask(
         self,
@@ -221,14 +219,14 @@ class PhaseRunner:
             accepted=accepted,
             interrupted=self._interrupted if trigger == "open" else (),
             leads=self._membership.dispatcher.leads if trigger == "open" else {},
-            in_flight=[*map(self._work, self._table.in_flight)] if self._controllers.reads_work else (),
+            in_flight=[*map(self._work, self._table.in_flight)] if self.controllers.reads_work else (),
             noise=noise.estimate if noise is not None else None,
             price=noise.price_of_staleness if noise is not None else 1.0,
             has_risen=noise is not None and noise.has_risen,
         )
         if trigger == "open":
             self._interrupted = []
-        for action in self._controllers.decide(observation):
+        for action in self.controllers.decide(observation):
             self._apply(action)
 
     def _apply(self, action: control.Action) -> None:
@@ -307,7 +305,7 @@ class PhaseRunner:
             "interrupted": [tuple(each) for each in self._interrupted],
             "timers": set(self._timers),
             "progress": self._progress.state_dict(),
-            "controllers": self._controllers.state_dict(),
+            "controllers": self.controllers.state_dict(),
             "momentum": self._momentum and self._momentum.state_dict(),
         }
 
@@ -323,6 +321,6 @@ class PhaseRunner:
         self._index = state["index"]
         self._select(self._plan.phases[self._index])
         self._progress.load_state_dict(state["progress"])
-        self._controllers.load_state_dict(state["controllers"])
+        self.controllers.load_state_dict(state["controllers"])
         if self._momentum is not None:
             self._momentum.load_state_dict(state["momentum"])

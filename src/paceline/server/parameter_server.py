@@ -192,10 +192,8 @@ class ParameterServer:
         if update.is_skipped:
             self._accumulator.clear()
             self.publish(self.state if version is None else version)
-            self.advance_schedule(update.workload)
-            return None
-        step = self.step(update, version)
-        self.scheduler.advance(update.workload)
+        step = None if update.is_skipped else self.step(update, version)
+        self.advance_schedule(update.workload)
         return step and step._replace(next_learning_rate=max_learning_rate(self.optimizer))
 
     def advance_schedule(self, workload: int) -> None:

@@ -79,7 +79,12 @@ class SharedRun(AttachedRun):
         self._scheduler: SchedulerBinding | None = None
         self._makes_step = False  # whether the step under way has the gradient that the worker gave back
         self._gradients = GradientSender(
-            loop, self._watch, self._exchange, self._samples, self._step_of_scaler, self._keeps_scale
+            loop,
+            self._watch,
+            self._exchange,
+            samples=self._samples,
+            step_of_scaler=self._step_of_scaler,
+            keeps_scale=self._keeps_scale,
         )
         self._interruptible = InterruptibleBatch(loop.model, self._check_interrupt, self._gradients.drop)
         self._step_hooks = StepHooks(loop.optimizer, self._before_step, self._after_step)

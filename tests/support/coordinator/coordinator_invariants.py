@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from arrivals import arrival
-from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
+from paceline.coordinator.admission import LATE_RETURN, PROBE, STALE
 from paceline.core.events import (
     NOT_FINITE,
     OLD_DRAW,

@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from paceline.core.events import NOT_FINITE, Accept, Arrival, Compensation, Decision, Drop, Step
-from paceline.core.gradient import NOT_MEASURED, SKIPPED, Measured
+from paceline.core.gradient import NOT_MEASURED, OVERFLOW, SKIPPED, Measured
 from paceline.core.records import (
     DecisionMade,
     GradientArrived,
@@ -21,7 +21,7 @@ ARRIVAL = Arrival(
     pull_s=0.1, push_s=0.3, step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8,
     unsent_s=0.9,
 )  # fmt: skip
-BY_REASON = {"finite", "skipped"}
+BY_REASON = {"finite", "skipped", "overflowed"}
 FACTS = {"now_s": 1.5, "version": 1, "started_s": 0.2, "staleness": 0}
 
 
@@ -43,6 +43,10 @@ def test_every_field_of_an_arrival_is_in_its_record():
         (Accept(worker=2, draw=3, staleness=0, samples=8), {}),
         (Drop(worker=2, draw=3, staleness=0, reason=NOT_FINITE), {"finite": False}),
         (Drop(worker=2, draw=3, staleness=0, reason=SKIPPED), {"finite": False, "skipped": True}),
+        (
+            Drop(worker=2, draw=3, staleness=0, reason=OVERFLOW),
+            {"finite": False, "skipped": True, "overflowed": True},
+        ),
         (Drop(worker=2, draw=3, staleness=4, reason="old"), {}),
     ],
 )

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from paceline.coordinator.updates import LATE_RETURN, PROBE, STALE
+from paceline.coordinator.admission import LATE_RETURN, PROBE, STALE
 from paceline.core import records
 from paceline.core.gradient import NOT_FINITE, NOTICE, OVERFLOW, SKIPPED
 from paceline.recording.history import Totals

@@ -112,7 +112,7 @@ def test_a_saved_controller_decides_as_if_it_had_not_been_saved():
     [balance] = BALANCED.controllers
     driven = Driven([1, 1, 1, 2])
     driven.updates(2)
-    state = driven.driven._phases._controllers._states[0]
+    state = driven.driven._phases.controllers._states[0]
     saved = decode(encode(balance.state_dict(state), {}), {})
     restored = balance.load_state_dict(saved)
     assert encode(balance.state_dict(restored), {}) == encode(balance.state_dict(state), {})

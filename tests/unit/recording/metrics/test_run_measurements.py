@@ -3,7 +3,7 @@
 import pytest
 
 import paceline as pl
-from paceline.coordinator import updates
+from paceline.coordinator import admission
 from paceline.core import records
 from paceline.core.gradient import OLD_DRAW
 from paceline.recording.history import Totals
@@ -34,9 +34,9 @@ def run():
 
 
 REASONS = {
-    updates.STALE: "stale",
-    updates.LATE_RETURN: "late",
-    updates.PROBE: "probe",
+    admission.STALE: "stale",
+    admission.LATE_RETURN: "late",
+    admission.PROBE: "probe",
     "not finite": "not_finite",
     "its loop skipped the step": "skipped",
     "a reason of a later version": "other",
