@@ -34,7 +34,7 @@ def check_equal_to_ddp(found, epochs=3):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Lion"])
 def test_bsp_is_ddp(optimizer, accumulate, tmp_path):
     check_equal_to_ddp(answers(tmp_path, 3, optimizer=optimizer, accumulate=accumulate, compare=True))
 

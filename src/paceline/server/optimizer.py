@@ -233,7 +233,7 @@ def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str,
 def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
     """Return why an optimizer does not take changed options of a group, empty if it does.
 
-    Its class checks them when it is made, or when it steps: so another one steps before and after the change.
+    A class of torch checks them when it is made, or when it steps: so another one steps before and after the change.
     """
     kind = type(optimizer)
     if unknown := changed.keys() - optimizer.defaults.keys():
@@ -242,6 +242,8 @@ def _why_refused(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], cha
     for name, value in changed.items():
         if not _are_alike(value, group[name]):
             return f"{refused}: expected a value like {group[name]}"
+    if not _is_of_torch(optimizer):
+        return ""
     known = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
     own = {name: group[name] for name in known}
     parameter = nn.Parameter(torch.zeros(1, 1, device=group["params"][0].device))  # Muon takes matrices only

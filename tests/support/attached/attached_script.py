@@ -36,7 +36,27 @@ class Network(nn.Module):
         return self.last(torch.tanh(self.second(self.norm(self.first(x)))))
 
 
+class Lion(torch.optim.Optimizer):
+    """Optimizer of the script, which a process without its code cannot step."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                    change = momentum.mul(first).add_(parameter.grad, alpha=1 - first)
+                    parameter.add_(change / (change.abs() + 1e-3), alpha=-group["lr"])  # a smooth sign
+                    momentum.mul_(second).add_(parameter.grad, alpha=1 - second)
+
+
 def make_optimizer(model, kind):
+    if kind == "Lion":
+        return Lion(model.parameters())
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     if kind == "AdamW":

@@ -24,6 +24,7 @@ from paceline.user_loop.step_policies import RankSteps, ServerSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 from paceline.user_loop.worker.loop_replicas import LoopReplicas
+from paceline.user_loop.worker.optimizer_copy import copies_of
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = scaled(10.0)
@@ -57,7 +58,12 @@ class ThreadPart(RankPart):
         read_copy = None if ranks.has_server else lambda: self.lifecycle.read_state()
         self.steps = RankSteps(optimizer) if ranks.steps_here else ServerSteps(optimizer, model, read_copy)
         replicas = LoopReplicas(self.exchange, loop)
-        self.host = Host(lifecycle=self.lifecycle, make_replica=replicas, make_transport=self._make_transport)
+        self.host = Host(
+            lifecycle=self.lifecycle,
+            make_replica=replicas,
+            make_transport=self._make_transport,
+            make_optimizer=None if self._describe().is_of_torch else copies_of(optimizer, model),
+        )
 
     def config(self, stop):
         return self._config(stop, self._rank + 1)
@@ -73,8 +79,11 @@ class ThreadPart(RankPart):
         self._transport.kill()
 
     def _config(self, stop, number):
-        job = make_job(describe(*self._loop, steps_here=self._ranks.steps_here), tensors_of(self._loop.model))
+        job = make_job(self._describe(), tensors_of(self._loop.model))
         return self._ranks.options.config(job, self._ranks.plan, self._ranks.cluster(number), stop)
+
+    def _describe(self):
+        return describe(*self._loop, steps_here=self._ranks.steps_here, has_server=self._ranks.has_server)
 
     def _make_transport(self, cluster, security):
         self._transport.token = cluster.ranks.token

@@ -142,7 +142,11 @@ def parallel():
         ({"loader": DataLoader(DATA, batch_sampler=[[0, 1], [2]])}, "the loader has a list as batch_sampler"),
         ({"loader": DataLoader(DATA, batch_size=None)}, "the loader has no batch_size"),
         ({"optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())}, "LBFGS evaluates the loss within a step"),
-        ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "OwnOptimizer is not of torch.optim"),
+        (
+            {"protocol": "asp", "optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())},
+            "OwnOptimizer is not of torch.optim, but the server steps a copy of it",
+        ),
+        ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
         ({"optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
         ({"callbacks": ()}, "read run.update and run.last in the loop"),
         ({"progress": True}, "attach has no argument 'progress', expected overwrite, resume"),

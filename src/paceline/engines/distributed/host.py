@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -109,12 +109,14 @@ class Host:
         make_replica: makes the replica that computes gradients.
         start_sidecar: starts processes beside the rank.
         make_transport: makes the transport to the other ranks.
+        make_optimizer: makes the optimizer of a server in this process, in place of the job's; None for that.
     """
 
     lifecycle: Lifecycle
     make_replica: ReplicaFactory = make_replica
     start_sidecar: SidecarStarter = CommandSidecar
     make_transport: Callable[[Torchrun, JobSecurity], Transport] = make_transport
+    make_optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
 
 
 THIS_PROCESS = Host(lifecycle=WholeProcess())

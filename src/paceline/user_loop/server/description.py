@@ -18,6 +18,8 @@ from paceline.user_loop.data.loop_data import ATTACHED, LoopData, LoopJob
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.frames import from_json, read_frame, read_tensors, to_json, write_frame, write_tensors
 
+Groups = Sequence[tuple[Sequence[str], dict[str, Any]]]  # names and options of each
+
 
 class ParameterGroup(msgspec.Struct, frozen=True):
     """Parameter group of an optimizer.
@@ -39,6 +41,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         parameters: names of the trainable parameters, in the model's order.
         buffers: names of the buffers, in the model's order.
         optimizer: name of the optimizer's class, which is in `torch.optim` if the server steps it.
+        is_of_torch: whether the class is in `torch.optim`.
         groups: its parameter groups; empty if it steps on each rank.
         data: training data.
         clip_norm: largest norm of the mean gradient, None for no clipping.
@@ -48,6 +51,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     parameters: list[str]
     buffers: list[str]
     optimizer: str
+    is_of_torch: bool
     groups: list[ParameterGroup]
     data: LoopData
     clip_norm: float | None
@@ -94,6 +98,7 @@ def describe(
     digest: str = "",
     *,
     steps_here: bool = False,
+    has_server: bool = True,
 ) -> Description:
     """Return the description of a training.
 
@@ -105,12 +110,14 @@ def describe(
         clip_norm: largest norm of the mean gradient, None for no clipping.
         digest: digest of the first and the last sample, empty if unknown.
         steps_here: whether the optimizer steps on each rank, so that the server needs its name only.
+        has_server: whether a server steps a copy of the optimizer, in a process without the user's code; else each rank
+            does.
 
     Raises:
         UsageError: the optimizer cannot be made anew in another process, or holds parameters of another model.
     """
     if not steps_here:
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, has_server=has_server)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups = [] if steps_here else enumerate(optimizer.param_groups)
     return Description(
@@ -118,19 +125,28 @@ def describe(
         parameters=list(names.values()),
         buffers=[name for name, _ in model.named_buffers()],
         optimizer=type(optimizer).__name__,
+        is_of_torch=_is_of_torch(optimizer),
         groups=[_describe_group(number, group, names, optimizer.defaults) for number, group in groups],
         data=LoopData.of_loader(loader, accumulate, digest),
         clip_norm=None if clip_norm is None else float(clip_norm),
     )
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    kind = type(optimizer)
-    if getattr(torch.optim, kind.__name__, None) is not kind or kind is torch.optim.LBFGS:
-        reason = "evaluates the loss within a step" if kind is torch.optim.LBFGS else "is not of torch.optim"
+def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, *, has_server: bool) -> None:
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            f"the optimizer {kind.__name__} {reason}, but a copy of it steps from gradients alone, without your code: "
-            "give an optimizer of torch.optim other than LBFGS"
+            f"the optimizer {kind} evaluates the loss within a step, but a copy of it steps from gradients alone: give "
+            "an optimizer whose step() needs gradients only"
+        )
+    if has_server and not _is_of_torch(optimizer):
+        raise UsageError(
+            f"the optimizer {kind} is not of torch.optim, but the server steps a copy of it without your code: give an "
+            "optimizer of torch.optim, or a protocol that needs no server, as balanced(m=8) or bsp"
         )
 
 
@@ -203,10 +219,12 @@ def add_modules(root: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
 def make_job(training: Description, tensors: dict[str, Tensor]) -> Job:
     """Return the job of a described training, which the ranks compute in the user's loop."""
     groups = [(group.names, group.options) for group in training.groups]
+    kind = training.optimizer
+    factory = partial(make_optimizer if training.is_of_torch else hold_optimizer, kind=kind, groups=groups)
     return LoopJob(
         name=ATTACHED,
         model=ParameterBag(training, tensors),
-        optimizer=partial(make_optimizer, kind=training.optimizer, groups=groups),
+        optimizer=factory,
         step=computed_by_the_user,
         clip_norm=training.clip_norm,
         **training.data.job_settings(),
@@ -217,14 +235,47 @@ def make_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     *,
     kind: str,
-    groups: Sequence[tuple[Sequence[str], dict[str, Any]]],
+    groups: Groups,
 ) -> torch.optim.Optimizer:
     """Return an optimizer of `torch.optim` with these parameter groups."""
-    parameters = dict(named_parameters)
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(
-        [{**options, "params": [parameters[name] for name in names]} for names, options in groups]
-    )
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(_groups(named_parameters, groups))
     return optimizer
+
+
+def hold_optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], *, kind: str, groups: Groups
+) -> torch.optim.Optimizer:
+    """Return the holder of the state of an optimizer whose class is not known here, only its name."""
+    holder: type[HeldOptimizer] = type(kind, (HeldOptimizer,), {})  # for the fingerprint of the job
+    return holder(_groups(named_parameters, groups))
+
+
+def _groups(named_parameters: Iterable[tuple[str, nn.Parameter]], groups: Groups) -> list[dict[str, Any]]:
+    parameters = dict(named_parameters)
+    return [{**options, "params": [parameters[name] for name in names]} for names, options in groups]
+
+
+class HeldOptimizer(torch.optim.Optimizer):
+    """Options and state of an optimizer that steps in other processes.
+
+    Args:
+        groups: parameter groups with all their options.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {name: value for name, value in groups[0].items() if name != "params"})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no loss
+        """Raise: the class of the optimizer is not known here."""
+        raise NotImplementedError(f"{type(self).__name__} steps on each rank")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state as it is: the class of the optimizer knows which types its parts have."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.state.clear()
+        self.state.update({parameters[number]: dict(state) for number, state in state_dict["state"].items()})
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
 
 
 def computed_by_the_user(model: nn.Module, batch: object) -> Tensor:

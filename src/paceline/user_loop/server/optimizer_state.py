@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from paceline.errors import UsageError
 from paceline.server.parameter_server import ParameterServer
 
+PLAIN = bool | int | float
+NUMBER = "#"  # before the key of a number of Python, which travels as a tensor
+
 
 def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the state of an optimizer on the CPU, under "key parameter".
 
     Raises:
-        UsageError: a part of the state is not a tensor.
+        UsageError: a part of the state is neither a tensor nor a number.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
@@ -30,10 +33,14 @@ def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
         for key, value in optimizer.state.get(parameter, {}).items() if parameter.requires_grad else ():
             if isinstance(value, Tensor):
                 state[f"{key} {name}"] = value.detach().cpu().clone().contiguous()
+            elif isinstance(value, PLAIN):
+                state[f"{NUMBER}{key} {name}"] = torch.tensor(
+                    value, dtype=torch.float64 if isinstance(value, float) else None
+                )
             elif value is not None:
                 raise UsageError(
                     f"{key} of {name} in the state of the optimizer is of type {type(value).__name__}, expected a "
-                    "tensor: load a state that this version of torch has saved"
+                    "tensor or a number: load a state that this version of torch has saved"
                 )
     return state
 
@@ -47,6 +54,9 @@ def load_named_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: 
     for both, value in state.items():
         key, _, name = both.partition(" ")
         parameter = parameters[name]
+        if key.startswith(NUMBER):
+            optimizer.state[parameter][key.removeprefix(NUMBER)] = value.item()
+            continue
         # As in torch, a scalar such as `step` stays on the CPU, unless a kernel on the device reads it.
         moves = value.ndim or parameter in on_device
         optimizer.state[parameter][key] = value.to(parameter.device) if moves else value

@@ -26,6 +26,7 @@ from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 from paceline.user_loop.worker.loop_optimizer import check_local_steps
 from paceline.user_loop.worker.loop_replicas import LoopReplicas
+from paceline.user_loop.worker.optimizer_copy import copies_of
 
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = (
@@ -63,7 +64,9 @@ class ServedPart(RankPart):
         self._steps_here = plan.local_steps is not None
         if self._steps_here:
             check_local_steps(loop)
-        describe(*loop, steps_here=self._steps_here)  # only checked; the run reads it when it begins (decision 0022)
+        self._loop = loop
+        self._cluster = cluster
+        is_of_torch = self._describe().is_of_torch  # else only checked; the run reads it when it begins (decision 0022)
         _check_plan(plan)
         self.ranks = environment.world_size
         self.exchange = Exchange()
@@ -72,10 +75,12 @@ class ServedPart(RankPart):
         self.steps = (
             RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model, read_copy)
         )
-        self.host = Host(lifecycle=self.lifecycle, make_replica=LoopReplicas(self.exchange, loop))
-        self._loop = loop
+        self.host = Host(
+            lifecycle=self.lifecycle,
+            make_replica=LoopReplicas(self.exchange, loop),
+            make_optimizer=None if is_of_torch else copies_of(loop.optimizer, loop.model),
+        )
         self._plan = plan
-        self._cluster = cluster
         self._environment = environment
         self._options = options
         self._own_cluster.fitted_to(plan)
@@ -114,7 +119,10 @@ class ServedPart(RankPart):
 
     @cached_property
     def _training(self) -> Description:
-        return describe(*self._loop, steps_here=self._steps_here)
+        return self._describe()
+
+    def _describe(self) -> Description:
+        return describe(*self._loop, steps_here=self._steps_here, has_server=self._cluster.has_server)
 
 
 def _check_plan(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from paceline.core.events import Measured
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
@@ -29,7 +30,8 @@ class SummedTensors(WorkerTensors):
     _connection: Connection
 
     def __init__(self, rank: Rank, layout: FlatLayout) -> None:
-        job, cluster = rank.job, rank.cluster
+        job, cluster, own = rank.job, rank.cluster, rank.host.make_optimizer
+        job = job if own is None else replace(job, optimizer=own)
         self._server = ParameterServer(job, build_model(job, rank.seed), layout, rank.per_epoch, workers=cluster.n)
         rank.host.lifecycle.on_server(self._server)
         self._parameters = RankParameters(self._server, layout, cluster.worker)
