@@ -58,8 +58,8 @@ browser:
 	touch $@
 
 # Else each of the test processes would compile all tests, and the loops of numba.
-.venv/compiled: .venv/installed $(wildcard src/paceline/tensors/compiled*.py src/paceline/compression/compiled*.py)
-	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings -k 'test_kernels or test_compiled or test_finite or test_block_optimizer or test_mean_loops'
+.venv/compiled: .venv/installed $(wildcard src/paceline/tensors/compiled*.py src/paceline/compression/compiled*.py src/paceline/engines/virtual/vectorized/*loops.py)
+	$(BIN)/pytest -n 0 -qq --durations 0 --disable-warnings -k 'test_kernels or test_compiled or test_finite or test_block_optimizer or test_mean_loops or test_queued_leases'
 	touch $@
 
 .venv-integrations/installed: pyproject.toml constraints.txt

@@ -129,8 +129,8 @@ def test_an_optimizer_for_graphs_of_a_gpu_is_stepped_by_the_server(network, data
 
 def test_a_state_that_is_no_tensor_is_refused(network):
     optimizer = sgd(network)
-    optimizer.state[network.last.bias]["count"] = 3
-    with pytest.raises(pl.UsageError, match=r"count of last.bias in the state of the optimizer is of type int"):
+    optimizer.state[network.last.bias]["counts"] = [3]
+    with pytest.raises(pl.UsageError, match=r"counts of last.bias in the state of the optimizer is of type list"):
         named_state(optimizer, network)
 
 
