@@ -8,6 +8,7 @@ workers call a function in place of the server, so an arrival is one event.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -35,7 +36,7 @@ from paceline.protocols.protocol import Protocol, as_plan
 BAR = 50
 SECONDS_BAR, GIB_BAR = 60, 2.0
 FLEET, PEERS = 100_000, 1_000
-NAMES = ("k_sync", "backup", "k_batch_sync", "k_async", "k_batch_async", "asp")
+NAMES = ("k_sync", "backup", "k_batch_sync", "k_async", "k_batch_async", "asp", "balanced")
 AGAINST_SIMPY = {"k_sync": 1_000, "k_async": 1_000, "asp": 500_000}  # updates of paceline
 SHARE_OF_SIMPY = 10  # factor by which its run is shorter, so that a round takes seconds
 
@@ -44,10 +45,12 @@ def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("--updates", type=int, default=1_000, help="updates of each protocol at n = 100,000, K = n / 2")
     parser.add_argument("--asp-updates", type=int, default=10_000_000)
+    parser.add_argument("--balanced-updates", type=int, default=100, help="of its 8 microbatches a minibatch")
     parser.add_argument("--case", choices=NAMES, help="case to run alone, in this process")
     args = parser.parse_args()
     if args.case:
-        print(json.dumps(large(args.case, args.asp_updates if args.case == "asp" else args.updates)))
+        updates = {"asp": args.asp_updates, "balanced": args.balanced_updates}.get(args.case, args.updates)
+        print(json.dumps(large(args.case, updates)))
         return
     del args.case
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -59,7 +62,7 @@ def main() -> None:
                 "n=100000": f"each under {SECONDS_BAR} s and {GIB_BAR} GiB on one core",
                 "n=1000": f"at least {BAR} times the arrivals/s of SimPy, median of the ratios round by round",
             },
-            f"n={FLEET}": {name: in_a_process(name, args.updates, args.asp_updates) for name in NAMES},
+            f"n={FLEET}": {name: in_a_process(name, args) for name in NAMES},
             f"n={PEERS}": {name: against(name, updates, args.rounds) for name, updates in AGAINST_SIMPY.items()},
         },
         "simpy",
@@ -69,9 +72,10 @@ def main() -> None:
 # --- a large fleet ----------------------------------------------------------------------------------------
 
 
-def in_a_process(name: str, updates: int, asp_updates: int) -> dict[str, Any]:
+def in_a_process(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run a case in a new process, and return its result with its memory."""
-    sizes = ["--updates", str(updates), "--asp-updates", str(asp_updates)]
+    sizes = ["--updates", str(args.updates), "--asp-updates", str(args.asp_updates)]
+    sizes += ["--balanced-updates", str(args.balanced_updates)]
     command = [sys.executable, str(Path(__file__)), "--case", name, *sizes]
     result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return result
@@ -80,7 +84,8 @@ def in_a_process(name: str, updates: int, asp_updates: int) -> dict[str, Any]:
 def large(name: str, updates: int) -> dict[str, Any]:
     cluster = pl.Cluster(FLEET, pl.timing.Exponential(mean_s=1.0))
     begun, begun_wall = process_time(), perf_counter()
-    simulated = pl.simulate(protocol(name, FLEET), cluster, updates=updates)
+    chosen = pl.balanced(m=8) if name == "balanced" else protocol(name, FLEET)
+    simulated = pl.simulate(chosen, cluster, updates=updates)
     took_s, wall_s = process_time() - begun, perf_counter() - begun_wall
     peak_gib = getrusage(RUSAGE_SELF).ru_maxrss / 2**20
     return {
