@@ -40,7 +40,7 @@ def _copy(
     """
     own = dict(named_parameters)
     theirs = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    memo: dict[int, Any] = {id(each): own.get(names[id(each)], each) for each in theirs}
+    memo: dict[int, Any] = {id(each): own.get(names.get(id(each), ""), each) for each in theirs}  # frozen ones stay
     left_out = {name for name in vars(optimizer) if name.startswith(HOOKS)} | {"state", "step"}  # a scheduler's step
     try:
         parts = deepcopy({name: value for name, value in vars(optimizer).items() if name not in left_out}, memo)
