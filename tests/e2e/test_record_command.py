@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from machine_speed import scaled
@@ -59,6 +60,15 @@ def record(folder, *options):
     return [sys.executable, "-m", "paceline", "record", "--out", folder / "rec", *options, "--"]
 
 
+def check_straggler(recording, part, expected_s):
+    """Check that rank 1 is named; on a busy machine a few steps are longer, and another rank may be slow in some."""
+    straggler, *others = find_stragglers(recording)
+    assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, part, True)
+    assert not any(each.is_persistent for each in others)
+    assert straggler.excess_s > expected_s - 0.005
+    assert np.median(recording.work_s[1] - recording.work_s[0]) == pytest.approx(expected_s, abs=0.005)
+
+
 def sum_in(output):
     return next(line for line in output.splitlines() if line.startswith("sum"))
 
@@ -72,10 +82,7 @@ def test_the_slow_rank_is_named_and_training_is_the_same(way, tmp_path):
     assert recorded.returncode == 0, recorded.stderr
     assert "not fully recorded" not in recorded.stderr
     recording = DDPRecording(tmp_path / "rec")
-    [straggler] = find_stragglers(recording)
-    assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, "backward", True)
-    expected_s = 0.060 if way == "no_sync" else 0.030
-    assert straggler.excess_s == pytest.approx(expected_s, abs=0.004)
+    check_straggler(recording, "backward", 0.060 if way == "no_sync" else 0.030)
     assert len(recording.gradient_samples) == (7 if way == "reentrant" else 8)
     assert all(each.squared_norm < each.mean_square for each in recording.gradient_samples)
     assert sum_in(recorded.stdout) == sum_in(train(tmp_path, way).stdout)
@@ -122,9 +129,7 @@ def test_a_script_with_fsdp_or_own_collectives_is_recorded_by_the_flight_recorde
     assert done.returncode == 0, done.stderr
     recording = DDPRecording(tmp_path / "rec")
     assert recording.is_coarse
-    [straggler] = find_stragglers(recording)
-    assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, "unknown", True)
-    assert straggler.excess_s == pytest.approx(0.030, abs=0.005)
+    check_straggler(recording, "unknown", 0.030)
     advice = command(tmp_path, sys.executable, "-m", "paceline", "advise", tmp_path / "rec")
     assert "They are coarser" in advice.stdout
 
