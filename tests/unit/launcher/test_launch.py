@@ -176,7 +176,9 @@ def test_each_rank_has_a_file_and_the_terminal_shows_the_first(tmp_path, capfd):
         written = (tmp_path / f"rank-{rank}.log").read_text().splitlines()
         assert sorted(written) == [f"err {rank}", f"out {rank}"]
     shown = capfd.readouterr()
-    assert (shown.out, shown.err) == ("out 0\n", "err 0\n")
+    # A store of another test may still write to this process's standard error, from a thread of torch.
+    assert shown.out == "out 0\n"
+    assert re.findall("^err .*$", shown.err, re.MULTILINE) == ["err 0"]
 
 
 @pytest.mark.parametrize("make", [lambda log, home: log.symlink_to(home), lambda log, home: os.mkfifo(log)])

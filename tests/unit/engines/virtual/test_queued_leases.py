@@ -23,6 +23,14 @@ LAWS = [
 PLANS = ["balanced(m=4)", "balanced(m=8, backups=false)", "balanced(m=1)", "balanced(m=3, max_share=1)"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compile the loops before a test whose processor time is limited."""
+    [phase] = parse_plan("balanced(m=4)").phases
+    QueuedLeases(phase.controllers[0], pl.Cluster(3, pl.timing.Exponential(1.0)), 0).run(3)
+    _dealt(np.array([1.0, 2.0]), 4)
+
+
 @st.composite
 def clusters(draw):
     n = draw(st.sampled_from([1, 2, 3, 5, 12]))
