@@ -17,14 +17,15 @@ from ranks import free_port
 from this_process import wait_until
 
 LIMIT_S = scaled(120)
-OPTIONS = "train digits --protocol bsp --cluster torchrun(standby=1) --evaluate-every updates=50"
+OPTIONS = "train digits --protocol bsp --evaluate-every updates=50 --cluster"
+STANDBY = "torchrun(standby=1)"
 SIGTERM_AT_THE_TAKEOVER = """
 import os, signal, sys
 from paceline.cli import main
 from paceline.clusters.launch_env import SIDECAR
 
 if SIDECAR in os.environ:
-    from paceline.engines.distributed.parameter_server.standby import Standby
+    from paceline.engines.distributed.standby.standby import Standby
     take_over = Standby._take_over
 
     def take_over_after_sigterm(*arguments):
@@ -40,12 +41,12 @@ def records(folder, kind):
     return SavedRun(folder).history.of(kind) if (folder / "events.jsonl").exists() else []
 
 
-def start_ranks(folder, *program):
+def start_ranks(folder, cluster, *program):
     """Return three ranks of a run in "safe", as processes of this program."""
     names = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
-            [*program, *OPTIONS.split(), "--stop", "updates=1000000", "--out", "safe"],
+            [*program, *OPTIONS.split(), cluster, "--stop", "updates=1000000", "--out", "safe"],
             cwd=folder,
             env=environment(**names, RANK=str(rank), LOCAL_RANK=str(rank)),
             stdout=subprocess.DEVNULL,
@@ -59,14 +60,17 @@ def start_ranks(folder, *program):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*is cut short")  # a record may be half written when it is read
-def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
-    ranks = start_ranks(tmp_path, sys.executable, "-m", "paceline")
+@pytest.mark.parametrize(("cluster", "number"), [(STANDBY, 3), ("torchrun(server=false,standby=1)", 4)])
+def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(cluster, number, tmp_path):
+    ranks = start_ranks(tmp_path, cluster, sys.executable, "-m", "paceline")
     try:
         wait_until(lambda: len(records(tmp_path / "safe", UpdateMade)) > 60)
         ranks[0].kill()
         folder = tmp_path / "safe-standby"
         wait_until(lambda: any(each.version > 200 for each in records(folder, VersionEvaluated)))
-        [standby] = [each for each in psutil.Process(ranks[2].pid).children() if each.environ().get(SIDECAR) == "3"]
+        [standby] = [
+            each for each in psutil.Process(ranks[2].pid).children() if each.environ().get(SIDECAR) == str(number)
+        ]
         ranks[2].terminate()
         said = [process.communicate(timeout=LIMIT_S)[1] for process in ranks]
     finally:
@@ -89,7 +93,7 @@ def test_the_standby_goes_on_evaluates_and_ends_as_rank_0_would(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*is cut short")  # a record may be half written when it is read
 def test_sigterm_between_the_loss_of_rank_0_and_the_takeover_saves_the_run(tmp_path):
     (tmp_path / "command.py").write_text(SIGTERM_AT_THE_TAKEOVER)
-    ranks = start_ranks(tmp_path, sys.executable, "command.py")
+    ranks = start_ranks(tmp_path, STANDBY, sys.executable, "command.py")
     folder = tmp_path / "safe-standby"
     try:
         wait_until(lambda: len(records(tmp_path / "safe", UpdateMade)) > 60)

@@ -239,9 +239,9 @@ def test_a_rank_without_the_result_of_a_sum_gets_the_state_of_one_that_has_it(pr
             return False
         return summed
 
-    def noting(parameters, state):
+    def noting(parameters, number, state):
         brought.append(state)
-        take_state(parameters, state)
+        take_state(parameters, number, state)
 
     monkeypatch.setattr(UpdateFollower, "_can_sum", losing)
     monkeypatch.setattr(RankParameters, "take_state", noting)

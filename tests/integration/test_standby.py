@@ -1,8 +1,8 @@
 """Runs whose rank 0 is killed, with a standby: ranks as threads."""
 
-import re
 import signal
 import threading
+from random import Random
 
 import pytest
 import torch
@@ -11,9 +11,8 @@ import paceline as pl
 from end_when import FOREVER
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
-from paceline.engines.distributed.parameter_server.standby import Standby
-from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
-from paceline.engines.distributed.parameter_server.succession import Succession
+from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
+from paceline.engines.distributed.standby.standby import Standby
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
 from rank_threads import LIMIT_S, ranks, run
@@ -24,6 +23,8 @@ from tiny_jobs import batch_norm_net, dataset, largest_relative_difference, para
 from waiting_jobs import waiting_for
 
 STANDBY = {"standby": 1}
+NO_SERVER = {"server": False}
+with_and_without_a_server = pytest.mark.parametrize("torchrun", [{}, NO_SERVER], ids=["server", "no server"])
 
 
 class KillRankZero(pl.callbacks.Callback):
@@ -62,6 +63,19 @@ def test_the_standby_goes_on_when_rank_0_is_killed(protocol):
         assert torch.equal(flat(end.parameters), flat(ends[0].parameters))
 
 
+# Under `k_async` several updates may be announced that no rank has made.
+@parametrize_few(
+    ("protocol", "lacks"), [("bsp", 1), ("k_sync(k=2)", 1), ("balanced(m=4)", 1), ("k_async(k=2)", 4)], keep=1
+)
+def test_without_a_server_the_standby_goes_on_with_the_versions_of_the_ranks(protocol, lacks):
+    ends = run_to_takeover(tiny_job(), 3, 10, NO_SERVER, protocol=protocol, stop="updates=30")
+    [resumed] = ends[0].of(RunResumed)
+    assert 10 - lacks <= resumed.version <= 10
+    assert [update.version for update in ends[0].of(UpdateMade)] == list(range(1, 31))
+    for end in ends:
+        assert end is None or torch.equal(flat(end.parameters), flat(ends[0].parameters))
+
+
 def test_the_standby_skips_the_update_of_a_gradient_that_is_not_finite():
     job, faults = tiny_job(), [pl.Fault(worker=1, draw=3, kind="not_finite")]
     ends = run_to_takeover(job, 3, 10, {"faults": faults}, protocol="balanced(m=4, backups=false)", stop="updates=20")
@@ -75,7 +89,8 @@ def test_the_standby_skips_the_update_of_a_gradient_that_is_not_finite():
 
 
 @pytest.mark.slow
-def test_the_standby_takes_over_before_the_first_update():
+@with_and_without_a_server
+def test_the_standby_takes_over_before_the_first_update(torchrun):
     class KillEarly(pl.callbacks.Callback):
         def on_record(self, record):
             super().on_record(record)
@@ -83,7 +98,8 @@ def test_the_standby_takes_over_before_the_first_update():
             if isinstance(record, GradientArrived) and process.thread is threading.current_thread():
                 process.die()
 
-    with ranks(4, tiny_job(), STANDBY, protocol="bsp", stop="updates=20", callbacks=[KillEarly()]) as job:
+    settings = {"protocol": "bsp", "stop": "updates=20", "callbacks": [KillEarly()]}
+    with ranks(4, tiny_job(), {**STANDBY, **torchrun}, **settings) as job:
         job.start_all()
         job.join(0)
         end = job.end("standby")
@@ -130,7 +146,8 @@ def test_a_worker_that_starts_after_the_takeover_finds_the_standby():
 
 
 @pytest.mark.slow
-def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("protocol", "torchrun"), [("asp", {}), ("bsp", NO_SERVER)])
+def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(protocol, torchrun, tmp_path, monkeypatch):
     place, is_noticed, on_notice = tmp_path / "preempt", threading.Event(), Signals._on_notice
 
     def tell(signals, notice):
@@ -147,8 +164,8 @@ def test_rank_0_leaves_the_run_to_its_standby_on_a_spot_notice(tmp_path, monkeyp
     monkeypatch.setattr(notice_watch, "POLL_S", 0.02)
     samples, epochs = 12 * BATCH, 4
     train = counting_job(samples)
-    settings = {"protocol": "asp", "stop": f"epochs={epochs}", "callbacks": [Watching()]}
-    with ranks(4, train, STANDBY, **settings) as job:
+    settings = {"protocol": protocol, "stop": f"epochs={epochs}", "callbacks": [Watching()]}
+    with ranks(4, train, {**STANDBY, **torchrun}, **settings) as job:
         job.start(0, torchrun={"notice": str(place)})
         job.start_workers()
         with pytest.raises(SystemExit) as left:
@@ -168,11 +185,21 @@ def test_a_synchronous_standby_lacks_no_update():
         assert [resumed.version for resumed in end.of(RunResumed)] == [version]
 
 
-@parametrize_few("protocol", ["bsp", "k_async(k=2)"], keep=1)
-def test_every_sample_is_used_once_an_epoch_though_rank_0_is_killed(protocol):
+@parametrize_few(
+    ("protocol", "torchrun"),
+    [
+        ("bsp", {}),
+        ("k_async(k=2)", NO_SERVER),
+        ("k_async(k=2)", {}),
+        ("balanced(m=2)", NO_SERVER),
+        ("k_sync(k=2)", NO_SERVER),
+    ],
+    keep=2,
+)
+def test_every_sample_is_used_once_an_epoch_though_rank_0_is_killed(protocol, torchrun):
     samples, epochs = 12 * BATCH, 4
     train = counting_job(samples)
-    [end, *_] = run_to_takeover(train, 3, 5, protocol=protocol, stop=f"epochs={epochs}")
+    [end, *_] = run_to_takeover(train, 3, 5, torchrun, protocol=protocol, stop=f"epochs={epochs}")
     model = train.model()
     model.load_state_dict(end.parameters)
     assert times_applied(model) == [epochs] * samples
@@ -182,12 +209,15 @@ def test_every_sample_is_used_once_an_epoch_though_rank_0_is_killed(protocol):
     "settings",
     [
         {"protocol": "dbw", "measure_steps": True},
+        {"protocol": "dbw", "measure_steps": True, "torchrun": NO_SERVER},
+        {"protocol": "balanced(m=4)@updates=9 >> k_sync(k=2)", "torchrun": NO_SERVER},
         pytest.param({"protocol": "bsp + local_steps(H=2, outer=nesterov)"}, marks=pytest.mark.slow),
         pytest.param({"protocol": "bsp@updates=5 >> asp"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_standby_has_the_state_of_every_part(settings, tmp_path):
-    ends = run_to_takeover(tiny_job(), 3, 10, {"wire": "int8"}, stop="updates=25", out=tmp_path / "run", **settings)
+    settings = {"torchrun": {"wire": "int8"}, **settings}
+    ends = run_to_takeover(tiny_job(), 3, 10, stop="updates=25", out=tmp_path / "run", **settings)
     assert ends[0].reason == "25 updates made"
     assert pl.replay(tmp_path / "run-standby").is_same
     assert SavedRun(tmp_path / "run").configuration["has_standby"] is True
@@ -195,9 +225,10 @@ def test_the_standby_has_the_state_of_every_part(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluations_go_on():
+@with_and_without_a_server
+def test_evaluations_go_on(torchrun):
     job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
-    [end, *_] = run_to_takeover(job, 2, 8, protocol="bsp", stop="updates=16", evaluate_every="updates=4")
+    [end, *_] = run_to_takeover(job, 2, 8, torchrun, protocol="bsp", stop="updates=16", evaluate_every="updates=4")
     evaluated = [record.version for record in end.of(VersionEvaluated)]
     assert evaluated[0] == 4
     assert evaluated[-1] == 16
@@ -226,18 +257,20 @@ def test_a_folder_of_another_standby_is_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_a_standby_too(tmp_path):
+@with_and_without_a_server
+def test_a_resumed_run_has_a_standby_too(torchrun, tmp_path):
     folder = tmp_path / "run"
-    run(3, tiny_job(), protocol="bsp", stop="updates=10", out=folder)
+    run(3, tiny_job(), torchrun, protocol="bsp", stop="updates=10", out=folder)
     settings = {"protocol": "bsp", "stop": "updates=30", "resume": folder}
-    [end, *_] = run_to_takeover(tiny_job(), 2, 15, **settings)
+    [end, *_] = run_to_takeover(tiny_job(), 2, 15, torchrun, **settings)
     assert [update.version for update in end.of(UpdateMade)] == list(range(1, 31))
     assert [resumed.version for resumed in end.of(RunResumed)] in ([10, 14], [10, 15])
     assert pl.replay(tmp_path / "run-standby").is_same
 
 
 @pytest.mark.slow
-def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
+@pytest.mark.parametrize(("protocol", "torchrun"), [("asp", {}), ("k_async(k=2)", NO_SERVER)])
+def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it(protocol, torchrun):
     has_joined = threading.Event()
 
     class Disconnect(pl.callbacks.Callback):
@@ -251,71 +284,49 @@ def test_a_worker_that_has_lost_rank_0_alone_comes_back_to_it():
                 job.processes[2].disconnect()
 
     train = waiting_for(has_joined, tiny_job(), gradients=30)
-    with ranks(4, train, STANDBY, protocol="asp", stop="updates=60", callbacks=[Disconnect()]) as job:
+    settings = {"protocol": protocol, "stop": "updates=60", "callbacks": [Disconnect()]}
+    with ranks(4, train, {**STANDBY, **torchrun}, **settings) as job:
         job.start_all()
         end = job.end(0)
-    assert [record.worker for record in end.of(WorkerLost)] == [1]
-    assert [record.worker for record in end.of(WorkerJoined)] == [1]
+    number = 1 if not torchrun else 2
+    assert [record.worker for record in end.of(WorkerLost)] == [number]
+    assert [record.worker for record in end.of(WorkerJoined)] == [number]
 
 
-def test_the_run_goes_on_without_a_standby(caplog):
-    class KillStandby(pl.callbacks.Callback):
-        def on_update(self, update):
-            if update.version == 5:
-                job.processes["standby"].kill()
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 27))])
+def test_deaths_of_the_coordinator_in_a_sum_cost_no_sample(seed, monkeypatch):
+    """In half of the scripts a rank dies with it."""
+    random, fired, can_sum = Random(seed), [], UpdateFollower._can_sum
+    protocol = random.choice(["bsp", "balanced(m=2)", "k_sync(k=2)", "k_async(k=2)", "pull(k=5)"])
+    number, is_after, others = random.randint(1, 9), random.random() < 0.5, random.choice([[], [2]])
 
-    with ranks(3, tiny_job(), STANDBY, protocol="bsp", stop="updates=20", callbacks=[KillStandby()]) as job:
-        job.start_all()
-        assert job.end(0).reason == "20 updates made"
-    assert "the standby is lost, and the run goes on without one" in caplog.text
+    def killing(follower, gradients):
+        summed = can_sum(follower, gradients) if is_after else None
+        if follower._made + 1 == number and not fired:
+            fired.append(number)
+            for each in (0, *others):
+                made.processes[each].kill()
+        return summed if is_after else can_sum(follower, gradients)
 
-
-@parametrize_few(("standby_at", "workers_at"), [(5, 10), (5, 5)], keep=1)
-def test_rank_0_ends_if_the_standby_and_most_workers_are_gone(standby_at, workers_at, monkeypatch):
-    # The workers are killed before they have answered that they will not join the standby.
-    monkeypatch.setattr(StandbyStream, "forget", lambda stream, process: None)
-
-    class KillMost(pl.callbacks.Callback):
-        def on_update(self, update):
-            if update.version == workers_at:
-                job.processes[1].kill()
-                job.processes[2].kill()
-            if update.version == standby_at:
-                job.processes["standby"].kill()
-
-    has_ended = threading.Event()
-    train = waiting_for(has_ended, tiny_job(), gradients=20)  # or the last worker would train for as long as it takes
-    with ranks(4, train, STANDBY, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
-        job.start_all()
-        with pytest.raises(pl.RunError, match="the standby and 2 of 3 workers cannot be reached: they may go on"):
-            job.end(0)
-        has_ended.set()
-
-
-@pytest.mark.slow
-def test_a_standby_leaves_with_its_rank_and_the_run_goes_on_though_most_workers_are_lost(tmp_path, caplog):
-    class LoseMost(pl.callbacks.Callback):
-        def on_update(self, update):
-            if update.version == 5:
-                job.processes[3].leave("SIGTERM")  # the rank that has started the standby
-                job.processes[1].kill()
-
-    has_left = threading.Event()
-    train = waiting_for(has_left, tiny_job(), gradients=20)
-    settings = {"protocol": "asp", "stop": "updates=40", "callbacks": [LoseMost()], "out": tmp_path / "run"}
-    with ranks(4, train, STANDBY, **settings) as job:
-        job.start_all()
-        for process in (3, "standby"):
-            job.join(process)
-            assert job.processes[process].answer.code == 128 + signal.SIGTERM
-        has_left.set()
-        assert job.end(0).reason == "40 updates made"
-    assert "the standby leaves the run, which goes on without one: SIGTERM" in caplog.text
-    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+    monkeypatch.setattr(UpdateFollower, "_can_sum", killing)
+    samples, epochs = 24 * BATCH, 4
+    train = counting_job(samples)
+    slow = {"slowness": pl.Cluster(4, timing=pl.timing.Exponential(0.005))}
+    with ranks(4, train, {**STANDBY, **NO_SERVER, **slow}, protocol=protocol, stop=f"epochs={epochs}") as made:
+        made.start_all()
+        made.join(0)
+        end = made.end("standby")
+        ends = [end, *(made.end(each) for each in {1, 2, 3}.difference(others))]
+    assert fired
+    model = train.model()
+    model.load_state_dict(end.parameters)
+    assert times_applied(model) == [epochs] * samples
+    assert len({tuple(flat(each.parameters).tolist()) for each in ends}) == 1, "all ranks have the same bits"
 
 
 @pytest.mark.slow
-def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkeypatch):
+@with_and_without_a_server
+def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(torchrun, tmp_path, monkeypatch):
     events_of = Standby._events_of
 
     def read_after_sigterm(standby, message):
@@ -326,7 +337,7 @@ def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkey
     monkeypatch.setattr(Standby, "_events_of", read_after_sigterm)
     killing = KillRankZero(10)
     settings = {"protocol": "bsp", "stop": FOREVER, "callbacks": [killing], "out": tmp_path / "run"}
-    with ranks(4, tiny_job(), {**STANDBY, "start_timeout_s": 1.0}, **settings) as job:
+    with ranks(4, tiny_job(), {**STANDBY, **torchrun, "start_timeout_s": 1.0}, **settings) as job:
         killing.job = job
         job.start_all()
         job.join(0)
@@ -337,55 +348,3 @@ def test_a_standby_told_to_leave_as_it_takes_over_saves_the_run(tmp_path, monkey
     [resumed] = end.of(RunResumed)
     assert resumed.version in {9, 10}
     assert [*(tmp_path / "run-standby" / "checkpoints").iterdir()]
-
-
-def test_too_few_workers_do_not_make_the_standby_a_server():
-    class KillMost(pl.callbacks.Callback):
-        def on_update(self, update):
-            if update.version == 5:
-                for each in (1, 2, 0):
-                    job.processes[each].kill()
-
-    torchrun = {**STANDBY, "start_timeout_s": 1.0}
-    with ranks(4, tiny_job(), torchrun, protocol="asp", stop=FOREVER, callbacks=[KillMost()]) as job:
-        job.start_all()
-        job.join(0)
-        with pytest.raises(pl.RunError, match=r"1 more workers of rank 0 did not join within start_timeout_s=1"):
-            job.end("standby")
-
-
-def test_two_sides_that_do_not_reach_each_other_are_not_two_runs(tmp_path):
-    """Two of three workers go to the standby, and processes with their numbers come to rank 0."""
-
-    class Split(pl.callbacks.Callback):
-        def on_update(self, update):
-            if update.version == 5 and job.processes[0].thread is threading.current_thread():
-                for moved in ("standby", 1, 2):
-                    job.processes[moved].disconnect()
-                for number in (1, 2):
-                    job.start(number)
-
-    settings = {"protocol": "asp", "stop": "updates=400", "out": tmp_path / "run", "callbacks": [Split()]}
-    with ranks(4, tiny_job(), {**STANDBY, "start_timeout_s": 2.0}, **settings) as job:
-        job.start_all()
-        ends = [outcome_of(job, each) for each in (0, "standby")]
-    errors = [str(end) for end in ends if isinstance(end, pl.RunError)]
-    assert errors, "both sides have trained to the end"
-    for error in errors:
-        assert re.search("so it ends; its newest checkpoint is in|more workers of rank 0", error)
-
-
-def test_a_standby_counts_processes_and_not_numbers_of_workers():
-    succession = Succession()
-    succession.known_processes = ("a", "b", "c")
-    others = {"another with the number of b", "another with the number of c"}
-    assert succession.lacks({"a", *others}) == "1 more workers of rank 0"
-    assert succession.lacks({"a", "c"}) == ""
-
-
-def outcome_of(job, name):
-    """Return the result of a process, or the error with which it has ended."""
-    try:
-        return job.end(name)
-    except pl.RunError as error:
-        return error

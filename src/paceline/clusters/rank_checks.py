@@ -16,7 +16,7 @@ from paceline.utils.wording import counted
 WITHOUT_SERVER: Mapping[str, object] = {  # values of arguments of `Torchrun` that have one value only
     "wire": "float32",
     "shards": 1,
-    "standby": 0,
+    "standby_sync": False,
     "device": "cpu",
 }
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address

@@ -95,10 +95,10 @@ class Torchrun:
         shards: number of parameter servers, each with one shard of the parameters, from 1 to the number of processes.
             The first one is at rank 0, the others at rank j * processes // shards. The resulting parameters are the
             same up to rounding.
-        standby: number of standby servers, 0 or 1. A process beside the last rank follows every update, and becomes the
-            server if rank 0 is lost. Not under torchrun itself, which ends all ranks when one fails.
+        standby: number of standby processes, 0 or 1. One beside the last rank follows every update, and takes the place
+            of rank 0 if that is lost. Not under torchrun itself, which ends all ranks when one fails.
         standby_sync: whether an update is recorded, and passed to callbacks, only when the standby has what it needs
-            for it, so that none of these is lost; else the standby may lack the newest one.
+            for it, so that none of these is lost; else the standby may lack the newest one. Needs a server.
         standby_address: host and port of the standby, as ``"10.0.0.2:29501"``, for every process. Processes that start
             after the loss of rank 0 find it there; without it only those that were there do.
         bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of

@@ -212,6 +212,16 @@ def stepping(
             group.update(before)
 
 
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    """Set the learning rate of each parameter group.
+
+    Raises:
+        ValueError: there is another number of groups.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
 def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]]) -> str:
     """Set options of each parameter group of an optimizer of torch, none for no change.
 

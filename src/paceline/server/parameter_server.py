@@ -109,15 +109,6 @@ class ParameterServer:
         """Why the parameters or buffers of a shard are not finite; empty while all are."""
         return self._not_finite or self._peers.not_finite
 
-    def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Set the learning rate of each parameter group, without scales.
-
-        Raises:
-            ValueError: there is another number of groups.
-        """
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
     @property
     def scaled_part(self) -> str:
         """What a step scale multiplies, "gradient" or "learning rate"."""
@@ -174,6 +165,10 @@ class ParameterServer:
         """
         self._accumulator.enqueue(gradient, weight, step_scale, worker)
 
+    def drop_gradients(self) -> None:
+        """Drop the gradients of the open update."""
+        self._accumulator.clear()
+
     def accumulate(self) -> None:
         """Add queued gradients to the mean; a lone first one stays queued."""
         self._accumulator.accumulate()
@@ -190,7 +185,7 @@ class ParameterServer:
             version: storage of the new version, which the server continues with; None for an update in place.
         """
         if update.is_skipped:
-            self._accumulator.clear()
+            self.drop_gradients()
             self.publish(self.state if version is None else version)
         step = None if update.is_skipped else self.step(update, version)
         self.advance_schedule(update.workload)

@@ -19,7 +19,7 @@ PLANS = [
 CLUSTERS = [
     ({"wire": "int8"}, r"wire='int8' with server=False, which does not support it: omit one of them"),
     ({"shards": 2}, r"shards=2 with server=False"),
-    ({"standby": 1}, r"standby=1 with server=False"),
+    ({"standby": 1, "standby_sync": True}, r"standby_sync=True with server=False"),
     (
         {"worker_at_server": False},
         r"worker_at_server=False: server=False, so every rank is a worker; omit worker_at_server",

@@ -8,8 +8,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from paceline.core.events import Step
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerHandler
+from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.task_board import ProcessParameters
 
@@ -37,6 +39,18 @@ class SentVersion(NamedTuple):
     checksum: int | None = None
 
 
+class Taken(NamedTuple):
+    """Version with which a standby takes the place of rank 0.
+
+    Attributes:
+        version: number of the version.
+        step: step of its update, if a worker has measured it.
+    """
+
+    version: int
+    step: Step | None = None
+
+
 class CoordinatorTensors(ABC):
     """Versions and gradients of a run whose workers are processes.
 
@@ -56,6 +70,19 @@ class CoordinatorTensors(ABC):
     @abstractmethod
     def begin(self, workers: Iterable[RemoteWorker]) -> None:
         """Begin the run with these workers, when all that it needs have joined."""
+
+    @abstractmethod
+    def follow(self, stream: StandbyStream) -> None:
+        """Pass every update on to a standby."""
+
+    @abstractmethod
+    def take_over(self, workers: Iterable[RemoteWorker], newest: int) -> Taken:
+        """Go on with the workers of rank 0, which is lost; return the version with which the run goes on.
+
+        Args:
+            workers: workers that have come.
+            newest: newest version that one of them may have.
+        """
 
     @abstractmethod
     def admit(self, worker: RemoteWorker) -> None:

@@ -17,12 +17,12 @@ from paceline.engines.distributed.node_worker.follower import follow
 from paceline.engines.distributed.parameter_server.remote_workers import RemoteWorkers
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.parameter_server.shard_server import serve_shard
-from paceline.engines.distributed.parameter_server.standby import Standby
 from paceline.engines.distributed.parameter_server.worker_process import work
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
 from paceline.engines.distributed.rendezvous.session import FinalState
 from paceline.engines.distributed.rendezvous.sidecar import STOP_TIMEOUT_S
+from paceline.engines.distributed.standby.standby import Standby
 from paceline.engines.distributed.transport.messages import End
 from paceline.engines.loop import RunLoop
 from paceline.errors import UsageError

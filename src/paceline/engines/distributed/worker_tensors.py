@@ -57,6 +57,10 @@ class WorkerTensors(ABC):
         """
 
     @abstractmethod
+    def disconnect(self) -> int:
+        """End the use of connections that are lost; return the version that this worker has without one, else -1."""
+
+    @abstractmethod
     def on_message(self, message: Message) -> bool:
         """Take a message of rank 0, in the thread of the sockets; return whether it is about tensors or tasks."""
 

@@ -16,6 +16,7 @@ from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.sum_messages import StepReport, StepSummary
 from paceline.policies.compensation.base import correction_of
 from paceline.protocols.allreduce import AllReduceConfig
+from paceline.server.optimizer import set_learning_rates
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.utils.user_code import note_place
 from paceline.worker.allreduce.base import AllReduceAlgorithm, Contribution
@@ -216,9 +217,9 @@ class LocalStep:
     def on_reports(self, summary: StepSummary) -> None:
         """Take over what the step of all ranks has in common: learning rates, and the parameters without a gradient."""
         self._missing = summary.missing
-        server = self._algorithm.server
-        if rates := summary.learning_rates(len(server.optimizer.param_groups)):
-            server.set_learning_rates(rates)
+        optimizer = self._algorithm.server.optimizer
+        if rates := summary.learning_rates(len(optimizer.param_groups)):
+            set_learning_rates(optimizer, rates)
 
     def before_sum(self, total: FlatBuffers) -> None:
         """Check the parameters, as `check`, and record which of them have a gradient in a sum."""

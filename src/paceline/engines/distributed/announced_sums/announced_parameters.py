@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
@@ -32,6 +32,7 @@ class AnnouncedParameters(ProcessParameters):
 
     Attributes:
         are_here: whether the server of this process has the newest version, and all that was accepted.
+        on_update: callback with each update before the ranks make it, and the newest version that all of them have.
     """
 
     not_finite = ""  # the ranks tell it by a message
@@ -46,6 +47,7 @@ class AnnouncedParameters(ProcessParameters):
         self._ledger = ranks.ledger
         self._missing: dict[int, bytes] = {}  # parameters without a gradient in the newest gradient of each worker
         self.are_here = True
+        self.on_update: Callable[[Apply, int], None] | None = None
 
     def resume_at(self, version: int) -> None:
         """Begin with what the server holds as this version."""
@@ -90,6 +92,8 @@ class AnnouncedParameters(ProcessParameters):
         self.are_here = False
         if command.is_skipped:
             self._ledger.drop()
+        if self.on_update is not None:
+            self.on_update(command, self._ledger.made)
         self._ranks.announce(command, self._options.newest)
         self._server.advance_schedule(command.workload)  # its rate is recorded
         return self._ranks.await_step(command.version) if command.measure else None
@@ -117,8 +121,16 @@ class AnnouncedParameters(ProcessParameters):
             self._fetch()
         return self._server.state_dict()
 
+    def take(self, state: Mapping[str, Any] | None) -> bool:
+        """Begin with the state of a rank; return False if there is none."""
+        if state is not None:
+            self._load(state)
+        return state is not None
+
     def _fetch(self) -> None:
-        state = self._ranks.state()
+        self._load(self._ranks.state())
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         if self._versions.newest != self._ledger.version:
             self._server.publish(self._versions.publish(self._ledger.version))
         self._server.load_state_dict(state)

@@ -8,10 +8,11 @@ from typing import Any
 from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
 from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.announced_sums.summing_ranks import ALL_GONE, SummingRanks
-from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion
+from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
+from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.real_clock import RealClock
@@ -65,14 +66,41 @@ class AnnouncedTensors(CoordinatorTensors):
             self._add(worker, self._server.state_dict())
         self.receiver.form()
 
+    def follow(self, stream: StandbyStream) -> None:
+        """Tell a standby the events of each update before the ranks make it."""
+        self.parameters.on_update = stream.add_update
+
+    def take_over(self, workers: Iterable[RemoteWorker], newest: int) -> Taken:
+        """Bring the newest version that a rank has here, give it to all, and let them form a group.
+
+        Raises:
+            RunError: no rank is left.
+        """
+        came = sorted(workers, key=lambda each: (-each.version, each.worker))
+        for source in [each for each in came if 0 <= each.version <= newest]:
+            self.parameters.resume_at(source.version)
+            if self._add(source, None) and self.parameters.take(self._ranks.state_of(source)):
+                break
+        else:
+            if not came or came[0].version >= 0:
+                raise RunError(ALL_GONE)
+            source = None  # the run has not begun
+        for worker in came:
+            if worker is not source:
+                self._add(worker, self._server.state_dict())
+        self.receiver.form()
+        return Taken(self._ranks.ledger.version, self._ranks.newest_step)
+
     def admit(self, worker: RemoteWorker) -> None:
         """Give a rank the newest version, and let all form a new group."""
         has_members = bool(self.receiver.members)  # else the parameters are here
         if self._add(worker, self.parameters.newest_state() if has_members else self._server.state_dict()):
             self.receiver.form()
 
-    def _add(self, worker: RemoteWorker, state: Mapping[str, Any]) -> bool:
-        return self.receiver.add(worker, {"server": state, "made": self._ranks.ledger.number})
+    def _add(self, worker: RemoteWorker, state: Mapping[str, Any] | None) -> bool:
+        """Give a rank the state of its server, None if it has that; return False if it is gone."""
+        ledger = self._ranks.ledger
+        return self.receiver.add(worker, {"server": state, "made": ledger.number, "version": ledger.version})
 
     def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
         """Return nothing: the rank has made the version."""

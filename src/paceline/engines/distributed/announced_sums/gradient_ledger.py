@@ -64,12 +64,13 @@ class GradientLedger:
     Attributes:
         number: number of the newest sum; 0 before the first one.
         version: newest version that the sums make.
+        made: newest version that all ranks are known to have.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.version = 0
-        self._made = 0  # version that all ranks have
+        self.made = 0
         self._tasks: dict[int, Compute] = {}  # newest one of each worker
         self._lost_through: dict[int, int] = {}  # newest task of the lost process of a worker
         self._next: list[CountedGradient] = []  # of the next sum
@@ -77,7 +78,7 @@ class GradientLedger:
 
     def resume_at(self, version: int) -> None:
         """Begin with this version."""
-        self.version = self._made = version
+        self.version = self.made = version
 
     @property
     def has_next(self) -> bool:
@@ -99,7 +100,7 @@ class GradientLedger:
         Its rank has had its version, for whose sum all ranks had to be there. So all have the sums before.
         """
         task = self._tasks[worker]
-        self._made = max(self._made, task.version - 1)
+        self.made = max(self.made, task.version - 1)
         at = None if task.draw <= self._lost_through.get(worker, 0) else worker
         self._next.append(CountedGradient(task=task, weight=weight, missing=missing, at=at))
 
@@ -114,7 +115,7 @@ class GradientLedger:
         self._next = []
         if update is not None:
             self.version = update.version
-            self._sums = [each for each in self._sums if each.version > self._made]
+            self._sums = [each for each in self._sums if each.version > self.made]
         self._sums.append(announced)
         return announced
 
@@ -126,7 +127,7 @@ class GradientLedger:
         """Note that all ranks have the sums up to a number."""
         for each in self._sums:
             if each.number <= number and each.makes:
-                self._made = each.version
+                self.made = each.version
         self._sums = [each for each in self._sums if each.number > number]
 
     def lose(self, worker: int) -> None:
@@ -144,7 +145,7 @@ class GradientLedger:
             in_sums: whether those are left out that are in no sum yet.
         """
         gradients = self._in_sums() if in_sums else self._counted()
-        return [each for each in gradients if each.at is None and each.task.version <= self._made]
+        return [each for each in gradients if each.at is None and each.task.version <= self.made]
 
     def open_gradients(self) -> list[SummedGradient]:
         """Return the gradients of the sums that ranks lack; those that are lost are left out."""

@@ -29,11 +29,13 @@ class RankParameters:
         worker: number of the worker of this rank.
 
     Attributes:
+        number: number of the version that this rank has; -1 before the first one.
         gradient: memory for the newest gradient of the worker.
         total: this rank's terms of a sum, and then the sum.
     """
 
     def __init__(self, server: ParameterServer, layout: FlatLayout, worker: int) -> None:
+        self.number = -1
         self.gradient = layout.allocate()
         self.total = layout.allocate()
         self._server = server
@@ -61,6 +63,24 @@ class RankParameters:
         """Memory for the gradient of a lost worker, which `hold_recomputed` keeps."""
         self._recomputed = self._recomputed or self._layout.allocate()
         return self._recomputed
+
+    def begin(self, number: int, state: Mapping[str, Any] | None) -> None:
+        """Begin with a version.
+
+        Args:
+            number: its number.
+            state: state of a server that has it; None if this rank has it.
+        """
+        self.number = number
+        if state is not None:
+            self._server.load_state_dict(state)
+
+    def disconnect(self) -> None:
+        """Keep the version alone: without the coordinator nothing else counts, and no task is under way."""
+        self.drop_gradients()
+        self._server.drop_gradients()
+        self.renew_total()
+        self._read = None
 
     def begin_task(self, *, keeps: bool) -> FlatBuffers:
         """Return the version at which the next gradient is computed, which overwrites the newest one.
@@ -137,12 +157,14 @@ class RankParameters:
 
     def apply(self, update: Apply) -> Step | None:
         """Make the update, and return its step if that is measured."""
+        self.number = update.version
         if self._read is not self._server.state:
             return self._server.apply(update)
         return self._server.apply(update, self._unread())
 
-    def take_state(self, state: Mapping[str, Any]) -> None:
-        """Continue with the state of another rank's server."""
+    def take_state(self, number: int, state: Mapping[str, Any]) -> None:
+        """Continue with the version of this number that another rank's server has."""
+        self.number = number
         if self._read is self._server.state:
             self._server.publish(self._unread())
         self._server.load_state_dict(state)

@@ -49,7 +49,7 @@ class SumGroups:
         self._numbers = itertools.count(1)
         self._members: dict[int, RemoteWorker] = {}  # by worker
         self._lock = threading.Lock()
-        self._relayed: list[RemoteWorker] = []  # members of the group of all ranks, for the thread of the sockets
+        self._relayed: list[RemoteWorker] = []  # members of the newest group, for the thread of the sockets
         self._states: dict[int, StateGroup] = {}  # by id of the process
         self.generation = 0
         self.is_broken = False
@@ -138,7 +138,8 @@ class SumGroups:
             return
         with self._lock:
             own = self._states.get(peer.peer_id)
-            receivers = self._relayed if message.generation == self.generation else []
+            # A group may still be forming when the next one is announced, which waits for it.
+            receivers = self._relayed if message.generation <= self.generation else []
         if own is not None and own.generation == message.generation:
             own.store.put(message)
         elif any(member.peer_id == peer.peer_id for member in receivers):

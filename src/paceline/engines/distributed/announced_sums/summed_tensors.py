@@ -10,6 +10,7 @@ from paceline.engines.distributed.announced_sums.rank_parameters import RankPara
 from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.announced_messages import StepMade
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.task_messages import RemoteTaskCancelled, RemoteTaskDone
@@ -40,6 +41,7 @@ class SummedTensors(WorkerTensors):
         if cluster.worker == 0:  # one process is enough
             self._server.watch_gradients()
         self._follower: UpdateFollower | None = None
+        self._step: StepMade | None = None  # newest one that a coordinator may wait for
 
     def use(self, sessions: Sequence[ClientSession], start: Start, fail: Callable[[Exception], None]) -> None:
         """Use the connection to rank 0 from now on."""
@@ -50,9 +52,19 @@ class SummedTensors(WorkerTensors):
             self._server,
             session.connection,
             transport=self._transport,
+            step=self._step,
             start=start,
             fail=fail,
         )
+
+    def disconnect(self) -> int:
+        """Keep the version of this rank, and nothing else, for another coordinator."""
+        if self._follower is not None:
+            self._follower.close(has_failed=True)
+            self._step = self._follower.step
+            self._follower = None
+            self._parameters.disconnect()
+        return self._parameters.number
 
     def on_message(self, message: Message) -> bool:
         """Take a message of the coordinator."""

@@ -63,6 +63,7 @@ class SummingRanks:
     Attributes:
         ledger: gradients that count.
         is_busy: whether the coordinator waits for the ranks, so that none may join or leave.
+        newest_step: newest step that a rank has told.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class SummingRanks:
         self._clock = clock
         self._read = read
         self._timeout_s = timeout_s
-        self._awaited: int | None = None  # version whose step is awaited
-        self._step: Step | None = None
+        self.newest_step: Step | None = None
+        self._step_version = 0  # version of that step
         self._asked: RemoteWorker | None = None  # for its state
         self._state: dict[str, Any] | None = None  # of that rank
         self._is_agreed = True  # whether the members of the newest group have the same sums
@@ -96,14 +97,11 @@ class SummingRanks:
 
     def await_step(self, version: int) -> Step:
         """Wait for the step that has made a version: no other event comes between the update and its step."""
-        self._awaited = version
-        self._step = None
         with self._busy():
-            while self._step is None:
+            while self.newest_step is None or self._step_version < version:
                 self._recover_if_broken()
                 self._read()
-        self._awaited = None
-        return self._step
+        return self.newest_step
 
     def state(self) -> dict[str, Any]:
         """Return the state of a rank's server after all sums.
@@ -111,18 +109,22 @@ class SummingRanks:
         Raises:
             RunError: no rank is left.
         """
-        with self._busy():
-            while self._groups.members:
-                source = self._groups.members[min(self._groups.members)]
-                self._state = None
-                self._asked = source
-                source.connection.send(SendState())
-                while self._is_member(source) and self._state is None:
-                    self._recover_if_broken()
-                    self._read()
-                if self._state is not None:
-                    return self._state
+        while self._groups.members:
+            state = self.state_of(self._groups.members[min(self._groups.members)])
+            if state is not None:
+                return state
         raise RunError(ALL_GONE)
+
+    def state_of(self, source: RemoteWorker) -> dict[str, Any] | None:
+        """Return the state of the server of a rank after all sums; None if the rank is lost meanwhile."""
+        self._state = None
+        self._asked = source
+        source.connection.send(SendState())
+        with self._busy():
+            while self._is_member(source) and self._state is None:
+                self._recover_if_broken()
+                self._read()
+        return self._state
 
     # --- losses -------------------------------------------------------------------------------------------
 
@@ -173,8 +175,9 @@ class SummingRanks:
         step = made.measured
         if made.version > self.ledger.version:
             raise ValueError(f"it sent the step of version {made.version}, which it was not asked for")
-        if made.version == self._awaited:
-            self._step = step
+        if step is not None and made.version >= self._step_version:
+            self.newest_step = step
+            self._step_version = made.version
         if made.not_finite:
             self._clock.add(AbortRun(self._clock.elapsed_s(), Outcome.NOT_FINITE, made.not_finite))
 

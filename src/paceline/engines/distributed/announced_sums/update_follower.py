@@ -54,9 +54,13 @@ class UpdateFollower:
         server: the server in them.
         connection: connection to the coordinator.
         transport: transport of this process.
+        step: newest step that the coordinator may wait for, from an earlier connection.
         start: called with a task, the version at which it is computed, and the moment of its arrival: sums that all
             ranks wait for are not time of this rank.
         fail: called with an error of this thread.
+
+    Attributes:
+        step: newest step that the coordinator may wait for.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class UpdateFollower:
         connection: Connection,
         *,
         transport: Transport,
+        step: StepMade | None,
         start: Start,
         fail: Callable[[Exception], None],
     ) -> None:
@@ -84,7 +89,7 @@ class UpdateFollower:
         self._made = 0  # number of the newest sum that this rank has
         self._summing: Sequence[SummedGradient] = ()  # gradients of the sum in progress
         self._moved: dict[tuple[int, int], SummedGradient] = {}  # gradients that another rank has now
-        self._step: StepMade | None = None  # newest one that the coordinator may wait for
+        self.step = step
         self._thread = threading.Thread(target=self._follow, name="paceline-updates", daemon=True)
         self._thread.start()
 
@@ -160,12 +165,14 @@ class UpdateFollower:
         return 0 if self._sums is None else self._sums.generation
 
     def _begin(self, form: FormGroup) -> None:
-        """Begin with the state that the coordinator gives."""
+        """Begin with the state that the coordinator gives, or goes on with."""
         self._states = self._groups[form.generation]
         self._states.connect(self._transport, self._connection.local_host)
         first = self._states.broadcast_state(None)
         self._made = first["made"]
-        self._server.load_state_dict(first["server"])
+        self._parameters.begin(first["version"], first["server"])
+        if first["server"] is None and self.step is not None:
+            self._connection.send(self.step)  # rank 0 was lost, perhaps before it had this step
 
     def _make_sum(self, announced: AnnounceSum) -> None:
         """Sum the gradients that count, and make the update if it is due."""
@@ -203,9 +210,9 @@ class UpdateFollower:
         set_step_options(self._server, announced.options)
         step = self._parameters.apply(update)
         if step is not None or self._parameters.not_finite:
-            self._step = StepMade.of(update.version, step, self._parameters.not_finite)
+            self.step = StepMade.of(update.version, step, self._parameters.not_finite)
             if self._sums is not None and self._sums.rank == 0:
-                self._connection.send(self._step)
+                self._connection.send(self.step)
 
     # --- recovery -----------------------------------------------------------------------------------------
 
@@ -245,13 +252,14 @@ class UpdateFollower:
         newest = max(made)
         first = made.index(newest)
         if min(made) < newest:
-            state = group.broadcast_state(self._server.state_dict() if form.rank == first else None, first)
+            own = {"server": self._server.state_dict(), "version": self._parameters.number}
+            state = group.broadcast_state(own if form.rank == first else None, first)
             if self._made < newest:
                 self._parameters.drop_terms(self._summing)
-                self._parameters.take_state(state)
+                self._parameters.take_state(state["version"], state["server"])
                 self._made = newest
-        if form.rank == first and self._step is not None:  # the rank that had to send it may be the lost one
-            self._connection.send(self._step)
+        if form.rank == first and self.step is not None:  # the rank that had to send it may be the lost one
+            self._connection.send(self.step)
         if form.rank == 0:
             self._connection.send(SumsMade(form.generation, newest))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.transport.task_messages import RemoteTaskDone
-from paceline.server.optimizer import set_options
+from paceline.server.optimizer import set_learning_rates, set_options
 from paceline.server.parameter_server import ParameterServer
 
 
@@ -52,5 +52,5 @@ def set_step_options(server: ParameterServer, content: bytes) -> bool:
         return False
     if reason := set_options(server.optimizer, options.others):
         raise ValueError(reason)
-    server.set_learning_rates(options.learning_rates)
+    set_learning_rates(server.optimizer, options.learning_rates)
     return True

@@ -58,6 +58,7 @@ class RemoteWorker:
         worker: number of the worker.
         connection: connection to the process.
         process: text that no other process has, as in `Hello`.
+        version: newest version that it had when it joined, as in `Hello`.
         not_admitted_by: shard servers that have not admitted the worker yet.
         newest_sent: newest version that was sent to the worker.
         sent_s: when the worker was sent its task, on the monotonic clock.
@@ -74,6 +75,7 @@ class RemoteWorker:
         self.worker = peer.worker
         self.connection = peer.connection
         self.process = peer.process
+        self.version = peer.version
         self.not_admitted_by = set(shards)
         self.newest_sent = NO_VERSION
         self.sent_s = 0.0

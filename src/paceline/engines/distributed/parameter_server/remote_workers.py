@@ -40,9 +40,6 @@ from paceline.engines.distributed.parameter_server.restart_wait import RestartWa
 from paceline.engines.distributed.parameter_server.served_tensors import ServedTensors
 from paceline.engines.distributed.parameter_server.server_processes import ServerProcesses
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
-from paceline.engines.distributed.parameter_server.standby_follower import StandbyFollower
-from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
-from paceline.engines.distributed.parameter_server.succession import Succession
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
     GRACE_S,
@@ -58,6 +55,9 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
+from paceline.engines.distributed.standby.standby_follower import StandbyFollower
+from paceline.engines.distributed.standby.standby_stream import StandbyStream
+from paceline.engines.distributed.standby.succession import Succession
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyForgotten, StandbyLost
@@ -200,14 +200,18 @@ class RemoteWorkers(Workers):
             self._tensors.begin([worker for worker in self._workers.values() if worker.tasks.is_ready])
         if self.follower is not None:
             self.follower.stream.send_begin()
-            self._server.on_mean = self.follower.stream.add_mean
+            self._tensors.follow(self.follower.stream)
 
     def _succeed(self, succession: Succession) -> None:
         def lacks() -> str:
-            return "" if self.signals.caught else succession.lacks(self._present())
+            # A run that ends at once needs a worker only for the parameters that this process lacks.
+            is_enough = self.signals.caught and (self._cluster.has_server or self._present())
+            return "" if is_enough else succession.lacks(self._present())
 
         self.processes.succeed()
         succession.await_workers(lacks, self._read_for_a_moment, self._cluster.start_timeout_s)
+        ready = [worker for worker in self._workers.values() if worker.tasks.is_ready]
+        succession.taken = self._tensors.take_over(ready, succession.newest_version)
 
     def _present(self) -> set[str]:
         """Return the processes of the workers that take part."""

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Iterable
 
 from paceline.clusters.torchrun import Torchrun
-from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion
+from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
 from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
+from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.wire import Wire, WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
@@ -69,6 +70,14 @@ class ServedTensors(CoordinatorTensors):
     def begin(self, workers: Iterable[RemoteWorker]) -> None:
         """Begin at the servers of the other shards; each worker gets its version with its task."""
         self._shards.init(self.parameters.first_version)
+
+    def follow(self, stream: StandbyStream) -> None:
+        """Send a standby the mean gradient of each update."""
+        self._server.on_mean = stream.add_mean
+
+    def take_over(self, workers: Iterable[RemoteWorker], newest: int) -> Taken:
+        """Go on with the version that the standby has made."""
+        return Taken(newest)
 
     def admit(self, worker: RemoteWorker) -> None:
         """Do nothing, as `begin`."""

@@ -51,6 +51,10 @@ class ServerTensors(WorkerTensors):
             # Rank 0 reports the loss of another server.
             session.listen(partial(self._on_task, channel), lambda error: None)
 
+    def disconnect(self) -> int:
+        """Return -1: versions come from the server."""
+        return -1
+
     def on_message(self, message: Message) -> bool:
         """Take the part of a task that comes from rank 0: the main thread does not read the previous version now."""
         is_task = isinstance(message, RemoteTask | RemoteEvaluateTask)

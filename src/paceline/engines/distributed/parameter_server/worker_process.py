@@ -85,6 +85,7 @@ def work(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
                         raise
                     LOG.warning("%s; %s joins the standby", error, cluster.worker_name)
                     open_sessions.close()
+                    worker.disconnect()
             worker.leader.finish(final)
             return final
     finally:
@@ -98,7 +99,7 @@ def _join_servers(rank: Rank, job_spec: dict[str, Any], worker: WorkerProcess) -
     if worker.standby is not None:
         cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=worker.standby))
     name = describe_process(cluster.worker_name, cluster)
-    hello = messages.Hello.of(name, cluster.worker, job_spec, process=worker.process)
+    hello = messages.Hello.of(name, cluster.worker, job_spec, process=worker.process, version=worker.version)
     rank_0 = join_rank_0(cluster, transport, hello)
     yield rank_0
     if cluster.shards == 1:
@@ -124,6 +125,7 @@ class WorkerProcess:
     Attributes:
         process: random text that no other process has.
         standby: host and port of the standby, which this worker joins if it loses the server; None without one.
+        version: version that it has without a server; -1 for none.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -158,6 +160,7 @@ class WorkerProcess:
         )
         self.process = token_hex(16)  # a standby counts processes, and another one may get this number (decision 0026)
         self.standby: tuple[str, int] | None = None
+        self.version = -1
         self._tensors = self._make_tensors(rank)
         self._checkpoints = WorkerCheckpoints(rank.folder, self._worker, self._replica, self._tensors.left_out)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()  # safe in a signal handler
@@ -228,6 +231,10 @@ class WorkerProcess:
                 except Exception as error:
                     self._session.fail(error)
                     raise
+
+    def disconnect(self) -> None:
+        """End the use of the connections to rank 0, which is lost."""
+        self.version = self._tensors.disconnect()
 
     def close(self) -> None:
         """Wait for the threads; the connections are closed by then."""

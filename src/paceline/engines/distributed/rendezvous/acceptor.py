@@ -29,6 +29,7 @@ class AcceptedPeer(NamedTuple):
         has_own_gpu: whether the process has a GPU that no other process uses.
         rank_0_id: id of the process at rank 0.
         process: text that no other process has, as in `Hello`.
+        version: newest version that it has, as in `Hello`.
     """
 
     peer_id: int
@@ -38,6 +39,7 @@ class AcceptedPeer(NamedTuple):
     has_own_gpu: bool = False
     rank_0_id: int = 0
     process: str = ""
+    version: int = -1
 
 
 class PeerHandler(Protocol):
@@ -257,6 +259,7 @@ class Acceptor:
                 has_own_gpu=hello.has_own_gpu,
                 rank_0_id=rank_0_id,
                 process=hello.process,
+                version=hello.version,
             )
             self._on_accept(peer)
             connection.send(messages.Accepted(peer_id))

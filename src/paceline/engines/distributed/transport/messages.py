@@ -50,6 +50,7 @@ class Hello(MessageStruct, frozen=True, kw_only=True):
         peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
         has_own_gpu: whether the process has a GPU that no other process uses.
         process: random text that no other process has, of a worker.
+        version: newest version that a worker without a server has from an earlier connection; -1 for none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Hello(MessageStruct, frozen=True, kw_only=True):
     peer_id: int = 0
     has_own_gpu: bool = False
     process: str = ""
+    version: int = -1
 
     @classmethod
     def of(cls, name: str, worker: int, job_spec: Mapping[str, Any], **more: Any) -> Hello:
@@ -271,12 +273,14 @@ class FollowUpdate(StateMessage, frozen=True):
         version: version that the update makes; 0 without an update.
         missing: indices of the model's parameters without a gradient in it, as the content of `IndexBits`.
         processes: processes of the workers that take part now, each as in `Hello`; their list, encoded.
+        made: newest version that all ranks are known to have, without a server.
     """
 
     events: bytes
     version: int = 0
     missing: bytes = b""
     processes: bytes = b""
+    made: int = 0
 
 
 ControlMessage = (

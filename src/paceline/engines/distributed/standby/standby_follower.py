@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import AbortRun, Event
-from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
+from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.ports import Follower
 from paceline.engines.signals import Signals
 from paceline.utils.rank_logger import RankLogger

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from paceline.engines.distributed.coordinator_tensors import Taken
 from paceline.engines.distributed.rendezvous.first_workers import await_peers
 from paceline.errors import RunError
 
@@ -16,9 +17,13 @@ class Succession:
 
     Attributes:
         known_processes: processes of the workers that took part at the last update that both have, as in `Hello`.
+        newest_version: newest version that a worker may have.
+        taken: version with which the standby begins.
     """
 
     known_processes: Collection[str] = ()
+    newest_version = 0
+    taken = Taken(0)
 
     def lacks(self, processes: Collection[str]) -> str:
         """Return what is missing while these processes are there; empty for nothing."""

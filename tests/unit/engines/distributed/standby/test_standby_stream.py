@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from paceline.core.events import Apply, Timer
-from paceline.engines.distributed.parameter_server.standby_stream import StandbyStream
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerLost, PeerMessage
+from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.transport import messages
 from paceline.engines.distributed.transport.event_queue import EventQueue
 from paceline.engines.distributed.transport.standby_messages import StandbyListens, UpdateReceived, split_events

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from paceline.core.events import Apply, Event
@@ -153,8 +154,19 @@ class StandbyStream:
         self._mean.copy_(mean)  # it is sent later, and the server uses its memory again
         self._unsent = self._followed(update.version, mean.missing, mean=self._mean.memory)
 
+    def add_update(self, update: Apply, made: int) -> None:
+        """Send the events up to an update that the ranks make, and wait until the standby has them.
+
+        Args:
+            update: update that no rank makes before.
+            made: newest version that all ranks are known to have.
+        """
+        if self._peer is not None:
+            self._unsent = replace(self._followed(update.version), made=made)
+            self.flush()
+
     def send(self) -> None:
-        """Send the mean gradient that has not been sent yet, if there is one."""
+        """Send the message about an update that has not been sent yet, if there is one."""
         if self._peer is not None and self._unsent is not None:
             self._peer.connection.send(self._unsent)
             self._sent, self._unsent = self._unsent.version, None
