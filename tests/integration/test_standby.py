@@ -11,7 +11,7 @@ import paceline as pl
 from end_when import FOREVER
 from paceline.core.records import GradientArrived, RunResumed, UpdateMade, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.engines import notice_watch
-from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
+from paceline.engines.distributed.announced_sums.update_follower import Closed, UpdateFollower
 from paceline.engines.distributed.standby.standby import Standby
 from paceline.engines.signals import Signals
 from paceline.recording.run_folder import SavedRun
@@ -321,6 +321,31 @@ def test_deaths_of_the_coordinator_in_a_sum_cost_no_sample(seed, monkeypatch):
     model = train.model()
     model.load_state_dict(end.parameters)
     assert times_applied(model) == [epochs] * samples
+    assert len({tuple(flat(each.parameters).tolist()) for each in ends}) == 1, "all ranks have the same bits"
+
+
+def test_the_run_goes_on_with_the_newest_version_that_a_rank_has(monkeypatch):
+    """Rank 0 dies when all workers but worker 0 have made update 5."""
+    fired, others, on_sum = [], threading.Semaphore(0), UpdateFollower._on_sum
+
+    def dying(follower, gradients, announced):
+        if announced.number == 5 and follower._parameters._worker == 0 and not fired:
+            fired.append(True)
+            assert all(others.acquire(timeout=LIMIT_S) for _ in range(3))
+            made.processes[0].kill()
+            raise Closed
+        on_sum(follower, gradients, announced)
+        if announced.number == 5:
+            others.release()
+
+    monkeypatch.setattr(UpdateFollower, "_on_sum", dying)
+    with ranks(4, tiny_job(), {**STANDBY, **NO_SERVER}, protocol="bsp", stop="updates=10") as made:
+        made.start_all()
+        made.join(0)
+        ends = [made.end(each) for each in ("standby", 1, 2, 3)]
+    assert fired
+    assert [resumed.version for resumed in ends[0].of(RunResumed)] == [5]
+    assert [update.version for update in ends[0].of(UpdateMade)] == list(range(1, 11))
     assert len({tuple(flat(each.parameters).tolist()) for each in ends}) == 1, "all ranks have the same bits"
 
 

@@ -136,3 +136,35 @@ def test_what_is_summed_before_the_update_counts_in_it():
     for rank in ranks:
         [weights] = rank.begin_task(keeps=False).flat_parameters
         assert torch.allclose(weights, whole.state.flat_parameters[0], rtol=EXACT, atol=EXACT)
+
+
+def test_a_rank_that_has_lost_the_coordinator_keeps_its_version_alone():
+    whole, layout = server()
+    rank = RankParameters(server()[0], layout, worker=0)
+    numbers = torch.Generator().manual_seed(1)
+
+    def compute(draw):
+        rank.begin_task(keeps=True)
+        fill(rank.gradient, numbers)
+        rank.end_task(draw, 3)
+
+    def add(draw):
+        term = SummedGradient(0, draw, 3, at=0)
+        rank.write_terms([term])
+        rank.add_sum([term], missing=())
+
+    compute(1)
+    add(1)
+    rank.keep_sum()
+    compute(2)
+    rank.disconnect()
+    rank.begin(number=0, state=None)
+    compute(3)
+    add(3)
+    whole.enqueue(rank.total, 3)
+    accepted = (Accept(worker=0, draw=3, staleness=0, samples=3),)
+    command = Apply(version=1, gradients=accepted, lr_scale=1.0, reason="")
+    rank.apply(command)
+    whole.apply(command)
+    [weights] = rank.begin_task(keeps=False).flat_parameters
+    assert torch.equal(weights, whole.state.flat_parameters[0])
