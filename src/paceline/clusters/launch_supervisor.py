@@ -9,12 +9,10 @@ from enum import Enum, auto
 from math import inf
 
 from paceline.clusters.launch_env import BOUND, ENDED, STANDBY, SURVIVES
-from paceline.clusters.rank_restarts import EndRank, MakeRank, RankRestarts, Return
+from paceline.clusters.rank_restarts import WORK_S, EndRank, MakeRank, RankRestarts, Return, pause_s
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
-LONGEST_PAUSE_S = 60.0
-WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
 MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that a script may handle, and that say nothing to the launcher
@@ -325,15 +323,15 @@ class LaunchSupervisor:
             LOG.warning("%s, after %s: the others go on without it", how, limit)
             each.phase = RankPhase.GONE
             return []
-        pause_s = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (each.losses - 1))
+        pause = pause_s(each.losses, self._first_pause_s)
         if outcome is Return.ALONE:
-            LOG.warning("%s; it is started again in %g s", how, pause_s)
+            LOG.warning("%s; it is started again in %g s", how, pause)
             each.phase = RankPhase.WAITING
-            each.due_s = now + pause_s
+            each.due_s = now + pause
             return []
         why = ", from the script's own checkpoint: no rank of DDP or FSDP goes on without another" if is_bound else ""
-        LOG.warning("%s: all ranks of this host are started again in %g s%s", how, pause_s, why)
-        self._again_s = now + pause_s
+        LOG.warning("%s: all ranks of this host are started again in %g s%s", how, pause, why)
+        self._again_s = now + pause
         return self._end(self._ranks)
 
     def _fail(self, rank: int, text: str) -> list[LaunchAction]:

@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
+LONGEST_PAUSE_S = 60.0
+WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
+
 
 @dataclass(frozen=True)
 class MakeRank:
@@ -28,6 +31,19 @@ class Return(Enum):
     ALL = "all ranks are made again"
     WITHOUT = "the others go on without the rank"
     NEVER = "the run cannot go on"
+
+
+def pause_s(losses: int, first_pause_s: float) -> float:
+    """Return the seconds before a rank is made again: twice as many with each loss, at most `LONGEST_PAUSE_S`.
+
+    Args:
+        losses: number of losses in a row, each before the rank had worked for `WORK_S`, >= 1.
+        first_pause_s: seconds after the first one, >= 0.
+
+    >>> [pause_s(losses, 1.0) for losses in (1, 2, 3, 9)]
+    [1.0, 2.0, 4.0, 60.0]
+    """
+    return min(LONGEST_PAUSE_S, first_pause_s * 2.0 ** (losses - 1))
 
 
 class RankRestarts:

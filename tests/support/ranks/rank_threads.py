@@ -295,6 +295,7 @@ class Job:
             "GROUP_WORLD_SIZE": str(self._nodes),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29500",
+            "TORCHELASTIC_MAX_RESTARTS": "-1",  # as `paceline run` gives it
             "PACELINE_TOKEN": token,
         }
 

@@ -8,14 +8,12 @@ import pytest
 from paceline.clusters.launch_env import BOUND, ENDED, STANDBY, SURVIVES
 from paceline.clusters.launch_supervisor import (
     LATE_S,
-    LONGEST_PAUSE_S,
     UNREACHABLE_S,
-    WORK_S,
     KillRank,
     LaunchSupervisor,
     PassSignal,
 )
-from paceline.clusters.rank_restarts import EndRank, MakeRank
+from paceline.clusters.rank_restarts import LONGEST_PAUSE_S, WORK_S, EndRank, MakeRank
 
 ALL = [MakeRank(rank) for rank in range(3)]
 KILLED = -signal.SIGKILL

@@ -51,6 +51,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
     PeerMessage,
     PeerRejected,
     QueueHandler,
+    SidecarDue,
 )
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
@@ -128,6 +129,7 @@ class RemoteWorkers(Workers):
             rank.make_job_spec(server.model),
             processes=cluster.n + cluster.shards + cluster.standby,
             receiver=self._tensors.receiver,
+            on_due=partial(self._peer_events.put, SidecarDue()),
         )
         self._peers: dict[int, RemoteWorker] = {}  # by peer id
         self._workers: dict[int, RemoteWorker] = {}  # those that were admitted, by number
@@ -398,6 +400,8 @@ class RemoteWorkers(Workers):
             case AllWorkersLost(joined) if joined == self._joined:  # no worker has joined since the wait began
                 reason = f"all workers are gone and none has joined for {self._cluster.start_timeout_s:g} s"
                 self.clock.add(AbortRun(self.clock.elapsed_s(), Outcome.NO_WORKERS, reason))
+            case SidecarDue():
+                self.processes.start_again()
             case Exception() as error:
                 raise error
 
@@ -521,6 +525,8 @@ class RemoteWorkers(Workers):
         self._tasks.on_lost(worker.worker)
         self.clock.add(Lost(self.clock.elapsed_s(), worker.worker, reason))
         self._tensors.lose(worker)
+        if self.clock.has_begun and not worker.is_leaving:
+            self.processes.on_lost(worker.worker)
         if self.follower is not None:
             self.follower.stream.check_workers()
         if not self.clock.has_begun or any(each.tasks.is_ready for each in self._workers.values()):

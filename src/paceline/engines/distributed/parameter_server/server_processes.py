@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from paceline.engines.distributed.coordinator_tensors import PeerReceiver
+from paceline.engines.distributed.parameter_server.sidecar_restarts import SidecarRestarts
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import GRACE_S, Acceptor
 from paceline.engines.distributed.rendezvous.rendezvous import listen_as_rank_0, publish_successor
 from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.engines.distributed.transport.messages import End
+
+BESIDE = 0  # number of the worker beside rank 0
 
 
 class ServerProcesses:
@@ -21,17 +25,28 @@ class ServerProcesses:
         job_spec: settings that must be equal on all processes.
         processes: number of processes that may come.
         receiver: receiver of what comes from other processes.
+        on_due: called in another thread when the worker beside rank 0, which was lost, is to be started again.
     """
 
-    def __init__(self, rank: Rank, job_spec: dict[str, Any], processes: int, receiver: PeerReceiver) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        job_spec: dict[str, Any],
+        *,
+        processes: int,
+        receiver: PeerReceiver,
+        on_due: Callable[[], None],
+    ) -> None:
         self._rank = rank
         self._cluster = rank.cluster
         self._needs_evaluator = rank.job.eval_data is not None
         self._job_spec = job_spec
         self._processes = processes
         self._receiver = receiver
+        self._on_due = on_due
         self._acceptor: Acceptor | None = None
-        self._sidecars: list[Sidecar] = []
+        self._beside: SidecarRestarts | None = None
+        self._evaluator: Sidecar | None = None
 
     def start(self) -> None:
         """Listen where every rank finds rank 0, and start the processes of this host."""
@@ -43,8 +58,11 @@ class ServerProcesses:
             handler=self._receiver,
             on_accept=self._receiver.on_accept,
         )
-        beside = [0] * self._cluster.has_worker_at_server + [self._cluster.n] * self._needs_evaluator
-        self._sidecars += [self._rank.host.start_sidecar(number) for number in beside]
+        start = self._rank.host.start_sidecar
+        if self._cluster.has_worker_at_server:
+            self._beside = SidecarRestarts(partial(start, BESIDE), self._cluster.ranks.max_restarts, self._on_due)
+        if self._needs_evaluator:
+            self._evaluator = start(self._cluster.n)
 
     def listen(self, host: str, port: int) -> int:
         """Listen on an address of this host without admitting workers; return the port, a free one for 0."""
@@ -66,7 +84,7 @@ class ServerProcesses:
         self._acceptor.is_open = True
         publish_successor(self._cluster, self._acceptor.address)
         if self._needs_evaluator:
-            self._sidecars.append(self._rank.host.start_sidecar(self._cluster.n, self._acceptor.address))
+            self._evaluator = self._rank.host.start_sidecar(self._cluster.n, self._acceptor.address)
 
     def check(self) -> None:
         """Check that the processes of this host live.
@@ -76,6 +94,20 @@ class ServerProcesses:
         """
         for sidecar in self._sidecars:
             sidecar.check()
+
+    @property
+    def _sidecars(self) -> list[SidecarRestarts | Sidecar]:
+        return [each for each in (self._beside, self._evaluator) if each is not None]
+
+    def on_lost(self, worker: int) -> None:
+        """Begin the pause before a worker is started again, if it is the one beside rank 0."""
+        if self._beside is not None and worker == BESIDE:
+            self._beside.on_lost(worker)
+
+    def start_again(self) -> None:
+        """Start the worker beside rank 0 again."""
+        assert self._beside is not None
+        self._beside.start()
 
     def disconnect(self, peer_id: int) -> None:
         """Disconnect a process, which waits for that if it leaves on purpose."""
@@ -105,8 +137,10 @@ class ServerProcesses:
             send_end: function that tells the connected processes the end of the run.
             on_closed: function that is called when all connections are closed.
         """
-        for sidecar in self._sidecars[self._cluster.has_worker_at_server :]:
-            sidecar.kill()  # the evaluator, whose result is no longer needed
+        if self._evaluator is not None:
+            self._evaluator.kill()  # its result is no longer needed
+        if self._beside is not None:
+            self._beside.end_pause()
         if self._acceptor is not None:
             send_end()
         if self._acceptor is None or self._acceptor.close():  # else a callback may still use what is closed here

@@ -106,7 +106,11 @@ class AllWorkersLost(NamedTuple):
     joined: int
 
 
-PeerEvent = PeerJoined | PeerMessage | PeerLost | PeerRejected | AllWorkersLost | Exception
+class SidecarDue(NamedTuple):
+    """The worker beside rank 0 is to be started again."""
+
+
+PeerEvent = PeerJoined | PeerMessage | PeerLost | PeerRejected | AllWorkersLost | SidecarDue | Exception
 
 
 class QueueHandler:

@@ -1,0 +1,62 @@
+"""Restarts of the worker beside rank 0, whose process no launcher knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from paceline.clusters.rank_restarts import WORK_S, RankRestarts, Return, pause_s
+from paceline.engines.distributed.rendezvous.sidecar import Sidecar
+from paceline.utils.rank_logger import RankLogger
+
+LOG = RankLogger(__name__)
+FIRST_PAUSE_S = 1.0
+
+
+class SidecarRestarts:
+    """Process of a worker beside rank 0, which is started again when it is lost, as a launcher does it with a rank.
+
+    Args:
+        start: function that starts a process.
+        max_restarts: number of times that the worker is started again, >= 0; -1 for no limit.
+        on_due: called in another thread when the worker is to be started again.
+    """
+
+    def __init__(self, start: Callable[[], Sidecar], max_restarts: int, on_due: Callable[[], None]) -> None:
+        self._start = start
+        self._restarts = RankRestarts(max_restarts)
+        self._on_due = on_due
+        self._losses = 0  # in a row, each before the process had worked for `WORK_S`
+        self._pause: threading.Timer | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start a process."""
+        self._started_s = time.monotonic()
+        self._process = self._start()
+
+    def check(self) -> None:
+        """Raise a RunError if the process has ended before it took part."""
+        self._process.check()
+
+    def on_lost(self, worker: int) -> None:
+        """Kill what is left of the process, and let it be due after a pause."""
+        self._process.kill()
+        if self._restarts.after_loss(worker, others_go_on=True) is Return.WITHOUT:
+            return
+        self._losses = 1 if time.monotonic() - self._started_s >= WORK_S else self._losses + 1
+        pause = pause_s(self._losses, FIRST_PAUSE_S)
+        LOG.warning("worker %d, beside rank 0, is started again in %g s", worker, pause)
+        self._pause = threading.Timer(pause, self._on_due)
+        self._pause.start()
+
+    def end_pause(self) -> None:
+        """Let nothing be due any more."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause.join()
+
+    def stop(self) -> None:
+        """Wait for the process to exit; kill it after a timeout."""
+        self._process.stop()

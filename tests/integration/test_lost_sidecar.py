@@ -1,0 +1,101 @@
+"""Runs that lose the worker beside rank 0, which rank 0 starts again: ranks as threads."""
+
+import logging
+import threading
+
+import pytest
+
+import paceline as pl
+from paceline.core.records import WorkerJoined, WorkerLost
+from paceline.engines.distributed.parameter_server import sidecar_restarts
+from paceline.engines.distributed.parameter_server.sidecar_restarts import SidecarRestarts
+from rank_threads import ranks
+from tiny_jobs import tiny_job
+from waiting_jobs import waiting_for
+
+with_and_without_a_server = pytest.mark.parametrize(
+    "torchrun", [{"worker_at_server": True}, {"server": False}], ids=["server", "no server"]
+)
+
+
+@pytest.fixture(autouse=True)
+def first_pause_s(monkeypatch):
+    monkeypatch.setattr(sidecar_restarts, "FIRST_PAUSE_S", 0.01)
+
+
+class Lose(pl.callbacks.Callback):
+    """Callback that does something to the worker beside rank 0 with update 5, and notes that it joins."""
+
+    def __init__(self, lose):
+        self.has_joined = threading.Event()
+        self.job = None
+        self._lose = lose
+
+    def on_update(self, update):
+        if update.version == 5:
+            self._lose(self.job.processes["beside"])
+
+    def on_record(self, record):
+        super().on_record(record)
+        if isinstance(record, WorkerJoined):
+            self.has_joined.set()
+
+
+def run(torchrun, losing, train, stop, **settings):
+    """Return the result of three ranks."""
+    with ranks(3, train, torchrun, protocol="bsp", stop=stop, callbacks=[losing], **settings) as job:
+        losing.job = job
+        job.start_all()
+        return job.end(0)
+
+
+@with_and_without_a_server
+@pytest.mark.parametrize("how", ["kill", "disconnect"])
+def test_the_worker_beside_rank_0_comes_back(torchrun, how):
+    losing = Lose(lambda process: getattr(process, how)())
+    train = waiting_for(losing.has_joined, tiny_job(), gradients=20)
+    end = run(torchrun, losing, train, "updates=20")
+    assert end.reason == "20 updates made"
+    assert [record.worker for record in end.of(WorkerLost)] == [0]
+    assert [record.worker for record in end.of(WorkerJoined)] == [0]
+
+
+@with_and_without_a_server
+def test_a_worker_that_leaves_on_purpose_is_not_started_again(torchrun):
+    end = run(torchrun, Lose(lambda process: process.leave("SIGTERM")), tiny_job(), "updates=20")
+    assert [record.worker for record in end.of(WorkerLost)] == [0]
+    assert end.of(WorkerJoined) == []
+
+
+def test_a_run_ends_while_the_worker_waits_for_its_restart(monkeypatch):
+    monkeypatch.setattr(sidecar_restarts, "FIRST_PAUSE_S", 60.0)
+    before = threading.active_count()
+    end = run({"worker_at_server": True}, Lose(lambda process: process.kill()), tiny_job(), "updates=20")
+    assert end.reason == "20 updates made"
+    assert threading.active_count() <= before, "the pause has ended"
+
+
+class Process:
+    """Sidecar that does nothing."""
+
+    def kill(self):
+        pass
+
+
+def test_the_pause_doubles_and_the_worker_is_started_as_often_as_a_rank(caplog):
+    due, started = threading.Semaphore(0), []
+
+    def start():
+        started.append(True)
+        return Process()
+
+    restarts = SidecarRestarts(start, max_restarts=3, on_due=due.release)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            restarts.on_lost(0)
+            assert due.acquire(timeout=10)
+            restarts.start()
+        restarts.on_lost(0)
+    restarts.end_pause()
+    assert [record.message.split()[-2] for record in caplog.records] == ["0.01", "0.02", "0.04"]
+    assert len(started) == 4
