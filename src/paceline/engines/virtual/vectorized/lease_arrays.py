@@ -2,61 +2,77 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from paceline.engines.virtual.vectorized.sampling import Floats, Ints
 
+Rows = np.ndarray[Any, np.dtype[np.void]]
+
 NONE = -1
-HEAP, ORDER, IDLE, COSTS_KNOWN, OLDEST_COST, ARRIVALS, PULLS, CANCELLED = range(8)  # in `Record.counts`
+HEAP, BUSY, ORDER, IDLE, COSTS_KNOWN, OLDEST_COST, ARRIVALS, PULLS, CANCELLED = range(9)  # in `Record.counts`
 BUSY_S, USEFUL_S, LEASE_S = range(3)  # in `Record.sums`
 
 
+WORKER = np.dtype(
+    [
+        ("number", np.int64),
+        ("assigned_s", np.float64),
+        ("begun_s", np.float64),
+        ("work_s", np.float64),
+        ("ended_s", np.float64),
+        ("first_s", np.float64),
+        ("samples", np.int32),
+        ("copy", np.int32),
+        ("ended_samples", np.int32),
+        ("first_samples", np.int32),
+    ],
+    align=True,
+)
+"""Row of a worker, of 64 bytes: a lease that ends needs all of it, and an array for each field would miss the cache.
+
+- number: number of its task, by which tasks that end at the same time are ordered; NONE without a task.
+- assigned_s: time at which the coordinator has assigned the task.
+- begun_s: time at which the task began.
+- work_s: seconds of a whole minibatch in this update.
+- ended_s: seconds of the leases of this update that have ended.
+- first_s: seconds of the first one.
+- samples: samples of the task.
+- copy: worker with the same lease; NONE for none.
+- ended_samples: samples of the leases of this update that have ended.
+- first_samples: samples of the first one; 0 before its end.
+"""
+
+
 class Tasks(NamedTuple):
-    """Tasks of all workers, each array by worker.
+    """Tasks of all workers, and a heap of them.
+
+    A task that is cancelled stays in the heap: an entry counts if it has the number of the task of its worker.
 
     Attributes:
-        due_s: end of the task in virtual seconds.
-        order: number of the task, by which tasks that end at the same time are ordered.
-        assigned_s: time at which the coordinator has assigned it.
-        begun_s: time at which it began.
-        samples: its samples.
-        copy: worker with the same lease; NONE for none.
-        place: place in the heap; NONE without a task.
-        heap: workers with a task, the earliest end first.
-        heap_s: ends of their tasks, in the order of the heap: to look them up by worker would miss the cache.
-        idle_since: number by which idle workers are ordered.
+        rows: row of each worker, see `WORKER`.
+        idle_since: number by which idle workers are ordered, by worker.
+        heap: numbers of the tasks, the earliest end first; number % n is the worker.
+        heap_s: ends of these tasks.
     """
 
-    due_s: Floats
-    order: Ints
-    assigned_s: Floats
-    begun_s: Floats
-    samples: Ints
-    copy: Ints
-    place: Ints
+    rows: Rows
+    idle_since: Ints
     heap: Ints
     heap_s: Floats
-    idle_since: Ints
 
 
-class Times(NamedTuple):
-    """Times of the leases of the update in progress, each array by worker, and costs of leases.
+class Costs(NamedTuple):
+    """Latest costs of a lease.
 
     Attributes:
-        samples: samples of the leases that have ended.
-        seconds: their seconds.
-        first_samples: samples of the first lease; 0 before its end.
-        first_s: its seconds.
-        costs_s: latest costs of a lease, each in the place of the oldest one.
-        ordered_costs_s: the same in ascending order.
+        latest_s: costs, each in the place of the oldest one.
+        ordered_s: the same in ascending order.
     """
 
-    samples: Ints
-    seconds: Floats
-    first_samples: Ints
-    first_s: Floats
-    costs_s: Floats
-    ordered_costs_s: Floats
+    latest_s: Floats
+    ordered_s: Floats
 
 
 class Known(NamedTuple):
@@ -78,16 +94,14 @@ class Known(NamedTuple):
 
 
 class Trips(NamedTuple):
-    """Round trips of an update.
+    """Round trips of a run.
 
     Attributes:
-        work_s: seconds of a whole minibatch, by worker.
         cost_s: seconds of a lease, whatever its samples.
         network_s: seconds of its transfers.
         size: samples of a whole minibatch.
     """
 
-    work_s: Floats
     cost_s: float
     network_s: float
     size: int
@@ -97,6 +111,7 @@ class Opening(NamedTuple):
     """Update that opens.
 
     Attributes:
+        work_s: seconds of a whole minibatch, by worker.
         first: samples of the first lease, by worker.
         idle: workers, in the order in which they get it.
         left: samples that are dealt later.
@@ -105,6 +120,7 @@ class Opening(NamedTuple):
         begun_s: time at which the work begins, when the server has made the update before.
     """
 
+    work_s: Floats
     first: Ints
     idle: Ints
     left: int

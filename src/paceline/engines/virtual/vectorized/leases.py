@@ -53,25 +53,13 @@ class QueuedLeases:
             before_lengths=_zeros(n),
             jumps=np.array([0, 2]),
         )
-        self._times = arrays.Times(
-            samples=_zeros(n),
-            seconds=np.zeros(n),
-            first_samples=_zeros(n),
-            first_s=np.zeros(n),
-            costs_s=np.zeros(COSTS),
-            ordered_costs_s=np.zeros(COSTS),
-        )
+        self._costs = arrays.Costs(latest_s=np.zeros(COSTS), ordered_s=np.zeros(COSTS))
+        entries = n + n * self._size + 1  # with those of cancelled tasks
         self._tasks = arrays.Tasks(
-            due_s=np.zeros(n),
-            order=_zeros(n),
-            assigned_s=np.zeros(n),
-            begun_s=np.zeros(n),
-            samples=_zeros(n),
-            copy=np.full(n, arrays.NONE),
-            place=np.full(n, arrays.NONE),
-            heap=_zeros(n),
-            heap_s=np.zeros(n),
+            rows=np.zeros(n, arrays.WORKER),
             idle_since=np.arange(n),
+            heap=_zeros(entries),
+            heap_s=np.zeros(entries),
         )
 
     def run(self, updates: int, observe: Observer | None = None) -> None:
@@ -79,7 +67,7 @@ class QueuedLeases:
         accounting, n = self.accounting, self._n
         most = n * self._size
         record = arrays.Record(
-            counts=_zeros(8),
+            counts=_zeros(9),
             sums=np.zeros(3),
             once=_zeros(n + most),
             taken=_zeros(n + most),
@@ -88,12 +76,14 @@ class QueuedLeases:
             elapsed_s=np.zeros(n + most),
         )
         record.counts[arrays.IDLE] = n
+        trips = arrays.Trips(self._cost_s, self._network_s, self._size)
         ended_s = 0.0
         for update in range(updates):
             if update % TILE == 0:
                 block_s = self._sampler.block_s(update // TILE)
             first = self._open(record)
             opening = arrays.Opening(
+                work_s=np.ascontiguousarray(block_s[update % TILE]),
                 first=first,
                 idle=np.argsort(self._tasks.idle_since),
                 left=int(most - first.sum()),
@@ -101,10 +91,8 @@ class QueuedLeases:
                 assigned_s=ended_s,
                 begun_s=accounting.now,
             )
-            work_s = np.ascontiguousarray(block_s[update % TILE])
-            trips = arrays.Trips(work_s, self._cost_s, self._network_s, self._size)
             before = int(record.counts[arrays.ARRIVALS])
-            ended_s = run_update(self._tasks, self._times, trips, opening, record)
+            ended_s = run_update(self._tasks, self._costs, trips, opening, record)
             accounting.now = ended_s + self._update_s
             if observe is not None:
                 observe(accounting.now, _zeros(int(record.counts[arrays.ARRIVALS]) - before))
@@ -118,8 +106,8 @@ class QueuedLeases:
 
     def _open(self, record: Any) -> Ints:
         """Decide the shares of an update by those before it; return the samples of each first lease."""
-        speed_loops.add_cancelled(self._times, self._known, record)
-        speed_loops.end_update(self._times, self._known)
+        speed_loops.add_cancelled_leases(self._tasks.rows, self._known, record)
+        speed_loops.add_ended_leases(self._tasks.rows, self._known)
         variance = speed_loops.spread(self._known, self._medians_s)
         sigma = sqrt(variance) if variance < inf else inf
         self._decide(sigma)

@@ -19,19 +19,20 @@ def _median(values):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_cancelled(times, known, record):  # type: ignore[no-untyped-def]
+def add_cancelled_leases(rows, known, record):  # type: ignore[no-untyped-def]
     """Add the cancelled leases of an update, as `ShareState.add_cancelled`."""
     for number in range(record.counts[CANCELLED]):
         worker, samples, elapsed_s = record.workers[number], record.samples[number], record.elapsed_s[number]
-        ended = times.samples[worker]
+        row = rows[worker]
+        ended = row.ended_samples
         if not ended:
             length = known.lengths[worker]
             expected_s = _median(known.values[worker, :length]) * samples if length else 0.0
-            times.samples[worker] += samples
-            times.seconds[worker] += max(elapsed_s, expected_s)
-        elif elapsed_s * ended > times.seconds[worker] * samples:
-            times.samples[worker] += samples
-            times.seconds[worker] += elapsed_s
+            row.ended_samples += samples
+            row.ended_s += max(elapsed_s, expected_s)
+        elif elapsed_s * ended > row.ended_s * samples:
+            row.ended_samples += samples
+            row.ended_s += elapsed_s
 
 
 @compiled
@@ -79,14 +80,15 @@ def _add_value(known, worker, value):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def end_update(times, known):  # type: ignore[no-untyped-def]
+def add_ended_leases(rows, known):  # type: ignore[no-untyped-def]
     """Add the seconds per sample of an update to the known ones, and begin the next update."""
-    for worker in range(len(times.samples)):
-        if times.samples[worker] and times.seconds[worker] > 0:
-            _add_value(known, worker, times.seconds[worker] / times.samples[worker])
-    times.samples[:] = 0
-    times.seconds[:] = 0.0
-    times.first_samples[:] = 0
+    for worker in range(len(rows)):
+        row = rows[worker]
+        if row.ended_samples and row.ended_s > 0:
+            _add_value(known, worker, row.ended_s / row.ended_samples)
+        row.ended_samples = 0
+        row.ended_s = 0.0
+        row.first_samples = 0
 
 
 @compiled
