@@ -76,26 +76,30 @@ def test_a_run_ends_while_the_worker_waits_for_its_restart(monkeypatch):
 
 
 class Process:
-    """Sidecar that does nothing."""
+    """Sidecar that does nothing but note how long it may take to exit."""
 
-    def kill(self):
-        pass
+    def __init__(self, stopped):
+        self._stopped = stopped
+
+    def stop(self, timeout_s):
+        self._stopped.append(timeout_s)
 
 
 def test_the_pause_doubles_and_the_worker_is_started_as_often_as_a_rank(caplog):
-    due, started = threading.Semaphore(0), []
+    due, started, stopped = threading.Semaphore(0), [], []
 
     def start():
-        started.append(True)
-        return Process()
+        started.append(Process(stopped))
+        return started[-1]
 
     restarts = SidecarRestarts(start, max_restarts=3, on_due=due.release)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             restarts.on_lost(0)
             assert due.acquire(timeout=10)
-            restarts.start()
+            restarts.start_again()
         restarts.on_lost(0)
     restarts.end_pause()
     assert [record.message.split()[-2] for record in caplog.records] == ["0.01", "0.02", "0.04"]
     assert len(started) == 4
+    assert stopped == [0.0] * 3, "a lost process that is left is killed at once"

@@ -151,6 +151,8 @@ class Sidecar:
 
     def stop(self, timeout_s=LIMIT_S):
         if self._process is not None:
+            self._process.thread.join(timeout_s)
+            self._process.kill()
             self._process.thread.join(LIMIT_S)
 
 

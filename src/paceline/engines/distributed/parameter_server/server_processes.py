@@ -107,7 +107,7 @@ class ServerProcesses:
     def start_again(self) -> None:
         """Start the worker beside rank 0 again."""
         assert self._beside is not None
-        self._beside.start()
+        self._beside.start_again()
 
     def disconnect(self, peer_id: int) -> None:
         """Disconnect a process, which waits for that if it leaves on purpose."""

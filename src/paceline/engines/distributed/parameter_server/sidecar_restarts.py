@@ -29,10 +29,12 @@ class SidecarRestarts:
         self._on_due = on_due
         self._losses = 0  # in a row, each before the process had worked for `WORK_S`
         self._pause: threading.Timer | None = None
-        self.start()
+        self._started_s = time.monotonic()
+        self._process = start()
 
-    def start(self) -> None:
-        """Start a process."""
+    def start_again(self) -> None:
+        """Start a process in place of the lost one, which is killed if it has not exited during the pause."""
+        self._process.stop(0.0)
         self._started_s = time.monotonic()
         self._process = self._start()
 
@@ -41,8 +43,7 @@ class SidecarRestarts:
         self._process.check()
 
     def on_lost(self, worker: int) -> None:
-        """Kill what is left of the process, and let it be due after a pause."""
-        self._process.kill()
+        """Begin the pause, unless the worker was started often enough."""
         if self._restarts.after_loss(worker, others_go_on=True) is Return.WITHOUT:
             return
         self._losses = 1 if time.monotonic() - self._started_s >= WORK_S else self._losses + 1
