@@ -28,6 +28,7 @@ class Lose(pl.callbacks.Callback):
 
     def __init__(self, lose):
         self.has_joined = threading.Event()
+        self.pauses = []  # number of pauses at each join
         self.job = None
         self._lose = lose
 
@@ -38,6 +39,7 @@ class Lose(pl.callbacks.Callback):
     def on_record(self, record):
         super().on_record(record)
         if isinstance(record, WorkerJoined):
+            self.pauses.append(sum(each.name == sidecar_restarts.PAUSE for each in threading.enumerate()))
             self.has_joined.set()
 
 
@@ -60,6 +62,15 @@ def test_the_worker_beside_rank_0_comes_back(torchrun, how):
     assert [record.worker for record in end.of(WorkerJoined)] == [0]
 
 
+def test_a_worker_that_comes_back_by_itself_is_not_replaced(monkeypatch):
+    monkeypatch.setattr(sidecar_restarts, "FIRST_PAUSE_S", 60.0)
+    losing = Lose(lambda process: process.disconnect())
+    train = waiting_for(losing.has_joined, tiny_job(), gradients=20)
+    end = run({"server": False, "standby": 1}, losing, train, "updates=20")
+    assert [record.worker for record in end.of(WorkerJoined)] == [0]
+    assert losing.pauses == [0], "the pause ends when the worker joins"
+
+
 @with_and_without_a_server
 def test_a_worker_that_leaves_on_purpose_is_not_started_again(torchrun):
     end = run(torchrun, Lose(lambda process: process.leave("SIGTERM")), tiny_job(), "updates=20")
@@ -69,10 +80,9 @@ def test_a_worker_that_leaves_on_purpose_is_not_started_again(torchrun):
 
 def test_a_run_ends_while_the_worker_waits_for_its_restart(monkeypatch):
     monkeypatch.setattr(sidecar_restarts, "FIRST_PAUSE_S", 60.0)
-    before = threading.active_count()
     end = run({"worker_at_server": True}, Lose(lambda process: process.kill()), tiny_job(), "updates=20")
     assert end.reason == "20 updates made"
-    assert threading.active_count() <= before, "the pause has ended"
+    assert not any(each.name == sidecar_restarts.PAUSE for each in threading.enumerate()), "the pause has ended"
 
 
 class Process:
@@ -99,7 +109,17 @@ def test_the_pause_doubles_and_the_worker_is_started_as_often_as_a_rank(caplog):
             assert due.acquire(timeout=10)
             restarts.start_again()
         restarts.on_lost(0)
-    restarts.end_pause()
+    restarts.start_again()
     assert [record.message.split()[-2] for record in caplog.records] == ["0.01", "0.02", "0.04"]
     assert len(started) == 4
     assert stopped == [0.0] * 3, "a lost process that is left is killed at once"
+
+
+def test_no_process_is_started_for_a_worker_that_has_come_back():
+    due, started = threading.Semaphore(0), []
+    restarts = SidecarRestarts(lambda: started.append(True), max_restarts=-1, on_due=due.release)
+    restarts.on_lost(0)
+    assert due.acquire(timeout=10)
+    restarts.end_pause()
+    restarts.start_again()
+    assert len(started) == 1

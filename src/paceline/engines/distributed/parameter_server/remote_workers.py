@@ -442,6 +442,7 @@ class RemoteWorkers(Workers):
         else:
             self._workers[worker.worker] = worker
             self._joined += 1
+            self.processes.on_joined(worker.worker)
             if self.clock.has_begun:
                 self._tensors.admit(worker)
             self.clock.add(Joined(self.clock.elapsed_s(), worker.worker))

@@ -104,6 +104,11 @@ class ServerProcesses:
         if self._beside is not None and worker == BESIDE:
             self._beside.on_lost(worker)
 
+    def on_joined(self, worker: int) -> None:
+        """End the pause if the worker beside rank 0 has come back by itself, as one whose connection was lost."""
+        if self._beside is not None and worker == BESIDE:
+            self._beside.end_pause()
+
     def start_again(self) -> None:
         """Start the worker beside rank 0 again."""
         assert self._beside is not None

@@ -12,6 +12,7 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 FIRST_PAUSE_S = 1.0
+PAUSE = "paceline-sidecar-pause"  # name of its thread
 
 
 class SidecarRestarts:
@@ -33,7 +34,10 @@ class SidecarRestarts:
         self._process = start()
 
     def start_again(self) -> None:
-        """Start a process in place of the lost one, which is killed if it has not exited during the pause."""
+        """Start a process after the pause, in place of the lost one, which is killed if it has not exited."""
+        if self._pause is None:
+            return
+        self._pause = None
         self._process.stop(0.0)
         self._started_s = time.monotonic()
         self._process = self._start()
@@ -50,13 +54,15 @@ class SidecarRestarts:
         pause = pause_s(self._losses, FIRST_PAUSE_S)
         LOG.warning("worker %d, beside rank 0, is started again in %g s", worker, pause)
         self._pause = threading.Timer(pause, self._on_due)
+        self._pause.name = PAUSE
         self._pause.start()
 
     def end_pause(self) -> None:
-        """Let nothing be due any more."""
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause.join()
+        """Start no process after the pause: the worker has come back by itself, or the run ends."""
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.cancel()
+            pause.join()
 
     def stop(self) -> None:
         """Wait for the process to exit; kill it after a timeout."""
