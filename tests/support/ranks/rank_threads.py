@@ -151,7 +151,7 @@ class Sidecar:
 
     def stop(self, timeout_s=LIMIT_S):
         if self._process is not None:
-            self._process.thread.join(timeout_s)
+            self._process.thread.join(min(timeout_s, LIMIT_S))
             self._process.kill()
             self._process.thread.join(LIMIT_S)
 
