@@ -9,7 +9,7 @@ import paceline as pl
 from paceline.core.records import WorkerJoined, WorkerLost
 from paceline.engines.distributed.parameter_server import sidecar_restarts
 from paceline.engines.distributed.parameter_server.sidecar_restarts import SidecarRestarts
-from rank_threads import ranks
+from rank_threads import LIMIT_S, ranks
 from tiny_jobs import tiny_job
 from waiting_jobs import waiting_for
 
@@ -106,7 +106,7 @@ def test_the_pause_doubles_and_the_worker_is_started_as_often_as_a_rank(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             restarts.on_lost(0)
-            assert due.acquire(timeout=10)
+            assert due.acquire(timeout=LIMIT_S)
             restarts.start_again()
         restarts.on_lost(0)
     restarts.start_again()
@@ -119,7 +119,7 @@ def test_no_process_is_started_for_a_worker_that_has_come_back():
     due, started = threading.Semaphore(0), []
     restarts = SidecarRestarts(lambda: started.append(True), max_restarts=-1, on_due=due.release)
     restarts.on_lost(0)
-    assert due.acquire(timeout=10)
+    assert due.acquire(timeout=LIMIT_S)
     restarts.end_pause()
     restarts.start_again()
     assert len(started) == 1

@@ -10,13 +10,14 @@ import torch
 from torch.nn import functional as F
 
 import paceline as pl
+from machine_speed import scaled
 from paceline.clusters.launch_env import SIDECAR
 from paceline.core.records import WorkerJoined
 from tiny_jobs import tiny_job
 
 UPDATES = 24
 NOBODY, BESIDE = "nobody", "beside"
-LIMIT_S = 60.0
+LIMIT_S = scaled(60)
 left = [0]  # gradients until this process is killed; 0 for never
 awaited = []  # file without which no gradient is computed after that
 
