@@ -88,7 +88,8 @@ def test_a_run_ends_while_the_worker_waits_for_its_restart(monkeypatch):
 class Process:
     """Sidecar that does nothing but note how long it may take to exit."""
 
-    def __init__(self, stopped):
+    def __init__(self, stopped, status):
+        self.status = status
         self._stopped = stopped
 
     def stop(self, timeout_s):
@@ -99,7 +100,7 @@ def test_the_pause_doubles_and_the_worker_is_started_as_often_as_a_rank(caplog):
     due, started, stopped = threading.Semaphore(0), [], []
 
     def start():
-        started.append(Process(stopped))
+        started.append(Process(stopped, -9))
         return started[-1]
 
     restarts = SidecarRestarts(start, max_restarts=3, on_due=due.release)
@@ -123,3 +124,19 @@ def test_no_process_is_started_for_a_worker_that_has_come_back():
     restarts.end_pause()
     restarts.start_again()
     assert len(started) == 1
+
+
+def test_a_worker_that_fails_again_and_again_is_given_up(caplog):
+    due, started = threading.Semaphore(0), []
+
+    def start():
+        started.append(Process([], 1))
+        return started[-1]
+
+    restarts = SidecarRestarts(start, max_restarts=-1, on_due=due.release)
+    for _ in range(3):
+        restarts.on_lost(0)
+        assert due.acquire(timeout=LIMIT_S)
+        restarts.start_again()
+    assert len(started) == 3
+    assert "failed 3 times in a row, and is left out" in caplog.text

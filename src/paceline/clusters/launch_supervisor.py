@@ -9,11 +9,10 @@ from enum import Enum, auto
 from math import inf
 
 from paceline.clusters.launch_env import BOUND, ENDED, STANDBY, SURVIVES
-from paceline.clusters.rank_restarts import WORK_S, EndRank, MakeRank, RankRestarts, Return, pause_s
+from paceline.clusters.rank_restarts import MOST_FAILURES, WORK_S, EndRank, MakeRank, RankRestarts, Return, pause_s
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
-MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 SAME_SIGNAL_S = 1.0  # in which a program that ends another one, such as timeout, may send it several signals
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that a script may handle, and that say nothing to the launcher
 LOOK_S = 10.0  # between two looks at a rank that is stopped

@@ -8,6 +8,7 @@ from enum import Enum
 
 LONGEST_PAUSE_S = 60.0
 WORK_S = 60.0  # of a rank, after which its earlier losses no longer count for the next pause
+MOST_FAILURES = 3  # in a row, each within WORK_S of its start: the script fails, not the machine
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,10 @@ class Sidecar:
     def __init__(self, process=None):
         self._process = process
 
+    @property
+    def status(self):
+        return 1 if isinstance(self._process.answer, Exception) else 0
+
     def check(self):
         pass
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from paceline.clusters.rank_restarts import WORK_S, RankRestarts, Return, pause_s
+from paceline.clusters.rank_restarts import MOST_FAILURES, WORK_S, RankRestarts, Return, pause_s
 from paceline.engines.distributed.rendezvous.sidecar import Sidecar
 from paceline.utils.rank_logger import RankLogger
 
@@ -28,7 +28,8 @@ class SidecarRestarts:
         self._start = start
         self._restarts = RankRestarts(max_restarts)
         self._on_due = on_due
-        self._losses = 0  # in a row, each before the process had worked for `WORK_S`
+        self._losses = self._failures = 0  # in a row, each before the process had worked for `WORK_S`
+        self._has_worked = False
         self._pause: threading.Timer | None = None
         self._started_s = time.monotonic()
         self._process = start()
@@ -39,6 +40,11 @@ class SidecarRestarts:
             return
         self._pause = None
         self._process.stop(0.0)
+        is_failure = (self._process.status or 0) > 0 and not self._has_worked
+        self._failures = self._failures + 1 if is_failure else 0
+        if self._failures == MOST_FAILURES:
+            LOG.error("the worker beside rank 0 has failed %d times in a row, and is left out", MOST_FAILURES)
+            return
         self._started_s = time.monotonic()
         self._process = self._start()
 
@@ -50,7 +56,8 @@ class SidecarRestarts:
         """Begin the pause, unless the worker was started often enough."""
         if self._restarts.after_loss(worker, others_go_on=True) is Return.WITHOUT:
             return
-        self._losses = 1 if time.monotonic() - self._started_s >= WORK_S else self._losses + 1
+        self._has_worked = time.monotonic() - self._started_s >= WORK_S
+        self._losses = 1 if self._has_worked else self._losses + 1
         pause = pause_s(self._losses, FIRST_PAUSE_S)
         LOG.warning("worker %d, beside rank 0, is started again in %g s", worker, pause)
         self._pause = threading.Timer(pause, self._on_due)
