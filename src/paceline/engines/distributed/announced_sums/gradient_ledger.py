@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.core.events import Apply, Compute
 from paceline.core.index_bits import IndexBits
-from paceline.engines.distributed.transport.announced_messages import SummedGradient
+from paceline.engines.distributed.transport.announced_messages import LOST, SummedGradient
 
 
 @dataclass(kw_only=True)
@@ -17,21 +17,23 @@ class CountedGradient:
 
     Attributes:
         task: task whose gradient it is.
+        number: number of its sum.
         weight: what it counts in the mean of an update, > 0.
         missing: indices of the parameters that it lacks, as the content of `IndexBits`.
         at: number of the worker whose rank has it; None if it is lost.
     """
 
     task: Compute
+    number: int
     weight: float
     missing: bytes
     at: int | None
 
     @property
     def summed(self) -> SummedGradient:
-        """Its form in a message; it is not lost."""
-        assert self.at is not None
-        return SummedGradient(worker=self.task.worker, draw=self.task.draw, weight=self.weight, at=self.at)
+        """Its form in a message."""
+        at = LOST if self.at is None else self.at
+        return SummedGradient(worker=self.task.worker, draw=self.task.draw, weight=self.weight, at=at)
 
 
 class LedgerSum(NamedTuple):
@@ -102,7 +104,8 @@ class GradientLedger:
         task = self._tasks[worker]
         self.made = max(self.made, task.version - 1)
         at = None if task.draw <= self._lost_through.get(worker, 0) else worker
-        self._next.append(CountedGradient(task=task, weight=weight, missing=missing, at=at))
+        number = self.number + 1
+        self._next.append(CountedGradient(task=task, number=number, weight=weight, missing=missing, at=at))
 
     def announce(self, update: Apply | None) -> LedgerSum:
         """Return the sum of all gradients that count and are in no sum yet; none of them is lost.
@@ -148,8 +151,8 @@ class GradientLedger:
         return [each for each in gradients if each.at is None and each.task.version <= self.made]
 
     def open_gradients(self) -> list[SummedGradient]:
-        """Return the gradients of the sums that ranks lack; those that are lost are left out."""
-        return [each.summed for each in self._in_sums() if each.at is not None]
+        """Return the gradients of the sums that ranks lack."""
+        return [each.summed for each in self._in_sums()]
 
     def _in_sums(self) -> Iterator[CountedGradient]:
         for announced in self._sums:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,18 @@ from paceline.core.events import Apply, Step
 from paceline.engines.distributed.transport.announced_messages import SummedGradient
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
+
+
+class Held(NamedTuple):
+    """Gradients of one sum that a rank has added up.
+
+    Attributes:
+        total: sum(s_j g_j).
+        gradients: the gradients in it.
+    """
+
+    total: FlatBuffers
+    gradients: set[SummedGradient]
 
 
 class RankParameters:
@@ -42,8 +54,8 @@ class RankParameters:
         self._layout = layout
         self._worker = worker
         self._newest: SummedGradient | None = None  # in `gradient`, not in a sum yet
-        self._held: FlatBuffers | None = None  # sum(s_j g_j) of earlier gradients of the update in progress
-        self._of_held: set[SummedGradient] = set()
+        self._held: dict[int, Held] = {}  # earlier gradients, by the number of their sum
+        self._spare: list[FlatBuffers] = []  # memory for those of later sums
         self._recomputed: FlatBuffers | None = None  # memory for the gradients of lost workers
         self._read: FlatBuffers | None = None  # version at which the worker computes
         self._other: FlatBuffers | None = None  # memory of the next version while this one is read
@@ -77,19 +89,19 @@ class RankParameters:
 
     def disconnect(self) -> None:
         """Keep the version alone: without the coordinator nothing else counts, and no task is under way."""
-        self.drop_gradients()
+        self.drop_gradients(max(self._held, default=0))
         self._server.drop_gradients()
         self.renew_total()
         self._read = None
 
-    def begin_task(self, *, keeps: bool) -> FlatBuffers:
+    def begin_task(self, *, keeps_for: int | None) -> FlatBuffers:
         """Return the version at which the next gradient is computed, which overwrites the newest one.
 
         Args:
-            keeps: whether that one was accepted, so that it counts if no sum has had it yet.
+            keeps_for: number of the sum in which that one counts if no sum has had it yet; None if it was not accepted.
         """
-        if keeps and self._newest is not None:
-            self._hold(self._newest, self.gradient)
+        if keeps_for is not None and self._newest is not None:
+            self._hold(keeps_for, self._newest, self.gradient)
         self._newest = None
         self._read = self._server.state
         return self._read
@@ -103,53 +115,58 @@ class RankParameters:
         """Note that a task has ended without a gradient."""
         self._read = None
 
-    def hold_recomputed(self, worker: int, draw: int, weight: float) -> None:
-        """Keep the gradient of a lost worker, which counts."""
-        self._hold(SummedGradient(worker, draw, weight, at=self._worker), self.recomputed)
+    def hold_recomputed(self, number: int, worker: int, draw: int, weight: float) -> None:
+        """Keep the gradient of a lost worker, which counts in the sum of this number."""
+        self._hold(number, SummedGradient(worker, draw, weight, at=self._worker), self.recomputed)
 
-    def write_terms(self, gradients: Sequence[SummedGradient]) -> None:
+    def write_terms(self, number: int, gradients: Sequence[SummedGradient]) -> None:
         """Write this rank's terms of a sum to `total`: zeros if it has none.
 
         Args:
+            number: number of the sum.
             gradients: gradients that count, of all ranks; one or more.
         """
         whole = sum(each.weight for each in gradients)
         own = {each for each in gradients if each.at == self._worker}
         terms: list[tuple[FlatBuffers, float]] = []
-        if self._held is not None and self._of_held:
-            terms.append((self._held, 1 / whole))
+        held = self._held.get(number)
+        if held is not None:
+            terms.append((held.total, 1 / whole))
         newest = {self._newest} & own if self._newest is not None else set()
         terms += [(self.gradient, each.weight / whole) for each in newest]
-        assert own == self._of_held | newest, "each gradient that counts is at its rank, and what a rank holds counts"
+        has = newest if held is None else held.gradients | newest
+        assert own == has, "each gradient that counts is at its rank, and what a rank holds counts"
         is_first = min(gradients).at == self._worker
         self._write([each for each, _ in terms], [weight for _, weight in terms], is_first=is_first)
 
-    def drop_terms(self, gradients: Sequence[SummedGradient]) -> None:
-        """Note that the sum of these gradients has this rank's terms, which may be overwritten now."""
-        self._of_held.clear()
+    def drop_terms(self, number: int, gradients: Sequence[SummedGradient]) -> None:
+        """Note that the sums up to a number, the last one of these gradients, have this rank's terms."""
+        for each in [each for each in self._held if each <= number]:
+            self._spare.append(self._held.pop(each).total)
         if self._newest in gradients:
             self._newest = None
 
-    def drop_gradients(self) -> None:
-        """Drop all gradients of this rank: none of them counts any more."""
-        self._of_held.clear()
+    def drop_gradients(self, number: int) -> None:
+        """Drop what this rank has for the sums up to a number: it does not count any more."""
+        self.drop_terms(number, ())
         self._newest = None
 
     def renew_total(self) -> None:
         """Take other memory for sums: a group that has failed may still write to this one."""
         self.total = self._layout.allocate()
 
-    def add_sum(self, gradients: Sequence[SummedGradient], missing: Container[int]) -> None:
+    def add_sum(self, number: int, gradients: Sequence[SummedGradient], missing: Container[int]) -> None:
         """Add the sum in `total` to the mean of the update in progress, and drop the terms of this rank.
 
         Args:
+            number: number of the sum.
             gradients: gradients in it.
             missing: indices of the model's parameters that have no gradient in any of them.
         """
         self.total.receive(missing)
         whole = sum(each.weight for each in gradients)
         self._server.enqueue(self.total, whole, worker=min(gradients).worker)
-        self.drop_terms(gradients)
+        self.drop_terms(number, gradients)
 
     def keep_sum(self) -> None:
         """Keep the mean so far for an update that is still to come."""
@@ -175,18 +192,20 @@ class RankParameters:
         self._other = self._server.state
         return new
 
-    def _hold(self, key: SummedGradient, gradient: FlatBuffers) -> None:
-        """Add a gradient to those that are held, times its weight."""
-        held = self._held = self._held or self._layout.allocate()
-        is_first = not self._of_held
-        for total, each in zip(_means(held), _means(gradient), strict=True):
+    def _hold(self, number: int, key: SummedGradient, gradient: FlatBuffers) -> None:
+        """Add a gradient to those that are held for a sum, times its weight."""
+        is_first = number not in self._held
+        if is_first:
+            self._held[number] = Held(self._spare.pop() if self._spare else self._layout.allocate(), set())
+        held = self._held[number]
+        for total, each in zip(_means(held.total), _means(gradient), strict=True):
             if is_first:
                 torch.mul(each, key.weight, out=total)
             else:
                 total.add_(each, alpha=key.weight)
-        for total, each in zip(_numbers(held), _numbers(gradient), strict=True):
+        for total, each in zip(_numbers(held.total), _numbers(gradient), strict=True):
             total.copy_(each)
-        self._of_held.add(key)
+        held.gradients.add(key)
 
     def _write(self, terms: Sequence[FlatBuffers], weights: Sequence[float], *, is_first: bool) -> None:
         if not terms:

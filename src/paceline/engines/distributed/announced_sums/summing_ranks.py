@@ -260,6 +260,7 @@ class SummingRanks:
         minibatch = b"" if task.minibatch is None else encoded(task.minibatch)
         by.connection.send(
             RecomputeGradient(
+                number=gradient.number,
                 worker=task.worker,
                 draw=task.draw,
                 weight=gradient.weight,

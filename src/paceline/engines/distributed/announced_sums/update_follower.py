@@ -15,6 +15,7 @@ from paceline.engines.distributed.announced_sums.rank_groups import RankGroups
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
 from paceline.engines.distributed.parameter_server.loop_options import set_step_options
 from paceline.engines.distributed.transport.announced_messages import (
+    LOST,
     AnnounceSum,
     GradientRecomputed,
     RecomputeGradient,
@@ -157,7 +158,8 @@ class UpdateFollower:
                 self._connection.send(StateFollows())
                 self._states.broadcast_state(self._server.state_dict(), root=1)
             case RemoteTask():
-                version = self._parameters.begin_task(keeps=message.progress.last == "used")
+                keeps_for = self._made + 1 if message.progress.last == "used" else None
+                version = self._parameters.begin_task(keeps_for=keeps_for)
                 self._start(message, version, at_s)
 
     @property
@@ -186,10 +188,11 @@ class UpdateFollower:
 
     def _can_sum(self, gradients: Sequence[SummedGradient]) -> bool:
         """Sum the gradients that count; return False after a recovery from the loss of a rank."""
-        assert self._sums is not None
         group = self._groups[self._generation]
-        self._parameters.write_terms(gradients)
         try:
+            if any(each.at == LOST for each in gradients):
+                raise ConnectionLost("a gradient was lost before a rank had its version")
+            self._parameters.write_terms(self._made + 1, gradients)
             group.wait(group.begin_sum(self._parameters.total))
         except ConnectionLost as error:
             self._parameters.renew_total()
@@ -200,13 +203,13 @@ class UpdateFollower:
 
     def _on_sum(self, gradients: Sequence[SummedGradient], announced: AnnounceSum) -> None:
         if gradients:
-            self._parameters.add_sum(gradients, IndexBits(announced.missing))
+            self._parameters.add_sum(announced.number, gradients, IndexBits(announced.missing))
         update = announced.made
         if update is None:
             self._parameters.keep_sum()
             return
         if update.is_skipped:
-            self._parameters.drop_gradients()
+            self._parameters.drop_gradients(announced.number)
         set_step_options(self._server, announced.options)
         step = self._parameters.apply(update)
         if step is not None or self._parameters.not_finite:
@@ -255,7 +258,7 @@ class UpdateFollower:
             own = {"server": self._server.state_dict(), "version": self._parameters.number}
             state = group.broadcast_state(own if form.rank == first else None, first)
             if self._made < newest:
-                self._parameters.drop_terms(self._summing)
+                self._parameters.drop_terms(newest, self._summing)
                 self._parameters.take_state(state["version"], state["server"])
                 self._made = newest
         if form.rank == first and self.step is not None:  # the rank that had to send it may be the lost one
@@ -268,7 +271,7 @@ class UpdateFollower:
 
         def finish(is_here: bool) -> None:
             if is_here:
-                self._parameters.hold_recomputed(lost.worker, lost.draw, lost.weight)
+                self._parameters.hold_recomputed(lost.number, lost.worker, lost.draw, lost.weight)
             self._connection.send(GradientRecomputed(lost.worker, lost.draw, is_here))
 
         again = Recomputation(lost, self._parameters.recomputed, finish)

@@ -14,6 +14,7 @@ from paceline.engines.distributed.transport.encoded import decoded, encoded
 from paceline.engines.distributed.transport.task_messages import MessageStruct
 
 MOST_STEP_BYTES = 64
+LOST = -1  # place of a gradient that no rank has
 
 
 class SummedGradient(NamedTuple):
@@ -23,7 +24,7 @@ class SummedGradient(NamedTuple):
         worker: number of its worker.
         draw: number of the worker's task.
         weight: what it counts in the mean of an update, > 0.
-        at: number of the worker whose rank has it; another one if its own was lost.
+        at: number of the worker whose rank has it; another one if its own was lost; `LOST` if no rank has it.
     """
 
     worker: int
@@ -150,6 +151,7 @@ class RecomputeGradient(MessageStruct, frozen=True, kw_only=True):
     """The receiver computes the gradient of a worker that is gone, which counts in a sum.
 
     Attributes:
+        number: number of the sum.
         worker: number of that worker.
         draw: number of its task.
         weight: what it counts in the mean of an update.
@@ -157,6 +159,7 @@ class RecomputeGradient(MessageStruct, frozen=True, kw_only=True):
         minibatch: its minibatch, encoded; empty where workers draw their samples.
     """
 
+    number: int
     worker: int
     draw: int
     weight: float
@@ -192,7 +195,8 @@ class ResumeSums(MessageStruct, frozen=True):
 
     Attributes:
         generation: number of the group.
-        gradients: gradients of these sums, encoded: some are at another rank now.
+        gradients: gradients of these sums, encoded: some are at another rank now. One of a version that all ranks
+            lacked is still lost: its sum fails after those before it, and then it is computed.
     """
 
     generation: int

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from paceline.core.events import Apply, Compute
 from paceline.engines.distributed.announced_sums.gradient_ledger import GradientLedger
-from paceline.engines.distributed.transport.announced_messages import SummedGradient
+from paceline.engines.distributed.transport.announced_messages import LOST, SummedGradient
 
 WORKERS = 3
 
@@ -56,6 +56,7 @@ def test_what_a_lost_rank_has_is_lost_until_another_one_has_it():
     [in_sum] = ledger.lost(in_sums=True)
     assert (in_sum.task.worker, in_sum.task.draw) == (1, 1)
     assert ledger.lost(in_sums=False) == [in_sum], "no rank has version 1 yet"
+    assert [each.at for each in ledger.open_gradients()] == [0, LOST]
     in_sum.at = 0
     assert ledger.open_gradients() == [SummedGradient(0, 1, 4, at=0), SummedGradient(1, 1, 4, at=0)]
     ledger.settle(1)
@@ -153,7 +154,7 @@ def test_each_gradient_is_in_one_sum_and_at_a_rank_when_it_is_announced(script):
                 if not found:
                     ledger.settle(ledger.number)
             made = ledger.announce(update(ledger.version + 1) if argument and ledger.has_next else None)
-            assert all(each.at is not None for each in made.gradients)
+            assert all(each.at is not None and each.number == made.number for each in made.gradients)
             announced.append(made)
             versions[made.number] = ledger.version
     summed = [(each.task.worker, each.task.draw) for one in announced for each in one.gradients]

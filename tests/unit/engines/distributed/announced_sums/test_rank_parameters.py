@@ -71,7 +71,7 @@ def test_each_rank_has_the_parameters_of_a_server(script, reads, seed):
         accepted = []
         for worker, samples, is_used in update:
             rank = ranks[worker]
-            rank.begin_task(keeps=keeps[worker])
+            rank.begin_task(keeps_for=version if keeps[worker] else None)
             draws[worker] += 1
             fill(rank.gradient, numbers)
             rank.end_task(draws[worker], samples)
@@ -85,20 +85,21 @@ def test_each_rank_has_the_parameters_of_a_server(script, reads, seed):
             continue
         gradients = tuple(Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s, _ in accepted)
         command = Apply(version=version, gradients=gradients, lr_scale=1.0, reason="")
-        read = [rank.begin_task(keeps=keeps[worker]) for worker, rank in enumerate(ranks)] if reads else []
+        kept = [version if each else None for each in keeps]
+        read = [rank.begin_task(keeps_for=kept[worker]) for worker, rank in enumerate(ranks)] if reads else []
         before = [each.memory.clone() for each in read]
         for rank in ranks:
-            rank.write_terms(accepted)
+            rank.write_terms(version, accepted)
         summed(ranks)
         for rank in ranks:
-            rank.add_sum(accepted, missing=())
+            rank.add_sum(version, accepted, missing=())
             rank.apply(command)
         keeps = [False] * 3
         whole.apply(command)
         assert all(torch.equal(each.memory, old) for each, old in zip(read, before, strict=True)), "is still read"
         for rank in ranks:
             rank.cancel_task()
-            ours = rank.begin_task(keeps=False)
+            ours = rank.begin_task(keeps_for=None)
             for mine, theirs in zip(
                 ours.flat_parameters + ours.flat_buffers,
                 whole.state.flat_parameters + whole.state.flat_buffers,
@@ -115,7 +116,7 @@ def test_what_is_summed_before_the_update_counts_in_it():
     for draw in (1, 2):
         sums = []
         for worker, rank in enumerate(ranks):
-            rank.begin_task(keeps=False)
+            rank.begin_task(keeps_for=None)
             fill(rank.gradient, numbers)
             rank.end_task(draw, 3 + worker)
             sums.append(SummedGradient(worker, draw, 3 + worker, at=worker))
@@ -123,10 +124,10 @@ def test_what_is_summed_before_the_update_counts_in_it():
             copy.copy_(rank.gradient)
             whole.enqueue(copy, 3 + worker, worker=worker)
         for rank in ranks:
-            rank.write_terms(sums)
+            rank.write_terms(draw, sums)
         summed(ranks)
         for rank in ranks:
-            rank.add_sum(sums, missing=())
+            rank.add_sum(draw, sums, missing=())
             if draw == 1:
                 rank.keep_sum()
         gradients += [Accept(worker=w, draw=d, staleness=0, samples=s) for w, d, s, _ in sums]
@@ -134,7 +135,7 @@ def test_what_is_summed_before_the_update_counts_in_it():
     for each in (whole, *ranks):
         each.apply(command)
     for rank in ranks:
-        [weights] = rank.begin_task(keeps=False).flat_parameters
+        [weights] = rank.begin_task(keeps_for=None).flat_parameters
         assert torch.allclose(weights, whole.state.flat_parameters[0], rtol=EXACT, atol=EXACT)
 
 
@@ -144,14 +145,14 @@ def test_a_rank_that_has_lost_the_coordinator_keeps_its_version_alone():
     numbers = torch.Generator().manual_seed(1)
 
     def compute(draw):
-        rank.begin_task(keeps=True)
+        rank.begin_task(keeps_for=draw)
         fill(rank.gradient, numbers)
         rank.end_task(draw, 3)
 
     def add(draw):
         term = SummedGradient(0, draw, 3, at=0)
-        rank.write_terms([term])
-        rank.add_sum([term], missing=())
+        rank.write_terms(draw, [term])
+        rank.add_sum(draw, [term], missing=())
 
     compute(1)
     add(1)
@@ -166,5 +167,40 @@ def test_a_rank_that_has_lost_the_coordinator_keeps_its_version_alone():
     command = Apply(version=1, gradients=accepted, lr_scale=1.0, reason="")
     rank.apply(command)
     whole.apply(command)
-    [weights] = rank.begin_task(keeps=False).flat_parameters
+    [weights] = rank.begin_task(keeps_for=None).flat_parameters
     assert torch.equal(weights, whole.state.flat_parameters[0])
+
+
+def test_what_is_computed_for_later_sums_waits_for_them():
+    numbers = torch.Generator().manual_seed(1)
+    [whole, layout], rank = server(), RankParameters(server()[0], FlatLayout(Counted()), worker=0)
+    terms = []
+    for draw, number in enumerate([2, 1, 2], start=1):
+        fill(rank.recomputed, numbers)
+        rank.hold_recomputed(number, 1, draw, 3)
+        copy = layout.allocate()
+        copy.copy_(rank.recomputed)
+        terms.append((number, SummedGradient(1, draw, 3, at=0), copy))
+    for version in (1, 2):
+        own = [(key, gradient) for number, key, gradient in terms if number == version]
+        rank.write_terms(version, [key for key, _ in own])
+        rank.add_sum(version, [key for key, _ in own], missing=())
+        for key, gradient in own:
+            whole.enqueue(gradient, key.weight)
+        gradients = tuple(Accept(worker=1, draw=key.draw, staleness=0, samples=3) for key, _ in own)
+        command = Apply(version=version, gradients=gradients, lr_scale=1.0, reason="")
+        rank.apply(command)
+        whole.apply(command)
+        [weights] = rank.begin_task(keeps_for=None).flat_parameters
+        assert torch.allclose(weights, whole.state.flat_parameters[0], rtol=EXACT, atol=EXACT)
+
+
+def test_a_dropped_update_leaves_what_is_held_for_later_sums():
+    rank = RankParameters(server()[0], FlatLayout(Counted()), worker=0)
+    for number in (1, 2):
+        fill(rank.recomputed, torch.Generator().manual_seed(1))
+        rank.hold_recomputed(number, 1, number, 3)
+    rank.drop_gradients(1)
+    rank.write_terms(2, [SummedGradient(1, 2, 3, at=0)])
+    [total], [expected] = rank.total.flat_parameters, rank.recomputed.flat_parameters
+    assert torch.allclose(total, expected, rtol=EXACT, atol=EXACT)
