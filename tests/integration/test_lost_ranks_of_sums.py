@@ -305,8 +305,21 @@ def test_the_loss_of_all_ranks_ends_the_run():
 SCRIPTS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 25))]
 
 
+def die_at_the_next_task(monkeypatch):
+    """Let the fault of a draw that is interrupted before it begins occur in the next one that begins."""
+    inject = TaskRunner._inject_fault
+
+    def injecting(runner, draw, step=1):
+        for number in [each for each in runner._faults if each < draw]:
+            runner._faults[draw] = runner._faults.pop(number)
+        inject(runner, draw, step)
+
+    monkeypatch.setattr(TaskRunner, "_inject_fault", injecting)
+
+
 def with_deaths(random, job, monkeypatch, **settings):
     """Return what the ranks have at the end of a run in which three of them die, one in a sum, and come back."""
+    die_at_the_next_task(monkeypatch)
     slow = pl.Cluster(4, timing=pl.timing.Exponential(0.01))
     faults = [pl.Fault(worker=worker, draw=random.randint(2, 12), kind="die") for worker in (1, 2)]
     with ranks(4, job, SUMS | {"faults": faults, "slowness": slow}, **settings) as made:

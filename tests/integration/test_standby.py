@@ -228,11 +228,11 @@ def test_the_standby_has_the_state_of_every_part(settings, tmp_path):
 @with_and_without_a_server
 def test_evaluations_go_on(torchrun):
     job = tiny_job(model=batch_norm_net, eval_data=dataset(20))
-    [end, *_] = run_to_takeover(job, 2, 8, torchrun, protocol="bsp", stop="updates=16", evaluate_every="updates=4")
+    [end, *_] = run_to_takeover(job, 2, 8, torchrun, protocol="bsp", stop="updates=64", evaluate_every="updates=4")
     evaluated = [record.version for record in end.of(VersionEvaluated)]
     assert evaluated[0] == 4
-    assert evaluated[-1] == 16
-    assert {8, 12} & {*evaluated}
+    assert evaluated[-1] == 64
+    assert {*evaluated}.intersection(range(8, 64))  # one is left out while another is under way
 
 
 def test_a_run_that_ends_leaves_no_folder_of_its_standby(tmp_path):
