@@ -37,7 +37,7 @@ from paceline.engines.virtual.timing import TimedWorkers
 from paceline.errors import PacelineWarning
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseRule
-from quadratics import Quadratic, Quadratics, Update, tuned_time
+from quadratics import BATCH, Quadratic, Quadratics, Update, tuned_time
 
 RATES = [2.0 ** (power / 4) for power in range(-28, 5)]
 NOISES = (0.03, 0.1, 0.2)
@@ -70,7 +70,9 @@ def schedule(plan: str, cluster: pl.Cluster) -> list[Update]:
 
     def observe(now: float, event: events.Event | None, commands: Sequence[events.Command]) -> None:
         made = (command for command in commands if isinstance(command, events.Apply))
-        updates.extend(Update(engine.now, tuple(each.staleness for each in update.gradients)) for update in made)
+        for update in made:
+            fresh = (0,) * update.minibatches  # of which the gradients are parts
+            updates.append(Update(engine.now, fresh or tuple(each.staleness for each in update.gradients)))
 
     with engine.loop() as loop:
         loop.run(coordinator, observe)
@@ -86,7 +88,7 @@ def time_by_rule(
         timed = TimedWorkers(cluster, seed=0)
         parameters = Quadratics(timed, cluster.n, problem, rate, noise_seed=100 + replica)
         settings = CoordinatorSettings(
-            learning_rate=LRScaling("noise"), noise=NoiseRule(K=cluster.n, learning_rate=rate)
+            learning_rate=LRScaling("noise"), noise=NoiseRule(K=cluster.n, learning_rate=rate), batch_size=BATCH
         )
         stop = Stop(seconds=longest_s)
         with RunLoop(timed, parameters, timed) as loop:

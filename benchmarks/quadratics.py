@@ -25,6 +25,7 @@ DIMENSIONS = 32
 CONDITION = 1000
 TARGET = 1e-3  # of the first loss
 REPLICAS = 16
+BATCH = 8  # samples of a minibatch
 
 
 @dataclass(frozen=True)
@@ -139,34 +140,41 @@ class Quadratics(TimesOnly):
         self._exact = exact_loss
         self._x = np.ones(DIMENSIONS)
         self._read = [self._x] * count
+        self._share = [1.0] * count  # of a minibatch, of the task of each worker
         self._last = self._x
         self._held: list[np.ndarray] = []
+        self._weights: list[float] = []
         self.losses: list[tuple[float, float]] = [(0.0, float(problem.loss(self._x)))]
 
     def assigned(self, command: events.Compute) -> None:
         """Begin a gradient at the current version."""
         self._read[command.worker] = self._x
+        self._share[command.worker] = 1.0 if command.minibatch is None else command.minibatch.share
 
     def arrived(self, arrival: events.Arrival, coordinator: Coordinator) -> events.Arrival:
         """Return the arrival with the loss and the norm of its gradient."""
-        x, problem = self._read[arrival.worker], self._problem
-        half = self._rng.standard_normal((2, DIMENSIONS)) * (problem.sigma * sqrt(2))
+        x, problem, share = self._read[arrival.worker], self._problem, self._share[arrival.worker]
+        half = self._rng.standard_normal((2, DIMENSIONS)) * (problem.sigma * sqrt(2 / share))
         noise = half.mean(axis=0)
         self._last = problem.h * x + noise
         loss = float(problem.loss(x)) + (0.0 if self._exact else float(noise @ x))
         between = float(np.square(half[0] - half[1]).sum()) / 4  # two microbatches
         squared_norm = float(self._last @ self._last)
-        measured = arrival.measured._replace(loss=loss, squared_norm=squared_norm, variance=between)
+        measured = arrival.measured._replace(
+            loss=loss, squared_norm=squared_norm, variance=between, samples=round(BATCH * share)
+        )
         return arrival._replace(measured=measured)
 
     def accept(self, command: events.Accept) -> None:
         """Hold the gradient."""
         self._held.append(self._last)
+        self._weights.append(command.weight)
 
     def apply(self, command: events.Apply) -> events.Step | None:
         """Step."""
-        mean = np.mean(self._held, axis=0)
+        mean = np.average(self._held, axis=0, weights=self._weights)
         self._held.clear()
+        self._weights.clear()
         rate = self._rate * command.lr_scale * command.step_scale
         self._x = self._x - rate * mean
         norm = float(mean @ mean)

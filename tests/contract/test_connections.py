@@ -25,6 +25,7 @@ from paceline.engines.distributed.transport.task_messages import (
 )
 
 LIMIT_S = scaled(20)
+SILENCE_S = scaled(0.3)  # of a side that counts as lost
 WORK = RemoteTask(draw=1, version=7, sends_version=True, run_s=0.5)
 FINISHED = RemoteTaskDone(
     draw=1,
@@ -326,7 +327,7 @@ def _announce(sender, described, monkeypatch):
 
 
 def test_idle_sides_answer_each_other(connect):
-    server, worker = connect(timeout_s=0.2)
+    server, worker = connect(timeout_s=SILENCE_S)
     ends = [Listener(side) for side in (server, worker)]
     answered = threading.Event()
     count = 0
@@ -347,16 +348,16 @@ def test_idle_sides_answer_each_other(connect):
 
 
 def test_a_side_whose_main_thread_does_not_answer_is_lost(connect):
-    server, worker = connect(timeout_s=0.2)
+    server, worker = connect(timeout_s=SILENCE_S)
     worker.answers_heartbeats = False
     listener = Listener(server)
     hung = Listener(worker)
-    assert listener.end() == "silent for 0.2 s"
+    assert listener.end() == f"silent for {SILENCE_S:g} s"
     assert isinstance(hung.next(), Heartbeat)
 
 
 def test_a_side_whose_main_thread_answers_is_not_lost(connect):
-    server, worker = connect(timeout_s=0.2)
+    server, worker = connect(timeout_s=SILENCE_S)
     worker.answers_heartbeats = False
     listener = Listener(server)
     asked = Listener(worker)

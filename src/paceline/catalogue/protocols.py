@@ -17,6 +17,7 @@ from paceline.policies.controllers.dynamic_lead import DynamicLead
 from paceline.policies.controllers.idle_workers import IdleWorkers
 from paceline.policies.controllers.patient import Patient
 from paceline.policies.estimators.dbw.update_time import Unobserved
+from paceline.protocols.additions import ControllerPart
 from paceline.protocols.protocol import Phase, Protocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import bind, parse_call
@@ -210,27 +211,56 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
 
 
 @named
-def auto(candidates: Sequence[str | Protocol] = (), price_of_switch_s: float = 0.0) -> Phase:
+def auto(
+    candidates: Sequence[str | Protocol | Phase] = (), price_of_switch_s: float = 0.0, m: int | None = None
+) -> Phase:
     """Automatic protocol and learning rate: the protocol with the most progress per second, from the rate of BSP.
 
+    Without candidates the run begins with balanced(m), and else with the first one.
+
     Args:
-        candidates: protocols to choose from, as ["bsp", "asp"]; bsp, asp and five families if none is given.
+        candidates: protocols to choose from, as ["bsp", "asp"]; balanced(m), bsp, asp and five families if none is
+            given.
         price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
+        m: number of microbatches of a minibatch in balanced updates, 8 if not given; 0 for whole minibatches. Only
+            without candidates.
 
     Paper: none; after the learning rate of McCandlish et al., "An empirical model of large-batch training", 2018.
     """
-    chosen = tuple(each if isinstance(each, Protocol) else _protocol(each) for each in candidates)
-    told = [f"candidates=[{', '.join(map(repr, map(str, chosen)))}]"] if chosen else []
+    chosen = [_candidate(each) for each in candidates]
+    if chosen and m is not None:
+        raise UsageError(f"auto: m={m} with candidates; name balanced(m={m or 8}) among the candidates, or leave m out")
+    queues = [each for one in chosen for each in one.controllers if isinstance(each, Balance)]
+    if not chosen and m != 0:
+        queues = [Balance(8 if m is None else m, queue=True)]
+    told = [f"candidates=[{', '.join(repr(each.title) for each in chosen)}]"] if chosen else []
     told += [f"price_of_switch_s={price_of_switch_s:g}"] if price_of_switch_s else []
+    told += [f"m={m}"] if m not in (None, 8) else []
     name = f"auto({', '.join(told)})" if told else "auto"
-    return Phase(replace(bsp(), name=name), controllers=(Auto(chosen, price_of_switch_s),), name=name)
+    if len(queues) > 1:
+        raise UsageError(f"{name}: a run has one queue of leases; name one balanced protocol")
+    pieces = queues[0].pieces if queues else 0
+    begun = replace(bsp(), refill="share" if queues else "update", name=name)
+    controller = Auto(tuple(each.protocol for each in chosen), price_of_switch_s, pieces)
+    return Phase(begun, controllers=(controller, *queues), name=name)
 
 
-def _protocol(text: str) -> Protocol:
-    given = bind(parse_call(text), CATALOGUE)
-    if not isinstance(given, Protocol):
-        raise UsageError(f"auto: {text} is no protocol with constant knobs; give for example 'k_sync(k=4)'")
-    return given
+def _candidate(given: str | Protocol | Phase) -> Phase:
+    """Return a candidate of `auto`: a protocol with constant knobs, or balanced with a queue."""
+    parsed = bind(parse_call(given), CATALOGUE) if isinstance(given, str) else given
+    if isinstance(parsed, Protocol):
+        return Phase(parsed)
+    if isinstance(parsed, Phase) and parsed == Phase(
+        parsed.protocol, controllers=tuple(filter(_is_queue, parsed.controllers)), name=parsed.name
+    ):
+        return parsed
+    raise UsageError(
+        f"auto: {given} is no protocol with constant knobs; give for example 'k_sync(k=4)' or 'balanced(m=8)'"
+    )
+
+
+def _is_queue(controller: ControllerPart) -> bool:
+    return isinstance(controller, Balance) and controller.queue
 
 
 @named

@@ -105,7 +105,7 @@ class GradientAdmission:
         worker.rejections = worker.skips = 0
         self._monitor.accept(event.measured.loss, event.measured.samples)
         if self._scaling.noise is not None:
-            self._scaling.noise.accept(event.measured)
+            self._scaling.noise.accept(event.measured, worker.share)
         if self._scaling.schedule is not None and (reason := self._scaling.schedule.accept(event.measured.loss)):
             self._run.decide("warm_up", reason)
 
@@ -125,13 +125,20 @@ class GradientAdmission:
             worker.skips += 1
         else:
             worker.rejections += 1
-        if self._phases.controllers.sets_shares and reason != events.SKIPPED and not staleness:
+        if self._are_cut and reason != events.SKIPPED and not staleness:
             self._skip_update(event.worker)
         else:
             self._end_lease(event.worker)
         if not self._has_server:
             self._update_without(event.worker, worker)
         self.check_rejections(event.worker, worker)
+
+    @property
+    def _are_cut(self) -> bool:
+        """Whether each gradient of the update in progress is one of a part of its samples."""
+        phases = self._phases
+        is_queue = self._dispatcher.queue is not None or phases.protocol.refill == "share"
+        return is_queue or phases.controllers.has_one_share
 
     def _skip_update(self, worker: int) -> None:
         """Drop all gradients of the update in progress, of which each worker has a part, and what is under way."""

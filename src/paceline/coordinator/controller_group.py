@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.policies.controllers import base as control
+from paceline.policies.controllers.balance import Balance
 from paceline.protocols.protocol import Phase
 from paceline.utils.user_code import note_place
 
@@ -20,7 +21,7 @@ class ControllerGroup:
         self._controllers: tuple[control.Controller[Any], ...] = () if phase is None else control.controllers_of(phase)
         self._states: list[Any] = []
         self.reads_steps = any(each.reads == "steps" for each in self._controllers)
-        self.sets_shares = any(each.sets_shares for each in self._controllers)
+        self.has_one_share = any(isinstance(each, Balance) and not each.queue for each in self._controllers)
         self.reads_work = any(each.reads_work for each in self._controllers)
 
     def begin(self, live: int) -> None:

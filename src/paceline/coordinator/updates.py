@@ -109,7 +109,7 @@ class UpdateRunner:
         minibatches = 0 if self._dispatcher.queue is None else self._dispatcher.queue.minibatches
         k = minibatches or len(gradients)
         run.version += 1
-        needs_step = self._follow_noise(gradients) if self._scaling.noise is not None else False
+        needs_step = self._follow_noise(gradients, minibatches) if self._scaling.noise is not None else False
         scales = self._scaling.scales(k, self._table.live, run.workload)
         limit = phases.momentum_limit() if phases.limits_momentum else inf
         run.workload += minibatches or sum([gradient.minibatches for gradient in gradients])
@@ -154,11 +154,12 @@ class UpdateRunner:
         )
         self.check_stop()
 
-    def _follow_noise(self, gradients: tuple[events.Accept, ...]) -> bool:
+    def _follow_noise(self, gradients: tuple[events.Accept, ...], minibatches: int) -> bool:
         """Pass the update that is made now to the learning-rate rule "noise"; return whether it needs the step."""
         noise, run = self._scaling.noise, self._run
         assert noise is not None
-        noise.make(tuple(each.staleness for each in gradients), self._scaling.schedule_scale(run.workload))
+        stalenesses = tuple(each.staleness for each in gradients)
+        noise.make(stalenesses, self._scaling.schedule_scale(run.workload), minibatches)
         if numbers := noise.change():
             run.decide("learning_rate", noise.explanation, numbers=numbers)
         return noise.needs_step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.catalogue.parser import parse_plan
 from paceline.errors import UsageError
+from paceline.policies.controllers.auto import with_whole_minibatches
 from paceline.policies.controllers.balance import balances_of
 
 
@@ -16,7 +17,7 @@ def check_counted_steps(protocol: str) -> None:
     Raises:
         UsageError: several steps of a rank make one update.
     """
-    plan = parse_plan(protocol)
+    plan = with_whole_minibatches(parse_plan(protocol))  # as `attach` takes it
     for balance in (each for each in balances_of(plan) if each.queue):
         raise UsageError(
             f"{plan} has several leases of a rank in an update, and the loop of this framework counts every step as an "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from paceline.utils.wording import counted
+
 
 def why_not_trained(model: nn.Module) -> str:
     """Return why a model cannot be trained, empty if it can."""
@@ -34,6 +36,29 @@ def _why_not_averaged(model: nn.Module) -> str:
                 "a frozen parameter"
             )
     return ""
+
+
+def batch_norm_of(model: nn.Module) -> str:
+    """Return the name of the first layer that normalizes by its batch; empty without any.
+
+    >>> batch_norm_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), batch_norm_of(nn.Linear(2, 2))
+    ('1', '')
+    """
+    norms = (name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return next(norms, "")
+
+
+def note_on_pieces(model: nn.Module, protocol: object, piece: int) -> str:
+    """Return what to know of a model whose minibatches are computed in pieces of this size; empty for nothing.
+
+    >>> note_on_pieces(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "balanced(m=8)", 4)
+    'balanced(m=8): the layer 1 of the model normalizes by pieces of 4 samples'
+    """
+    norm = batch_norm_of(model)
+    if not norm:
+        return ""
+    few = ", which it may refuse: give a smaller m" if piece == 1 else ""
+    return f"{protocol}: the layer {norm} of the model normalizes by pieces of {counted(piece, 'sample')}{few}"
 
 
 def _why_not_synchronized(model: nn.Module) -> str:

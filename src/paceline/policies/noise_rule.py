@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.core.gradient import Measured
 from paceline.core.update import Step
 from paceline.policies.estimators.noise.critical_batch import LARGEST_PHI, CriticalBatch, UpdateStats
+from paceline.policies.estimators.noise.minibatch_losses import MinibatchLosses
 from paceline.policies.estimators.noise.staleness_price import PLAIN, Reference, StalenessPrice
 from paceline.utils.state_dict import Stateful
 
@@ -195,8 +196,9 @@ class NoiseTracker(Stateful):
         has_risen: whether the guard has lowered the rate since the latest update.
     """
 
-    _saved = ("has_risen", "_pending", "_latest", "_since_step", "_logged", "_schedule_scale")
-    _parts = ("price", "guard", "_critical")
+    _saved = ("has_risen", "_pending", "_latest", "_leases", "_since_step", "_logged", "_schedule_scale")
+    _parts = ("price", "guard", "_critical", "_losses")
+    _defaults: ClassVar[Mapping[str, Any]] = {"losses": None, "_leases": 0}  # missing in early runs
 
     def __init__(self, rule: NoiseRule, has_steps: bool = True) -> None:
         self.rule = rule
@@ -204,29 +206,40 @@ class NoiseTracker(Stateful):
         self.guard = LossGuard()
         self.has_risen = False
         self._critical = CriticalBatch(rule.K, rule.learning_rate, rule.momentum, rule.adaptive)
+        self._losses = MinibatchLosses()
         self._has_steps = has_steps
         self._schedule_scale = 1.0
         self.estimate = self._critical.estimate()
         self._pending = (0.0, 0.0)  # squared norms and samples of the gradients that are held
-        self._latest = (0, nan, 1.0)  # gradients, mean square and learning-rate scale of the latest update
+        self._latest = (0, nan, 1.0)  # minibatches, mean square and learning-rate scale of the latest update
+        self._leases = 0  # gradients of the latest update, of parts of minibatches or of whole ones
         self._since_step = 0
         self._logged = (0.0, 0.0, 0.0)
 
-    def accept(self, gradient: Measured) -> None:
-        """Add an accepted gradient."""
-        self._critical.accept(gradient.loss, gradient.variance, gradient.squared_norm)
-        self.has_risen |= self.guard.accept(gradient.loss)
+    def accept(self, gradient: Measured, share: float = 1.0) -> None:
+        """Add an accepted gradient, of a share of a minibatch in (0, 1]."""
+        self._critical.accept(share * gradient.variance, gradient.squared_norm)
+        for loss in self._losses.add(gradient.loss, share):
+            self._critical.accept_loss(loss)
+            self.has_risen |= self.guard.accept(loss)
         squares, samples = self._pending
         self._pending = (squares + gradient.samples * gradient.squared_norm, samples + gradient.samples)
 
-    def make(self, stalenesses: tuple[int, ...], schedule_scale: float) -> None:
-        """Add an update that is made now, before its learning rate is asked for."""
+    def make(self, stalenesses: tuple[int, ...], schedule_scale: float, minibatches: int = 0) -> None:
+        """Add an update that is made now, before its learning rate is asked for.
+
+        Args:
+            stalenesses: staleness of each of its gradients.
+            schedule_scale: factor on the learning rate of the optimizer.
+            minibatches: number of minibatches of which these gradients are parts; 0 for a whole one each.
+        """
         squares, samples = self._pending
         self._pending = (0.0, 0.0)
         self._schedule_scale = schedule_scale
         self.estimate = self._critical.estimate(schedule_scale)
         self.has_risen = False
-        k = len(stalenesses)
+        self._leases = len(stalenesses)
+        k = minibatches or self._leases
         self.price.observe(stalenesses)
         self._latest = (k, squares / samples, schedule_scale * self.scaling.scale(k, k))
 
@@ -243,7 +256,8 @@ class NoiseTracker(Stateful):
         if not self._has_steps:
             return
         k, mean_square, lr_scale = self._latest
-        self._critical.finish_update(UpdateStats(k=k, mean_square=mean_square, step=step, lr_scale=lr_scale))
+        update = UpdateStats(k=k, gradients=self._leases, mean_square=mean_square, step=step, lr_scale=lr_scale)
+        self._critical.finish_update(update)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a tracker of the same rule."""

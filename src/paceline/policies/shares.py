@@ -86,6 +86,25 @@ class Pieces:
         return self.batch_size + max(0, int(more)) // self.size * self.size
 
 
+def cost_of_lease(one: tuple[float, float], other: tuple[float, float]) -> float | None:
+    """Return the seconds that any lease costs, from two leases of a worker; None if both have as many samples.
+
+    Leases of s and s' samples take t = c + s u and t' = c + s' u, so c = (t' s - t s') / (s - s').
+
+    Args:
+        one: samples, > 0, and seconds.
+        other: those of another lease.
+
+    Example:
+        >>> cost_of_lease((4, 4.5), (1, 1.5))
+        0.5
+    """
+    (samples, seconds), (others, others_s) = one, other
+    if samples == others:
+        return None
+    return (others_s * samples - seconds * others) / (samples - others)
+
+
 def even(samples: int, ranks: Sequence[bool]) -> tuple[int, ...]:
     """Return the shares of ranks that compute alike, some of which are lost.
 

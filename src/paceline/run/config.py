@@ -17,6 +17,7 @@ from paceline.core.duration import Duration
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.policies.controllers.auto import chooses_shares, with_whole_minibatches
 from paceline.policies.controllers.balance import balances_of
 from paceline.policies.learning_rate import ScheduleCurve
 from paceline.policies.noise_rule import NoiseRule
@@ -71,7 +72,8 @@ class RunConfig:
         check_range("[0, inf)", Integral, seed=self.seed)
         total = self.stop.workload(self.per_epoch)
         limits = {"updates": self.stop.updates, "seconds": self.stop.seconds}
-        plan = checked_plan(self.plan, self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
+        given = with_whole_minibatches(self.plan) if self._why_not_cut() else self.plan
+        plan = checked_plan(given, self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
         self.cluster.check_plan(plan)
         if plan.found_for is not None:
             model = model_in_short(build_model(self.job, self.seed))
@@ -94,13 +96,13 @@ class RunConfig:
 
     def _check_shares(self, plan: Plan) -> None:
         job = self.job
-        if job.is_iterable or job.sharding == "partitioned":
-            data = "iterable data" if job.is_iterable else "sharding='partitioned'"
+        if reason := self._why_not_cut():
             raise UsageError(
-                f"{plan}: a worker computes samples of other workers' minibatches, but with {data} of job {job.name} "
-                "each worker reads its own; give data with numbered samples and sharding='shared', or type bsp"
+                f"{plan}: a worker computes samples of other workers' minibatches, but {reason}; give data with "
+                "numbered samples and sharding='shared', or type bsp"
             )
-
+        if chooses_shares(plan):
+            return
         for controller in balances_of(plan):
             size = controller.sizes(job.batch_size).size
             if size * controller.pieces != job.batch_size:
@@ -109,6 +111,14 @@ class RunConfig:
                     f"{plan}: a minibatch of {job.batch_size} samples has no {m} equal pieces, so a piece has {piece}: "
                     f"give a batch size that {m} divides, or another m"
                 )
+
+    def _why_not_cut(self) -> str:
+        """Return why the data of the job cannot be divided among workers anew; empty if they can."""
+        job = self.job
+        if not job.is_iterable and job.sharding != "partitioned":
+            return ""
+        data = "iterable data" if job.is_iterable else "sharding='partitioned'"
+        return f"with {data} of job {job.name} each worker reads its own"
 
     def _check_weight(self, plan: Plan) -> None:
         is_node = isinstance(self.cluster, Torchrun) and self.cluster.workers == "node"

@@ -24,7 +24,6 @@ from paceline.engines.virtual.allreduce import simulated_allreduce
 from paceline.engines.virtual.parameter_server import simulated_server
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
-from paceline.policies.controllers.balance import balances_of
 from paceline.protocols.allreduce import AllReduceConfig
 from paceline.protocols.momentum import KEEP
 from paceline.recording.callback import Callback
@@ -33,6 +32,7 @@ from paceline.recording.run_folder import versions
 from paceline.recording.schema import SCHEMA
 from paceline.recording.source_digest import code_of, main_module_of
 from paceline.run.config import RunConfig
+from paceline.run.cut_minibatches import with_cut_minibatches
 from paceline.run.memory import check_memory, memory_note
 from paceline.run.plan_json import plan_as_json
 from paceline.server.optimizer import check_momentum, warn_of_parameters_left_out
@@ -44,7 +44,7 @@ from paceline.worker.allreduce import make_algorithm
 from paceline.worker.allreduce.base import AllReduceAlgorithm
 from paceline.worker.evaluation import check_reported, evaluate
 from paceline.worker.local_steps import make_replica
-from paceline.worker.loss_check import check_loss_of_pieces, warn_of_summed_loss
+from paceline.worker.loss_check import warn_of_summed_loss
 from paceline.worker.task_runner import device_of
 from paceline.worker.torch_utils import build_model, usable_device
 
@@ -58,16 +58,17 @@ class Session:
     """
 
     def __init__(self, config: RunConfig, host: Host = THIS_PROCESS) -> None:
-        self.config = config
+        self._given = config
         self._host = host
         job, cluster = config.job, config.cluster
-        self.coordinator = config.rules.coordinator(config.checked_plan, config.stop)
         self.model = build_model(job, config.seed)
         if isinstance(cluster, Cluster):
             self.model = self.model.to(usable_device(cluster.device))
         elif isinstance(cluster, Torchrun) and config.plan.allreduce is not None:
             distributed.check_summable(self.model)
             self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
+        self.config = config = with_cut_minibatches(config, self.model)
+        self.coordinator = config.rules.coordinator(config.checked_plan, config.stop)
         check_reported(job, self.model, config.seed, config.stop)
         if any(controller.reads != "times" for phase in config.plan.phases for controller in phase.controllers):
             warn_of_summed_loss(job, self.model)
@@ -88,8 +89,6 @@ class Session:
             warn_of_parameters_left_out(job, self.server.optimizer, self.model)
             if config.plan.local_steps is None:  # else workers watch the gradients of their steps
                 self.server.watch_gradients()
-            for balance in balances_of(config.plan):
-                check_loss_of_pieces(job, self.model, balance.sizes(job.batch_size).size, config.plan)
         self._step_scale = self._check_step_scale()
         if config.measure_steps and config.plan.allreduce and config.plan.allreduce.sums == "updates":
             raise UsageError(
@@ -174,7 +173,7 @@ class Session:
             )
             return RunLoop(workers, workers.parameters, workers.clock)
         if isinstance(cluster, Torchrun):
-            rank, stop = rank_of(self.config, self._host), str(self.config.stop)
+            rank, stop = rank_of(self._given, self._host), str(self.config.stop)
             return distributed.make_engine(rank, self.server, self.layout, self.shards, stop)
         local_steps = self.config.plan.local_steps
         allreduce = self.config.plan.allreduce

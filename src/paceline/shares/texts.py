@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from paceline.jobs.loss_graph import Reading
+from paceline.jobs.model_checks import batch_norm_of
 from paceline.policies.shares import Pieces
 
 WEIGHED = {
@@ -38,8 +39,7 @@ def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str
 
 def note_on_layers(model: nn.Module) -> str:
     """Return what to know of layers that see a batch as a whole; empty without any."""
-    has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    return "; batch normalization sees batches of these sizes" if has_norm else ""
+    return "; batch normalization sees batches of these sizes" if batch_norm_of(model) else ""
 
 
 def hint_of_size(samples: int, equal: int) -> str:

@@ -22,10 +22,11 @@ from paceline.core.stop import Stop
 from paceline.errors import UsageError
 from paceline.jobs.model_checks import why_not_trained
 from paceline.jobs.shared_memory import why_not_apart
+from paceline.policies.controllers.auto import with_whole_minibatches
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.loop_data import UserLoop, check_loader
-from paceline.user_loop.data.pieces import check_pieces
+from paceline.user_loop.data.pieces import check_pieces, log_pieces
 from paceline.user_loop.data.sample_digest import sample_digest
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
@@ -130,7 +131,7 @@ def attach(
         True
     """
     check_range("[1, inf)", accumulate=accumulate)
-    plan = parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol)
+    plan = with_whole_minibatches(parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol))
     callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
@@ -172,6 +173,8 @@ def attach(
         _check_cluster(cluster)
         cluster = _with_server_if_needed(cluster, plan)
         part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
+    if not cluster.ranks.launch_rank:
+        log_pieces(plan, loop)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
     if scheduler is not None:
         run.set_scheduler(scheduler)

@@ -54,10 +54,7 @@ def warn_of_summed_loss(job: Job, model: nn.Module) -> None:
 
 
 def check_loss_of_pieces(job: Job, model: nn.Module, piece: int, plan: Plan) -> None:
-    """Check that the gradient of a minibatch is the mean of those of its pieces, by samples or by the job's weight.
-
-    ``|g - sum(w_j g_j) / sum(w_j)| <= 0.001 |g|``, or ten times what another order of the samples changes, with
-    dropout off and frozen statistics. Data that are iterable, or that this process does not have, are not checked.
+    """Check that minibatches can be computed in pieces.
 
     Args:
         job: job to compute.
@@ -66,10 +63,30 @@ def check_loss_of_pieces(job: Job, model: nn.Module, piece: int, plan: Plan) -> 
         plan: plan of the run, for the message.
 
     Raises:
-        UsageError: it is not.
+        UsageError: see `why_not_in_pieces`.
+    """
+    if reason := why_not_in_pieces(job, model, piece):
+        raise UsageError(
+            f"job {job.name}: {reason}, but {plan} computes pieces: give weight=, from a batch to the number that its "
+            "loss is a mean over, or type bsp"
+        )
+
+
+def why_not_in_pieces(job: Job, model: nn.Module, piece: int) -> str:
+    """Return why the gradient of a minibatch is not the mean of those of its pieces; empty if it is.
+
+    The mean is by samples, or by the job's weight.
+
+    ``|g - sum(w_j g_j) / sum(w_j)| <= 0.001 |g|``, or ten times what another order of the samples changes, with
+    dropout off and frozen statistics. Data that are iterable, or that this process does not have, are not checked.
+
+    Args:
+        job: job to compute.
+        model: its model at the beginning of the run.
+        piece: samples of a piece, >= 1.
     """
     if job.is_iterable or isinstance(job.data, SampleNumbers):
-        return
+        return ""
     order = np.arange(min(job.batch_size, len(job.data)))  # type: ignore[arg-type]  # map-style
     with _frozen(model), at_place(f"job {job.name} failed for its first samples"):
         whole, _ = _gradient(job, model, order)
@@ -82,12 +99,12 @@ def check_loss_of_pieces(job: Job, model: nn.Module, piece: int, plan: Plan) -> 
     norm = float(whole.norm())
     difference = float((mean / (weights or 1.0) - whole).norm())
     if difference > max(TOLERANCE * norm, ROUNDING * float((other - whole).norm())):
-        raise UsageError(
-            f"job {job.name}: the gradient of a minibatch is not the mean of those of its pieces (it differs by "
+        return (
+            "the gradient of a minibatch is not the mean of those of its pieces (it differs by "
             f"{difference / (norm or 1.0):.2g} of its norm), as where a loss is a sum, a mean over tokens, or compares "
-            f"samples, but {plan} computes pieces: give weight=, from a batch to the number that its loss is a mean "
-            "over, or type bsp"
+            "samples"
         )
+    return ""
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from paceline.catalogue.serverless import all_reduce, dc_s3gd, local_sgd, s3gd
 
 # name in the catalogue, protocol, (quorum, max_staleness, refill, on_update, max_lead)
 TABLE = [
-    ("auto", auto(), ("all", 0, "update", "finish", inf)),
+    ("auto", auto(), ("all", 0, "share", "finish", inf)),
+    ("auto", auto(m=0), ("all", 0, "update", "finish", inf)),
     ("auto", auto(candidates=["bsp", "k_sync(k=2)"], price_of_switch_s=1.5), ("all", 0, "update", "finish", inf)),
     ("bsp", bsp(), ("all", 0, "update", "finish", inf)),
     ("balanced", balanced(), ("all", 0, "share", "finish", inf)),

@@ -3,6 +3,7 @@ from itertools import pairwise
 from random import Random
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -297,3 +298,26 @@ def test_asynchronous_training_at_the_rate_of_bsp(optimizer, over_bsp, over_cons
     by_rule = loss("asp", "noise")
     assert by_rule < over_bsp * loss("bsp", "constant")
     assert by_rule < over_constant * loss("asp", "constant")
+
+
+@pytest.mark.parametrize("leases", [[8, 8, 8, 8], [6, 2, 8, 9, 1, 4, 2], [1] * 32])
+def test_variance_and_phi_do_not_depend_on_the_leases_of_an_update(leases):
+    """Gradients of s of 8 samples have the mean 1 and the variance 8 V / s; an update has four minibatches."""
+    rng, V, tracker = np.random.default_rng(1), 0.5, NoiseTracker(NoiseRule(K=4, learning_rate=0.1))
+    alone = NoiseTracker(NoiseRule(K=4, learning_rate=0.1), has_steps=False)
+    for update in range(1, 1001):
+        gradients = 1 + rng.standard_normal(len(leases)) * np.sqrt(8 * V / np.array(leases))
+        mean = np.average(gradients, weights=leases)
+        for gradient, samples in zip(gradients, leases, strict=True):
+            measured = NOT_MEASURED._replace(loss=1 + 10 / update, squared_norm=gradient**2, samples=samples)
+            tracker.accept(measured, samples / 8)
+            alone.accept(measured._replace(variance=8 * V / samples), samples / 8)
+        for each in (tracker, alone):
+            each.make((0,) * len(leases), 1.0, minibatches=4)
+            each.finish(
+                Step(squared_norm=mean**2, progress=0.0, squared_step=0.0, learning_rate=0.1, next_learning_rate=0.1)
+            )
+    assert tracker.estimate.variance == pytest.approx(V, rel=0.15)
+    assert alone.estimate.variance == pytest.approx(V)
+    assert alone.estimate.to_go == pytest.approx(10 / 1000, rel=0.05)
+    assert alone.scaling.scale(4, 4) == 1.0

@@ -115,7 +115,8 @@ def test_an_error_of_the_optimizer_ends_the_run(network, data):
 
     ranks = AllReduceLoops(2, make_parts(network, data, lambda model: Failing(model.parameters(), lr=0.1)), "s3gd")
     answers = ranks.run(train())
-    assert all(isinstance(answer, ValueError) for answer in answers)
+    assert any(isinstance(answer, ValueError) for answer in answers)
+    assert all(isinstance(answer, ValueError | pl.RunError) for answer in answers)  # the other may end it first
 
 
 def test_a_step_between_the_end_and_finish_names_run_over(network, data):

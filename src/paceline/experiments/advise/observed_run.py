@@ -23,6 +23,7 @@ from paceline.policies.estimators.noise.convergence import (
     relative_updates,
 )
 from paceline.policies.estimators.noise.critical_batch import CriticalBatch, UpdateStats
+from paceline.policies.estimators.noise.minibatch_losses import MinibatchLosses
 from paceline.policies.learning_rate import LRScaling
 from paceline.policies.noise_rule import NoiseRule
 from paceline.recording.history import History, mean_loss
@@ -191,7 +192,7 @@ def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed
         rate: rule by which the learning rate followed the quorum.
         n: number of workers, >= 1.
     """
-    for accepted, record in _measured(history):
+    for _, accepted, record in _measured(history):
         samples = sum(each.samples for each in accepted)
         loss, square, within, staleness = (
             sum(each.samples * getattr(each, name) for each in accepted) / samples
@@ -206,17 +207,17 @@ def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed
         )
 
 
-def _measured(history: History) -> Iterator[tuple[list[GradientArrived], StepMeasured]]:
-    """Yield the gradients and the step of each update with a measured step."""
-    used: list[GradientArrived] = []
+def _measured(history: History) -> Iterator[tuple[int, list[GradientArrived], StepMeasured]]:
+    """Yield the minibatches, the gradients and the step of each update with a measured step."""
+    k, used = 0, list[GradientArrived]()
     accepted: list[GradientArrived] = []
     for record in history:
         if isinstance(record, GradientArrived) and record.used:
             used.append(record)
         elif isinstance(record, UpdateMade):
-            accepted, used = used, []
+            k, accepted, used = record.k, used, []
         elif isinstance(record, StepMeasured):
-            yield accepted, record
+            yield k, accepted, record
 
 
 def _reference(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> NoiseRule:
@@ -234,15 +235,20 @@ def _reference(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> NoiseRule:
 def _critical(saved: SavedRun, rule: NoiseRule) -> float:
     """Return phi at the end of a run, as the rule "noise" estimates it."""
     critical = CriticalBatch(rule.K, rule.learning_rate, rule.momentum, rule.adaptive)
-    phi = nan
-    for accepted, record in _measured(saved.history):
-        for each in accepted:
-            critical.accept(each.loss, each.variance, each.squared_norm)
-        phi = critical.estimate().phi
+    losses, phi = MinibatchLosses(), nan
+    for k, accepted, record in _measured(saved.history):
         samples = sum(each.samples for each in accepted)
+        for each in accepted:
+            share = 1.0 if len(accepted) == k else each.samples * k / samples
+            critical.accept(share * each.variance, each.squared_norm)
+            for loss in losses.add(each.loss, share):
+                critical.accept_loss(loss)
+        phi = critical.estimate().phi
         square = sum(each.samples * each.squared_norm for each in accepted) / samples
         scale = record.learning_rate / rule.learning_rate
-        critical.finish_update(UpdateStats(k=len(accepted), mean_square=square, step=record.step, lr_scale=scale))
+        critical.finish_update(
+            UpdateStats(k=k, gradients=len(accepted), mean_square=square, step=record.step, lr_scale=scale)
+        )
     return phi
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import exp, log
 from typing import Any, ClassVar, Literal
 
-from paceline.policies.controllers.auto_candidates import default_candidates, named
+from paceline.policies.controllers.auto_candidates import balanced, default_candidates, named
 from paceline.policies.controllers.base import Action, ChangeProtocol, Note, Observation, StatefulController
 from paceline.policies.controllers.stale_trial import StaleTrial
 from paceline.policies.estimators.noise.critical_batch import NoiseEstimate
 from paceline.policies.estimators.noise.staleness_price import Reference
+from paceline.policies.estimators.replay.lease_trips import LeaseTrips
 from paceline.policies.estimators.replay.protocol_scores import Score, Scoring
 from paceline.policies.estimators.replay.trip_history import Trip, TripHistory
 from paceline.policies.noise_rule import NoiseRule, NoiseScaling
-from paceline.protocols.protocol import Protocol
+from paceline.protocols.protocol import Phase, Plan, Protocol
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 from paceline.utils.validation import check_range
@@ -33,13 +35,19 @@ BSP = Protocol(quorum="all", max_staleness=0, refill="update", name="bsp")
 
 
 class AutoState(Stateful):
-    """State of `Auto`: round trips, the scoring in progress, when the next one begins, and the latest scores."""
+    """State of `Auto`: round trips, those of the leases in progress, the scoring in progress, and the latest scores.
+
+    Args:
+        pieces: pieces of a minibatch; 0 where minibatches are whole.
+    """
 
     _saved = ("has_begun", "first_at", "due_at", "ranked_at", "is_urgent", "work_due")
-    _parts = ("trips", "trial")
+    _parts = ("trips", "trial", "leases")
+    _defaults: ClassVar[Mapping[str, Any]] = {"leases": None}  # missing in early runs
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: int = 0) -> None:
         self.trips = TripHistory()
+        self.leases = LeaseTrips(pieces or 1)
         self.trial = StaleTrial()
         self.scoring: Scoring | None = None
         self.candidates: tuple[Protocol, ...] = ()  # of the scoring
@@ -92,16 +100,21 @@ class Auto(StatefulController[AutoState]):
     urgent: before the first one, and after a change of the round trips. Engines replay a piece while they wait for the
     arrival. When the loss has risen, or has not fallen yet, only protocols without stale gradients are candidates.
 
-    The run begins with pull(k=K), K the gradients of an update that the learning rate was tuned for: its rate is the
-    given one, it never waits for the slowest worker, and every round trip is seen to its end.
+    The run begins with balanced(m=8): its parameters are those of BSP, and it waits for no worker longer than for a
+    piece of a minibatch. Where minibatches stay whole, it begins with pull(k=K), K the gradients of an update that the
+    learning rate was tuned for: its rate is the given one, it never waits for the slowest worker, and every round trip
+    is seen to its end.
 
     Args:
-        candidates: protocols; those of `default_candidates` if empty.
+        candidates: protocols, of which the run begins with the first; if empty, those of `default_candidates`, and the
+            balanced protocol.
         price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
+        m: pieces of a minibatch under the balanced protocol, of which a queue is in the plan; 0 for none.
     """
 
     candidates: tuple[Protocol, ...] = ()
     price_of_switch_s: float = 0.0
+    m: int = 0
 
     reads: ClassVar[Literal["noise"]] = "noise"
     reads_work: ClassVar[bool] = True
@@ -109,7 +122,12 @@ class Auto(StatefulController[AutoState]):
     takes_stale: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_range("[0, inf)", price_of_switch_s=self.price_of_switch_s)
+        check_range("[0, inf)", price_of_switch_s=self.price_of_switch_s, m=self.m)
+
+    def with_whole_minibatches(self) -> Auto:
+        """Return the same without balanced protocols."""
+        whole = tuple(each for each in self.candidates if each.refill != "share")
+        return replace(self, candidates=whole or (self.candidates and (BSP,)), m=0)
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Check that n workers can run every candidate."""
@@ -118,7 +136,7 @@ class Auto(StatefulController[AutoState]):
 
     def begin(self, n: int) -> AutoState:
         """Return the initial state: no round trips."""
-        return AutoState()
+        return AutoState(self.m)
 
     def prepare(self, state: AutoState) -> AutoState:
         """Replay the pieces of the candidates that are due before the next arrival."""
@@ -147,8 +165,8 @@ class Auto(StatefulController[AutoState]):
                 return self._take_back(state, observation)
         elif not state.has_begun:
             return self._begin_run(state, observation)
-        for work in observation.interrupted:
-            if state.trips.add(work.worker, Trip(work.elapsed_s, censored=True)):
+        for worker, trip in self._ended(state, observation):
+            if state.trips.add(worker, trip):
                 state.hasten(observation.workload)
         if observation.trigger == "arrival" and state.scoring is not None and state.scoring.is_done:
             state.scored = dict(zip(state.candidates, state.scoring.scores, strict=True))
@@ -165,19 +183,35 @@ class Auto(StatefulController[AutoState]):
         rate = observation.learning_rate
         if not isinstance(rate, NoiseScaling):
             return []
-        first = self.candidates[0] if self.candidates else named("pull", rate.rule.K)
+        first = self.candidates[0] if self.candidates else balanced(self.m) if self.m else named("pull", rate.rule.K)
         return [ChangeProtocol(first, "until round trips and losses are known")]
 
     def _observe(self, state: AutoState, observation: Observation) -> bool:
         """Add an arrival; return whether the loss has risen under the stale protocol in force."""
         arrival = observation.arrival
         assert arrival is not None
-        if state.trips.add(arrival.worker, Trip(observation.trip_s)):
+        if _is_lease(observation, observation.share):
+            state.leases.add(arrival.worker, observation.share, observation.trip_s)
+        elif state.trips.add(arrival.worker, Trip(observation.trip_s)):
             state.hasten(observation.workload)
         if observation.has_risen:
             state.trial.leave_out(observation.workload)
             state.hasten(observation.workload)
         return observation.accepted and state.trial.accept(arrival.measured.loss, observation.protocol)
+
+    def _ended(self, state: AutoState, observation: Observation) -> list[tuple[int, Trip]]:
+        """Return the round trips that the opening of an update has ended: cancelled ones, and those of its leases."""
+        trips = []
+        for work in observation.interrupted:
+            if _is_lease(observation, work.share):
+                state.leases.add_cancelled(work.worker, work.share, work.elapsed_s)
+            else:
+                trips.append((work.worker, Trip(work.elapsed_s, censored=True)))
+        if observation.trigger == "open":
+            trips += state.leases.end_update(observation.now)
+            if observation.protocol.refill == "share":
+                state.leases.begin_update(observation.now)
+        return trips
 
     def _take_back(self, state: AutoState, observation: Observation) -> list[Action]:
         before = state.trial.before
@@ -193,10 +227,10 @@ class Auto(StatefulController[AutoState]):
         return observation.workload >= state.due_at
 
     def _begin_scoring(self, state: AutoState, observation: Observation) -> None:
-        elapsed_s = {work.worker: work.elapsed_s for work in observation.in_flight}
+        elapsed_s = {work.worker: work.elapsed_s / work.share for work in observation.in_flight}
         state.candidates = self._allowed(state, observation)
         table = state.trips.table(sorted(observation.workers), elapsed_s)
-        state.scoring = Scoring(state.candidates, table, _reference(_rule(observation)))
+        state.scoring = Scoring(state.candidates, table, _reference(_rule(observation)), state.leases.leases)
         interval = min(max(LEAST_GRADIENTS, observation.workload // 2), MOST_GRADIENTS)
         state.due_at = observation.workload + interval
 
@@ -208,11 +242,14 @@ class Auto(StatefulController[AutoState]):
         n = len(observation.workers)
         reachable = [
             candidate
-            for candidate in dict.fromkeys((observation.protocol, *(self.candidates or default_candidates(n))))
+            for candidate in dict.fromkeys((observation.protocol, *(self.candidates or self._defaults(n))))
             if candidate.quorum == "all" or candidate.refill == "arrival" or candidate.quorum <= n
         ]
         fresh = [candidate for candidate in reachable if candidate.max_staleness == 0]
         return tuple((_why_fresh(state, observation) and fresh) or reachable or [BSP])
+
+    def _defaults(self, n: int) -> tuple[Protocol, ...]:
+        return (*([balanced(self.m)] if self.m else []), *default_candidates(n))
 
     def _choose_again(self, state: AutoState, observation: Observation) -> list[Action]:
         """Return a change of the protocol by the latest scores and the present phi, if any."""
@@ -266,6 +303,11 @@ def _within_trial(scored: Mapping[Protocol, Score], trial: StaleTrial, now: Prot
     return {each: score for each, score in scored.items() if score.staleness <= largest or each == now}
 
 
+def _is_lease(observation: Observation, share: float) -> bool:
+    """Return whether work of a share of a minibatch is one of the leases of an update."""
+    return observation.protocol.refill == "share" or share != 1.0
+
+
 def _rule(observation: Observation) -> NoiseRule:
     assert isinstance(observation.learning_rate, NoiseScaling)
     return observation.learning_rate.rule
@@ -306,3 +348,32 @@ def _shown(ranked: Sequence[Score], progress: Callable[[Score], float], noise: N
     ]
     scale = "" if noise.noise_scale is None else f", B {noise.noise_scale:.3g}"
     return f"phi {noise.phi:.3g}{scale}; {'; '.join(best)}"
+
+
+def with_whole_minibatches(plan: Plan) -> Plan:
+    """Return a plan in which `auto` leaves minibatches whole; other protocols stay as they are.
+
+    >>> from paceline.catalogue.parser import parse_plan
+    >>> plan = with_whole_minibatches(parse_plan("auto"))
+    >>> plan.sets_shares, plan.phases[0].controllers
+    (False, (Auto(),))
+    """
+    return replace(plan, phases=tuple(map(_with_whole_minibatches, plan.phases)))
+
+
+def _with_whole_minibatches(phase: Phase) -> Phase:
+    if not any(isinstance(each, Auto) for each in phase.controllers):
+        return phase
+    kept = [each for each in phase.controllers if not each.sets_shares]
+    controllers = tuple(each.with_whole_minibatches() if isinstance(each, Auto) else each for each in kept)
+    return replace(phase, protocol=replace(phase.protocol, refill="update"), controllers=controllers)
+
+
+def chooses_shares(plan: Plan) -> bool:
+    """Return whether only `auto` cuts minibatches in a plan, so that they may stay whole.
+
+    >>> from paceline.catalogue.parser import parse_plan
+    >>> [chooses_shares(parse_plan(each)) for each in ("auto", "balanced(m=8)", "bsp")]
+    [True, False, False]
+    """
+    return plan.sets_shares and not with_whole_minibatches(plan).sets_shares

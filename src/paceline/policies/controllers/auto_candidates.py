@@ -44,6 +44,11 @@ def default_candidates(n: int) -> tuple[Protocol, ...]:
     return tuple(candidates)
 
 
+def balanced(m: int) -> Protocol:
+    """Return the protocol of updates whose samples are a queue of leases, of m pieces of a minibatch."""
+    return Protocol(quorum="all", max_staleness=0, refill="share", name=f"balanced(m={m})")
+
+
 def named(family: str, k: int) -> Protocol:
     """Return the protocol of a family with a quorum, for example "pull" and 4."""
     return Protocol(quorum=k, name=f"{family}(k={k})", **_FAMILIES[family])

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import UsageError
 from paceline.policies.controllers.base import Action, LeaseRule, Observation, SetShares, StatefulController
-from paceline.policies.shares import LEAST_GAIN, Pieces, ShareBalancer, ShareDecision, even, first_leases
+from paceline.policies.shares import (
+    LEAST_GAIN,
+    Pieces,
+    ShareBalancer,
+    ShareDecision,
+    cost_of_lease,
+    even,
+    first_leases,
+)
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful
 
@@ -90,9 +98,8 @@ class ShareState(Stateful):
 
     def add(self, worker: int, samples: int, seconds: float) -> None:
         """Add the time of a lease in the update in progress, without the cost that any lease has."""
-        first_samples, first_s = self.firsts.setdefault(worker, (samples, seconds))
-        if samples != first_samples:  # t = lease_s + s c of both
-            cost_s = (seconds * first_samples - first_s * samples) / (first_samples - samples)
+        cost_s = cost_of_lease(self.firsts.setdefault(worker, (samples, seconds)), (samples, seconds))
+        if cost_s is not None:
             self.costs = [*self.costs[1 - COSTS :], cost_s]
         self._count(worker, samples, max(seconds - self.lease_s, seconds / 2))
 
@@ -175,7 +182,12 @@ class Balance(StatefulController[ShareState]):
         return ShareState(n)
 
     def decide(self, state: ShareState, observation: Observation) -> tuple[ShareState, Sequence[Action]]:
-        """Note the time of every gradient, and set the shares when an update opens."""
+        """Note the time of every gradient, and set the shares when an update opens.
+
+        A queue rests while another controller has a protocol of whole minibatches in force.
+        """
+        if self.queue and observation.protocol.refill != "share":
+            return state, []
         if observation.quorum < inf:
             raise UsageError(
                 f"{self} deals all samples of an update, but another controller has it made of {observation.quorum} "

@@ -7,10 +7,14 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
+from paceline.jobs.model_checks import note_on_pieces
 from paceline.policies.controllers.balance import balances_of
 from paceline.protocols.protocol import Plan
-from paceline.user_loop.data.loop_data import LoopData
+from paceline.user_loop.data.loop_data import LoopData, UserLoop
+from paceline.utils.rank_logger import RankLogger
 from paceline.utils.wording import counted
+
+LOG = RankLogger(__name__)
 
 
 def check_pieces(plan: Plan, loader: DataLoader[Any], accumulate: int) -> None:
@@ -40,3 +44,16 @@ def check_pieces(plan: Plan, loader: DataLoader[Any], accumulate: int) -> None:
                 f"{plan} cuts a minibatch into pieces of {counted(piece, 'sample')}, which accumulate={accumulate} "
                 f"batches cannot share evenly: give an m that divides the batch size {data.batch_size // accumulate}"
             )
+
+
+def log_pieces(plan: Plan, loop: UserLoop) -> None:
+    """Log what to know of a model whose minibatches the protocol cuts.
+
+    Args:
+        plan: protocol of each phase.
+        loop: parts of the loop.
+    """
+    batch_size = LoopData.of_loader(loop.loader, loop.accumulate, loop.digest).batch_size
+    for size in sorted({each.sizes(batch_size).size // loop.accumulate for each in balances_of(plan)}):
+        if note := note_on_pieces(loop.model, plan, size):
+            LOG.warning(note)

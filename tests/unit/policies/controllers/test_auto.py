@@ -4,74 +4,22 @@ import pytest
 
 import paceline as pl
 from arrivals import arrival
+from auto_run import AutoRun, N
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import auto, bsp, pull
 from paceline.core.records import DecisionMade
 from paceline.policies.controllers.auto import Auto
 from paceline.policies.controllers.auto_candidates import default_candidates
-from paceline.policies.controllers.base import ChangeProtocol, Note, Observation, Work
-from paceline.policies.estimators.noise.critical_batch import NoiseEstimate
+from paceline.policies.controllers.base import ChangeProtocol, Note, Work
 from paceline.policies.estimators.replay.protocol_scores import Scoring
-from paceline.policies.noise_rule import NoiseRule, NoiseScaling
 from selections import parametrize_few
 from tiny_jobs import tiny_job
 
-N = 4
 
-
-class AutoRun:
-    """Auto on N workers whose round trips are given; every four arrivals are an update."""
-
-    def __init__(self, controller, phi=1.0, has_fallen=True, momentum=0.0, adaptive=False, prepares=0):
-        self.prepares = prepares  # calls before each decision
-        self.loss = 1.0
-        self.controller, self.phi, self.has_fallen = controller, phi, has_fallen
-        self.rule = NoiseRule(K=N, learning_rate=0.1, momentum=momentum, adaptive=adaptive)
-        self.state = controller.begin(N)
-        self.protocol, self.workload, self.version, self.actions = bsp(), 0, 0, []
-        self.ask("open")
-
-    def ask(self, trigger, **more):
-        observation = Observation(
-            trigger=trigger,
-            now=float(self.workload),
-            version=self.version,
-            opened_s=0.0,
-            live=N,
-            held=0,
-            quorum=1,
-            protocol=self.protocol,
-            workload=self.workload,
-            learning_rate=NoiseScaling(rule=self.rule, phi=self.phi),
-            workers=range(N) if trigger == "open" else (),
-            noise=NoiseEstimate(variance=1.0, to_go=1.0, phi=self.phi, has_fallen=self.has_fallen),
-            **more,
-        )
-        for _ in range(self.prepares):
-            self.state = self.controller.prepare(self.state)
-        self.state, actions = self.controller.decide(self.state, observation)
-        for action in actions:
-            self.actions.append((self.workload, action))
-            if isinstance(action, ChangeProtocol):
-                self.protocol = action.protocol
-
-    def work(self, rounds, trips_s, **more):
-        for _ in range(rounds):
-            for worker, trip_s in enumerate(trips_s):
-                self.workload += 1
-                self.ask(
-                    "arrival", arrival=arrival(0.0, worker, 1, loss=self.loss), trip_s=trip_s, accepted=True, **more
-                )
-            self.version += 1
-            self.ask("open")
-
-    @property
-    def changes(self):
-        return [(at, action.protocol.name) for at, action in self.actions if isinstance(action, ChangeProtocol)]
-
-
-def test_it_begins_with_the_pull_of_the_reference():
+def test_it_begins_with_balanced_updates_and_with_the_pull_of_the_reference_where_minibatches_are_whole():
+    assert AutoRun(Auto(m=8)).changes == [(0, "balanced(m=8)")]
     assert AutoRun(Auto()).changes == [(0, "pull(k=4)")]
+    assert AutoRun(Auto(candidates=(bsp(), pl.asp()))).changes == [(0, "bsp")]
 
 
 def test_the_first_choice_comes_after_24_gradients_and_a_replay_of_every_candidate():
@@ -368,11 +316,15 @@ def test_invalid_arguments_are_refused():
         pl.train(tiny_job(lr_rule="proportional"), protocol="auto", cluster="4*exp(mean=1)", stop="updates=5")
 
 
-def test_a_run_begins_and_changes_by_itself():
+def names_of(run):
+    return [each.reason.split(":")[0] for each in run.history.of(DecisionMade) if each.kind == "protocol"]
+
+
+def test_a_run_begins_by_itself_and_changes_where_that_pays():
     slow = pl.Cluster(4, pl.timing.Uniform(0.9, 1.1), speed=[1.0, 1.0, 1.0, 0.1])
     run = pl.train(tiny_job(), protocol="auto", cluster=slow, stop="gradients=200")
     bsp_run = pl.train(tiny_job(), protocol="bsp", cluster=slow, stop="gradients=200")
-    names = [each.reason.split(":")[0] for each in run.history.of(DecisionMade) if each.kind == "protocol"]
-    assert names[:2] == ["auto", "pull(k=4)"]
-    assert len(names) > 2
+    assert names_of(run)[:2] == ["auto", "balanced(m=8)"]
     assert run.time_s < 0.5 * bsp_run.time_s
+    random = pl.train(tiny_job(), protocol="auto", cluster="4*exp(mean=1)", stop="gradients=200")
+    assert len(names_of(random)) > 2

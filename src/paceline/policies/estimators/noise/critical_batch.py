@@ -40,13 +40,15 @@ class UpdateStats(NamedTuple):
     """Statistics of an update with a measured step.
 
     Attributes:
-        k: number of gradients, >= 1.
-        mean_square: mean of their squared norms.
+        k: number of minibatches, >= 1.
+        gradients: number of gradients, which are parts of these minibatches, or the whole ones; >= 1.
+        mean_square: mean of their squared norms, by samples.
         step: measured step.
         lr_scale: factor on the learning rate of the optimizer in this step.
     """
 
     k: int
+    gradients: int
     mean_square: float
     step: Step
     lr_scale: float
@@ -63,7 +65,9 @@ class CriticalBatch(Stateful):
 
     V is the mean over the latest 30 % of the gradients, from microbatches, or from the gradients of an update:
 
-        V = k / (k - 1) (mean ||g_j||^2 - ||g||^2).
+        V = k / (j - 1) (mean ||g_i||^2 - ||g||^2),
+
+    with j gradients of k minibatches; j = k unless they are of parts of minibatches, where the mean is by samples.
 
     So phi is at most 19 K, 152 for 8 workers, because r is at most 0.95. For r = 1, noise would explain all of the loss
     still to go, and phi would be infinite; a larger r has no meaning. At 19 K the rate of an update of k gradients is
@@ -109,9 +113,12 @@ class CriticalBatch(Stateful):
         self._norms = RecentMean(0.3)  # of what e multiplies in g.s
         self._signal = RecentMean(0.3)  # of ||g||^2 - V / k
 
-    def accept(self, loss: float, variance: float, squared_norm: float) -> None:
-        """Add an accepted gradient: its loss, its variance from microbatches or nan, and its squared norm."""
+    def accept_loss(self, loss: float) -> None:
+        """Add the mean loss of a minibatch."""
         self._to_go.accept(loss)
+
+    def accept(self, variance: float, squared_norm: float) -> None:
+        """Add an accepted gradient: the variance of a minibatch from microbatches, or nan, and its squared norm."""
         if isfinite(variance):
             self._within.add(variance)
         if isfinite(squared_norm):
@@ -122,8 +129,8 @@ class CriticalBatch(Stateful):
         step = update.step
         if not isfinite(step.squared_norm + step.progress) or update.lr_scale <= 0:
             return
-        if update.k > 1:
-            self._between.add(update.k / (update.k - 1) * (update.mean_square - step.squared_norm))
+        if update.gradients > 1:
+            self._between.add(update.k / (update.gradients - 1) * (update.mean_square - step.squared_norm))
         if self._adaptive:
             self._measure_rate(update)
         self._follow_rate(step.next_learning_rate)

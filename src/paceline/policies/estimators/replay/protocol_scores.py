@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.policies.estimators.noise.staleness_price import PLAIN, Reference, StabilityScan
+from paceline.policies.estimators.replay.lease_replay import LeaseReplay
+from paceline.policies.estimators.replay.lease_trips import Leases
 from paceline.policies.estimators.replay.protocol_replay import ProtocolReplay
 from paceline.protocols.protocol import Protocol
 
@@ -14,6 +16,7 @@ GRADIENTS_OF_WORKER = 12
 FIRST = 0.25  # share of the replay that is left out, because all workers start at once
 PIECE = 16  # arrivals of a replay, or updates of a scan, at once
 WORK_OF_UPDATE = 6  # of a scan
+EIGHTHS = Leases(pieces=8)
 
 
 class Score(NamedTuple):
@@ -41,19 +44,25 @@ class Scoring:
         protocols: protocols to score, one or more.
         trips_s: round trips of each worker, in seconds.
         reference: what stale updates are compared with for their price.
+        leases: leases of protocols that have a queue of them.
 
     Attributes:
         scores: scores so far, in the order of the protocols.
     """
 
     def __init__(
-        self, protocols: Sequence[Protocol], trips_s: Sequence[Sequence[float]], reference: Reference = PLAIN
+        self,
+        protocols: Sequence[Protocol],
+        trips_s: Sequence[Sequence[float]],
+        reference: Reference = PLAIN,
+        leases: Leases = EIGHTHS,
     ) -> None:
         self._protocols = list(protocols)
         self._trips_s = [list(trips) for trips in trips_s]
         self._reference = reference
+        self._leases = leases
         self.scores: list[Score] = []
-        self._replay: ProtocolReplay | None = None
+        self._replay: ProtocolReplay | LeaseReplay | None = None
         self._scan: StabilityScan | None = None
 
     @property
@@ -70,7 +79,7 @@ class Scoring:
         """Advance the current protocol by a small step, and return its work."""
         protocol = self._protocols[len(self.scores)]
         if self._replay is None:
-            self._replay = ProtocolReplay(protocol, self._trips_s)
+            self._replay = self._replay_of(protocol)
             return self._replay.assigned
         enough = max(LEAST_GRADIENTS, GRADIENTS_OF_WORKER * len(self._trips_s))
         if self._replay.gradients < enough:
@@ -86,11 +95,17 @@ class Scoring:
         self._replay = self._scan = None
         return 0
 
+    def _replay_of(self, protocol: Protocol) -> ProtocolReplay | LeaseReplay:
+        if protocol.refill == "share":
+            return LeaseReplay(self._trips_s, self._leases)
+        return ProtocolReplay(protocol, self._trips_s)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state, without the protocols."""
         return {
             "trips_s": self._trips_s,
             "reference": tuple(self._reference),
+            "leases": tuple(self._leases),
             "scores": [tuple(score) for score in self.scores],
             "replay": self._replay.state_dict() if self._replay is not None else None,
             "scanned": self._scan.updates if self._scan is not None else None,
@@ -100,10 +115,11 @@ class Scoring:
         """Restore such a state of the same protocols."""
         self._trips_s = [list(trips) for trips in state["trips_s"]]
         self._reference = Reference(*state["reference"])
+        self._leases = Leases(*state.get("leases", EIGHTHS))  # missing in early runs
         self.scores = [Score(*score) for score in state["scores"]]
         self._replay = None
         if state["replay"] is not None:
-            self._replay = ProtocolReplay(self._protocols[len(self.scores)], self._trips_s)
+            self._replay = self._replay_of(self._protocols[len(self.scores)])
             self._replay.load_state_dict(state["replay"])
         self._scan = None
         if self._replay is not None and state["scanned"] is not None:
@@ -111,12 +127,12 @@ class Scoring:
             self._scan.advance(state["scanned"])
 
 
-def steady(replay: ProtocolReplay) -> list[tuple[int, ...]]:
+def steady(replay: ProtocolReplay | LeaseReplay) -> list[tuple[int, ...]]:
     """Return the schedule of a replay without its beginning, where all workers start at once."""
     return replay.schedule[_first(replay) :]
 
 
-def score_of(name: str, replay: ProtocolReplay, price: float) -> Score:
+def score_of(name: str, replay: ProtocolReplay | LeaseReplay, price: float) -> Score:
     """Return the score of a protocol from its replay and its price of staleness."""
     first, updates = _first(replay), steady(replay)
     gradients = sum(map(len, updates))
@@ -132,5 +148,5 @@ def score_of(name: str, replay: ProtocolReplay, price: float) -> Score:
     )
 
 
-def _first(replay: ProtocolReplay) -> int:
+def _first(replay: ProtocolReplay | LeaseReplay) -> int:
     return int(FIRST * replay.updates)

@@ -14,14 +14,20 @@ def estimator(gradients=200, *, variance=2.0, c=10.0, offset=1.0, **reference):
     """Return an estimator after a loss of offset + c / i and gradients of this variance."""
     ours = CriticalBatch(**{"K": 16, "learning_rate": 0.1, **reference})
     for i in range(1, gradients + 1):
-        ours.accept(offset + c / i, variance, 1.0)
+        accepted(ours, offset + c / i, variance, 1.0)
     return ours
 
 
-def applied(ours, k, mean_square, squared_norm, progress=0.0, lr_scale=1.0, rate=0.1):
+def accepted(ours, loss, variance, squared_norm):
+    ours.accept(variance, squared_norm)
+    ours.accept_loss(loss)
+
+
+def applied(ours, k, mean_square, squared_norm, progress=0.0, lr_scale=1.0, rate=0.1, gradients=None):
     ours.finish_update(
         UpdateStats(
             k=k,
+            gradients=k if gradients is None else gradients,
             mean_square=mean_square,
             step=Step(
                 squared_norm=squared_norm,
@@ -80,7 +86,7 @@ def test_without_microbatches_and_with_single_gradients_the_variance_is_assumed(
 def test_without_norms_nothing_is_known():
     ours = CriticalBatch(K=16, learning_rate=0.1)
     for _ in range(100):
-        ours.accept(1.0, NAN, NAN)
+        accepted(ours, 1.0, NAN, NAN)
     V, *_, phi, _, assumed, _ = ours.estimate()
     assert isnan(V)
     assert (phi, assumed) == (2.0, "the variance of a gradient is unknown")
@@ -90,7 +96,7 @@ def test_noise_that_raises_the_loss_is_not_a_loss_that_has_far_to_go():
     ours = estimator(1000)
     before = ours.estimate().to_go
     for loss in np.linspace(1.0, 0.4, 300):  # a fast fall after a rise looks like much to go
-        ours.accept(float(loss), 2.0, 1.0)
+        accepted(ours, float(loss), 2.0, 1.0)
         ours.estimate()
     assert ours.estimate().to_go <= 1.5 * before
 
@@ -103,7 +109,7 @@ def test_the_fall_after_a_drop_of_the_rate_is_no_progress(monkeypatch):
     applied(without, 2, 1.0, 1.0, rate=0.1)
     for ours in (with_drop, without):
         for _ in range(150):
-            ours.accept(0.5, 2.0, 1.0)
+            accepted(ours, 0.5, 2.0, 1.0)
     assert with_drop.estimate().to_go < 2 * before
     assert without.estimate().to_go > 5 * before
 
@@ -112,7 +118,7 @@ def test_a_loss_that_never_falls_is_seen():
     rng = np.random.default_rng(0)
     ours = CriticalBatch(K=4, learning_rate=0.1)
     for _ in range(500):
-        ours.accept(1.0 + 0.1 * float(rng.standard_normal()), 1.0, 1.0)
+        accepted(ours, 1.0 + 0.1 * float(rng.standard_normal()), 1.0, 1.0)
     assert not ours.estimate().has_fallen
     assert estimator().estimate().has_fallen
 
@@ -142,7 +148,7 @@ def test_an_estimator_goes_on_from_its_state(adaptive, rate):
     applied(first, 4, 3.0, 1.0, progress=0.3)
     second.load_state_dict(first.state_dict())
     for ours in (first, second):
-        ours.accept(0.9, 2.0, 1.0)
+        accepted(ours, 0.9, 2.0, 1.0)
         for squared_norm in (2.0, 4.0, 3.0, 5.0):
             applied(ours, 4, 6.0, squared_norm, progress=0.3, rate=rate)
     assert second.estimate() == first.estimate()
