@@ -112,8 +112,7 @@ class GradientAdmission:
     def _end_lease(self, number: int) -> None:
         """End the lease of a worker, if it has one, and interrupt the worker that has a copy."""
         if (interrupt := self._dispatcher.end_lease(number)) is not None:
-            self._run.commands.append(interrupt)
-            self._phases.note_interrupted([interrupt.worker])
+            self._phases.interrupt([interrupt])
             self.overtaken = interrupt.worker
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:

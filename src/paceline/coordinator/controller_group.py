@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 from paceline.policies.controllers import base as control
@@ -33,7 +35,10 @@ class ControllerGroup:
         self._states = [each.begin(live) for each in self._controllers]
 
     def decide(self, observation: control.Observation) -> list[control.Action]:
-        """Return the actions of all controllers, in the order in which they are applied."""
+        """Return the actions of all controllers, in the order in which they are applied.
+
+        A controller sees the protocol that one before it has changed to.
+        """
         actions: list[control.Action] = []
         for i, controller in enumerate(self._controllers):
             try:
@@ -42,6 +47,12 @@ class ControllerGroup:
                 note_place(error, f"controller {controller!r} failed after update {observation.version}")
                 raise
             actions += answer
+            for action in answer:
+                if isinstance(action, control.ChangeProtocol):
+                    quorum = action.protocol.quorum
+                    observation = replace(
+                        observation, protocol=action.protocol, quorum=inf if quorum == "all" else quorum
+                    )
         return sorted(actions, key=lambda action: control.PRECEDENCE.index(type(action)))
 
     def prepare(self) -> None:

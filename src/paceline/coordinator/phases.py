@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -16,7 +16,7 @@ from paceline.coordinator.settings import CoordinatorSettings
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, LOST, WorkerState
 from paceline.core.duration import Duration
-from paceline.core.events import Arrival, RestartWorker, Step
+from paceline.core.events import Arrival, Interrupt, RestartWorker, Step
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator, compensators_of
 from paceline.policies.controllers import base as control
@@ -122,6 +122,8 @@ class PhaseRunner:
             self._scaling.noise.price.follow(protocol, self._table.live or 1, price)
         self._membership.dispatcher.follow(protocol)
         version, workers = self._run.version, self._table.workers
+        if protocol.refill == "share":  # a queue needs all workers, and stale work may take long
+            self.interrupt(self._membership.dispatcher.cancel_older_than(version))
         self._update.follow(protocol, {w for w in self._table.active() if workers[w].contributed_to != version})
 
     def _change_lead(self, lead: int, reason: str) -> None:
@@ -245,8 +247,7 @@ class PhaseRunner:
             case control.RestartWork(worker, reason):
                 if self._known(worker).status is BUSY:
                     run.decide("restart", f"worker {worker}: {reason}", worker)
-                    self.note_interrupted([worker])
-                    run.commands.append(self._membership.dispatcher.restart(worker))
+                    self.interrupt([self._membership.dispatcher.restart(worker)])
             case control.ChangeProtocol(protocol, reason, counts, price, numbers):
                 self._change_protocol(protocol, reason, price, numbers)
                 self._count(counts)
@@ -270,9 +271,11 @@ class PhaseRunner:
             case control.Note(kind, reason, worker, numbers):
                 run.decide(kind, reason, worker, numbers=numbers)
 
-    def note_interrupted(self, workers: Iterable[int]) -> None:
-        """Keep the work of these workers, which was cancelled now, for the controllers."""
-        self._interrupted += map(self._work, workers)
+    def interrupt(self, interrupts: Sequence[Interrupt]) -> None:
+        """Interrupt work that was cancelled now, and keep it for the controllers."""
+        self._run.commands += interrupts
+        if self.has_controllers:
+            self._interrupted += [self._work(each.worker) for each in interrupts]
 
     def _work(self, worker: int) -> control.Work:
         state = self._table.workers[worker]

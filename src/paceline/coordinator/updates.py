@@ -196,10 +196,7 @@ class UpdateRunner:
         else:
             return
         oldest = self._run.version - protocol.max_staleness
-        interrupts = self._dispatcher.cancel_older_than(oldest, of)
-        self._run.commands += interrupts
-        if interrupts and self._phases.has_controllers:
-            self._phases.note_interrupted(interrupt.worker for interrupt in interrupts)
+        self._phases.interrupt(self._dispatcher.cancel_older_than(oldest, of))
 
     def open(self) -> None:
         """Open the next update."""

@@ -135,14 +135,17 @@ class NoiseRuleRun(ObservedRun):
         rule = saved.rules.noise
         assert rule is not None
         rows: list[tuple[float, float]] = []  # progress and phi of each update
-        losses, phi, price = [], nan, 1.0
+        losses, phi, price, workload = [], nan, 1.0, 0
         for record in saved.history:
             if isinstance(record, DecisionMade) and record.kind == "learning_rate":
                 numbers = record.numbers or {}
                 phi, price = numbers.get("phi", phi), numbers.get("d", price)
             elif isinstance(record, UpdateMade) and isfinite(phi):
-                rows.append((record.k * rule.progress(record.k, phi, price), phi))
+                k = _minibatches(record, workload)
+                rows.append((k * rule.progress(k, phi, price), phi))
                 losses.append(record.loss)
+            if isinstance(record, UpdateMade):
+                workload = record.workload
         if len(rows) < LEAST_UPDATES:
             raise UsageError(
                 f"{saved.path} has {len(rows)} updates with the numbers of lr_rule='noise', expected at least "
@@ -209,15 +212,22 @@ def read_updates(history: History, rate: LRScaling, n: int) -> Iterator[Observed
 
 def _measured(history: History) -> Iterator[tuple[int, list[GradientArrived], StepMeasured]]:
     """Yield the minibatches, the gradients and the step of each update with a measured step."""
-    k, used = 0, list[GradientArrived]()
+    used: list[GradientArrived] = []
     accepted: list[GradientArrived] = []
+    k = workload = 0
     for record in history:
         if isinstance(record, GradientArrived) and record.used:
             used.append(record)
         elif isinstance(record, UpdateMade):
-            k, accepted, used = record.k, used, []
+            k, workload = _minibatches(record, workload), record.workload
+            accepted, used = used, []
         elif isinstance(record, StepMeasured):
             yield k, accepted, record
+
+
+def _minibatches(update: UpdateMade, workload: int) -> int:
+    """Return of how many minibatches an update was, after this workload: its gradients may be of parts of them."""
+    return min(update.k, update.workload - workload)
 
 
 def _reference(saved: SavedRun, updates: Sequence[ObservedUpdate]) -> NoiseRule:

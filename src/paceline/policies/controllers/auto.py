@@ -283,6 +283,9 @@ class Auto(StatefulController[AutoState]):
             if against := self._against(state, observation, best, gain):
                 return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
             reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
+        if order[0].refill == "share" and observation.trigger != "open":  # a queue begins with an update
+            state.ranked_at = observation.workload - RANKED_EVERY
+            return []
         price = None if _rule(observation).adaptive else best.price
         return [ChangeProtocol(order[0], reason, price=price, numbers=numbers)]
 

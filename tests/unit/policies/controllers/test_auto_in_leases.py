@@ -7,9 +7,12 @@ from arrivals import arrival
 from auto_run import AutoRun, N
 from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.protocols import bsp
+from paceline.core.records import DecisionMade, UpdateMade, WorkInterrupted
 from paceline.policies.controllers.auto import Auto, with_whole_minibatches
 from paceline.policies.controllers.auto_candidates import balanced
-from paceline.policies.controllers.balance import balances_of
+from paceline.policies.controllers.balance import Balance, balances_of
+from paceline.policies.controllers.base import ChangeProtocol
+from tiny_jobs import tiny_job
 
 
 def work_in_leases(run, rounds, trips_s, stretch):
@@ -72,3 +75,42 @@ def test_balanced_may_be_named_among_the_candidates():
     assert str(plan) == "auto(candidates=['bsp', 'balanced(m=4)'])"
     whole = with_whole_minibatches(plan)
     assert [each.candidates for phase in whole.phases for each in phase.controllers] == [(bsp(),)]
+
+
+def test_a_queue_begins_with_an_update():
+    run = AutoRun(Auto(candidates=(bsp(), balanced(8)), m=8), phi=1000.0)
+    run.work(60, [1.0, 1.0, 1.0, 8.0])
+    [(_, first), (at, then)] = run.changes
+    assert (first, then) == ("bsp", "balanced(m=8)")
+    assert at % N == 0, "after the last arrival of an update"
+
+
+class ThereAndBack(pl.controllers.Controller):
+    """Controller that changes to asp at the beginning, and to balanced updates with an opening."""
+
+    may_interrupt = takes_stale = True
+
+    def begin(self, n):
+        return 0
+
+    def decide(self, state, observation):
+        if observation.trigger != "open" or observation.version not in (0, 12):
+            return state, []
+        return state, [ChangeProtocol(balanced(8) if observation.version else pl.asp(), "as scripted")]
+
+
+@pytest.mark.parametrize("by_controller", [False, True])
+def test_a_queue_does_not_wait_for_stale_work(by_controller):
+    """One worker computes for 1000 s when the plan comes to balanced updates."""
+    slow = pl.timing.Slowdown(at_s=1.5, until_s=1e6, factor=1000.0, workers=(3,))
+    cluster = pl.Cluster(4, pl.timing.Uniform(0.98, 1.02), slowdowns=[slow])
+    controlled = balanced(8).controlled_by(ThereAndBack(), Balance(8, queue=True))
+    plan = controlled if by_controller else "asp@updates=12 >> balanced(m=8)"
+    run = pl.train(tiny_job(), protocol=plan, cluster=cluster, stop="gradients=60")
+    names = [each.reason.split(":")[0] for each in run.history.of(DecisionMade) if each.kind == "protocol"]
+    assert names[-2:] == ["asp", "balanced(m=8)"]
+    assert run.time_s < 100
+    assert 3 in [each.worker for each in run.history.of(WorkInterrupted) if each.version < 12]
+    made = run.history.of(UpdateMade)
+    assert made[12].workload - made[11].workload == 4
+    assert made[12].now_s - made[11].now_s < 4.0  # its first lease is repeated by another worker
