@@ -203,7 +203,8 @@ class Auto(StatefulController[AutoState]):
         """Return the round trips that the opening of an update has ended: cancelled ones, and those of its leases."""
         trips = []
         for work in observation.interrupted:
-            if _is_lease(observation, work.share):
+            of_update = work.version == observation.version - 1  # not cancelled when the queue began
+            if of_update and _is_lease(observation, work.share):
                 state.leases.add_cancelled(work.worker, work.share, work.elapsed_s)
             else:
                 trips.append((work.worker, Trip(work.elapsed_s, censored=True)))
@@ -283,7 +284,8 @@ class Auto(StatefulController[AutoState]):
             if against := self._against(state, observation, best, gain):
                 return [Note("auto", f"{now.protocol} stays: {against}; {shown}", numbers=numbers)]
             reason = f"{exp(gain):.3g} x the progress of {now.protocol}; {shown}"
-        if order[0].refill == "share" and observation.trigger != "open":  # a queue begins with an update
+        if now is not None and order[0].refill == "share" and observation.trigger != "open":
+            # A queue begins with an update; a protocol that may not go on is left at once.
             state.ranked_at = observation.workload - RANKED_EVERY
             return []
         price = None if _rule(observation).adaptive else best.price

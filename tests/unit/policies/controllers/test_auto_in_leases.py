@@ -85,6 +85,16 @@ def test_a_queue_begins_with_an_update():
     assert at % N == 0, "after the last arrival of an update"
 
 
+def test_a_stale_protocol_that_may_not_go_on_is_left_at_once_for_a_queue():
+    run = AutoRun(Auto(candidates=(pl.asp(), balanced(8)), m=8), phi=1000.0, momentum=0.9)
+    run.phi = 1e6
+    run.work(60, [1.0, 1.0, 1.0, 1.0])
+    run.protocol = pl.asp()
+    run.work(1, [1.0, 1.0, 1.0, 1.0], has_risen=True)
+    run.work(12, [1.0, 1.0, 1.0, 1.0])
+    assert run.protocol.name == "balanced(m=8)"
+
+
 class ThereAndBack(pl.controllers.Controller):
     """Controller that changes to asp at the beginning, and to balanced updates with an opening."""
 
