@@ -15,7 +15,6 @@ from paceline.coordinator.run_state import RunState
 from paceline.coordinator.settings import CoordinatorSettings
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, LOST, WorkerState
-from paceline.core.duration import Duration
 from paceline.core.events import Arrival, Interrupt, RestartWorker, Step
 from paceline.errors import UsageError
 from paceline.policies.compensation.base import Compensator, compensators_of
@@ -63,6 +62,7 @@ class PhaseRunner:
         self._plan = plan
         self._membership = membership
         self._table = membership.table
+        self._dispatcher = membership.dispatcher
         self._update = update
         self._scaling = scaling
         self._settings = settings
@@ -84,12 +84,9 @@ class PhaseRunner:
     def check(self) -> bool:
         """Begin the next phase if this one is over; return whether a phase has begun."""
         before = self._index
-        while self._progress.end is not None and self._progress.is_done(self._position(self._progress.end)):
+        while self._progress.end is not None and self._progress.is_done(self._run.position(self._progress.end)):
             self.enter_next()
         return self._index != before
-
-    def _position(self, end: Duration) -> float:
-        return end.position(self._run.version, self._run.workload, self._run.now)
 
     def enter_next(self) -> None:
         """Begin the next phase."""
@@ -103,7 +100,7 @@ class PhaseRunner:
         if self._momentum is not None:
             self._momentum.begin(self._run.workload)
         self._timers.clear()
-        self._membership.dispatcher.begin_phase()
+        self._dispatcher.begin_phase()
         self._change_protocol(phase.protocol, f"{ended} reached" if ended else "the run begins")
 
     def _select(self, phase: Phase) -> None:
@@ -120,10 +117,10 @@ class PhaseRunner:
         self.protocol = protocol
         if self._scaling.noise is not None:
             self._scaling.noise.price.follow(protocol, self._table.live or 1, price)
-        self._membership.dispatcher.follow(protocol)
+        self._dispatcher.follow(protocol)
         version, workers = self._run.version, self._table.workers
         if protocol.refill == "share":  # a queue needs all workers, and stale work may take long
-            self.interrupt(self._membership.dispatcher.cancel_older_than(version))
+            self.interrupt(self._dispatcher.cancel_older_than(version))
         self._update.follow(protocol, {w for w in self._table.active() if workers[w].contributed_to != version})
 
     def _change_lead(self, lead: int, reason: str) -> None:
@@ -137,7 +134,7 @@ class PhaseRunner:
         self.protocol = replace(self.protocol, max_lead=lead)
         if self._scaling.noise is not None:
             self._scaling.noise.price.follow(self.protocol, self._table.live or 1)
-        self._membership.dispatcher.follow(self.protocol)
+        self._dispatcher.follow(self.protocol)
 
     def momentum_limit(self) -> float:
         """Return the largest momentum for the update that is made now."""
@@ -161,8 +158,7 @@ class PhaseRunner:
 
     def ask_at_timer(self) -> None:
         """Ask the controllers if one of them asked for a call at this time."""
-        due = {at for at in self._timers if at <= self._run.now}
-        if due:
+        if due := {at for at in self._timers if at <= self._run.now}:
             self._timers -= due
             self.ask("timer")
 
@@ -220,7 +216,7 @@ class PhaseRunner:
             staleness=staleness,
             accepted=accepted,
             interrupted=self._interrupted if trigger == "open" else (),
-            leads=self._membership.dispatcher.leads if trigger == "open" else {},
+            leads=self._dispatcher.leads if trigger == "open" else {},
             in_flight=[*map(self._work, self._table.in_flight)] if self.controllers.reads_work else (),
             noise=noise.estimate if noise is not None else None,
             price=noise.price_of_staleness if noise is not None else 1.0,
@@ -240,14 +236,14 @@ class PhaseRunner:
                 self._membership.readmit(worker, self._known(worker), reason)
             case control.Probe(worker):
                 if self._known(worker).status is EXCLUDED:
-                    run.commands.append(self._membership.dispatcher.probe(worker, run.version, run.now))
+                    run.commands.append(self._dispatcher.probe(worker, run.version, run.now))
             case control.ReplaceWorker(worker):
                 if self._known(worker).status is not LOST:
                     run.commands.append(RestartWorker(worker))
             case control.RestartWork(worker, reason):
                 if self._known(worker).status is BUSY:
                     run.decide("restart", f"worker {worker}: {reason}", worker)
-                    self.interrupt([self._membership.dispatcher.restart(worker)])
+                    self.interrupt([self._dispatcher.restart(worker)])
             case control.ChangeProtocol(protocol, reason, counts, price, numbers):
                 self._change_protocol(protocol, reason, price, numbers)
                 self._count(counts)
@@ -262,7 +258,7 @@ class PhaseRunner:
                 if reason:
                     numbers = {str(worker): float(samples) for worker, samples in shares.items()}
                     run.decide("shares", reason, numbers=numbers)
-                self._membership.dispatcher.deal(shares, batch_size, leases)
+                self._dispatcher.deal(shares, batch_size, leases)
             case control.CloseUpdate(reason):
                 self._update.close(reason)
             case control.CallAgainAt(at_s):
@@ -290,9 +286,9 @@ class PhaseRunner:
         """Start or stop counting updates towards the end of the phase."""
         end = self._progress.end
         if end is not None and not counts:
-            self._progress.pause(self._position(end))
+            self._progress.pause(self._run.position(end))
         elif end is not None:
-            self._progress.resume(self._position(end))
+            self._progress.resume(self._run.position(end))
             if end.unit == "seconds":
                 self._run.set_timer(self._progress.ends_at)
 
@@ -318,7 +314,7 @@ class PhaseRunner:
         self.step = state["step"]
         self._interrupted = [control.Work(*each) for each in state.get("interrupted", ())]  # missing in early runs
         self._timers = set(state["timers"])
-        self._membership.dispatcher.follow(self.protocol)
+        self._dispatcher.follow(self.protocol)
         if state["plan"] != self._plan.in_full:
             return
         self._index = state["index"]

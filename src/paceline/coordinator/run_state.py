@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from paceline.core.duration import Duration
 from paceline.core.events import Command, Decision, EndRun, Evaluated, SetTimer
 from paceline.utils.state_dict import Stateful
 
@@ -35,6 +36,10 @@ class RunState(Stateful):
         self.stopped = False
         self.cut_short: Literal["update", "timer"] | Evaluated | None = None
         self.commands: list[Command] = []
+
+    def position(self, end: Duration) -> float:
+        """Return how far the run is, in the unit of a duration."""
+        return end.position(self.version, self.workload, self.now)
 
     def decide(
         self,
