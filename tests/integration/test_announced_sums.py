@@ -12,7 +12,7 @@ import paceline as pl
 from paceline.checkpoint.store import STATE
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import UpdateApplied
-from paceline.core.records import GradientArrived, UpdateMade, VersionEvaluated
+from paceline.core.records import DecisionMade, GradientArrived, UpdateMade, VersionEvaluated
 from paceline.recording.run_folder import CHECKPOINTS
 from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
@@ -66,6 +66,7 @@ def test_parameters_of_balanced_are_those_of_bsp(protocol):
 
 
 FRESH = ["bsp", "backup(k=2)", "k_sync(k=2)", "pull(k=5)", "k_batch_sync(k=5)", "dbw", "b_dbw", "adasync", "patient"]
+CHOSEN = ["auto(fresh=true)", "auto(candidates=['pull(k=3)', 'balanced(m=4)', 'k_sync(k=1)'])"]
 
 
 @parametrize_few("protocol", FRESH, keep=1)
@@ -75,6 +76,15 @@ def test_a_recorded_run_replays_and_all_ranks_have_the_same_bits(protocol, tmp_p
     assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1
     assert pl.replay(tmp_path / "run").is_same
     assert len(ends[0].of(UpdateMade)) == 20
+
+
+@parametrize_few("protocol", CHOSEN, keep=1)
+def test_auto_chooses_among_fresh_protocols(protocol, tmp_path):
+    sleeping = {"slowness": pl.Cluster(3, pl.timing.Exponential(0.005))}
+    ends = run(3, tiny_job(), SUMS | sleeping, protocol=protocol, stop="gradients=240", out=tmp_path / "run")
+    assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1, "all ranks have the same bits"
+    assert [each for each in ends[0].of(DecisionMade) if each.kind in {"auto", "protocol"} and each.numbers], "compared"
+    assert pl.replay(tmp_path / "run").is_same
 
 
 def by_the_log(end, job):

@@ -212,7 +212,10 @@ def ringmaster(r: int, stops: bool = False) -> Protocol:
 
 @named
 def auto(
-    candidates: Sequence[str | Protocol | Phase] = (), price_of_switch_s: float = 0.0, m: int | None = None
+    candidates: Sequence[str | Protocol | Phase] = (),
+    price_of_switch_s: float = 0.0,
+    m: int | None = None,
+    fresh: bool = False,
 ) -> Phase:
     """Automatic protocol and learning rate: the protocol with the most progress per second, from the rate of BSP.
 
@@ -224,24 +227,30 @@ def auto(
         price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
         m: number of microbatches of a minibatch in balanced updates, 8 if not given; 0 for whole minibatches. Only
             without candidates.
+        fresh: whether protocols with stale gradients are left out, as without a server. Only without candidates.
 
     Paper: none; after the learning rate of McCandlish et al., "An empirical model of large-batch training", 2018.
     """
     chosen = [_candidate(each) for each in candidates]
     if chosen and m is not None:
         raise UsageError(f"auto: m={m} with candidates; name balanced(m={m or 8}) among the candidates, or leave m out")
+    if chosen and fresh:
+        raise UsageError(
+            "auto: fresh=True with candidates; name the fresh ones among the candidates, or leave fresh out"
+        )
     queues = [each for one in chosen for each in one.controllers if isinstance(each, Balance)]
     if not chosen and m != 0:
         queues = [Balance(8 if m is None else m, queue=True)]
     told = [f"candidates=[{', '.join(repr(each.title) for each in chosen)}]"] if chosen else []
     told += [f"price_of_switch_s={price_of_switch_s:g}"] if price_of_switch_s else []
     told += [f"m={m}"] if m not in (None, 8) else []
+    told += ["fresh=true"] if fresh else []
     name = f"auto({', '.join(told)})" if told else "auto"
     if len(queues) > 1:
         raise UsageError(f"{name}: a run has one queue of leases; name one balanced protocol")
     pieces = queues[0].pieces if queues else 0
     begun = replace(bsp(), refill="share" if queues else "update", name=name)
-    controller = Auto(tuple(each.protocol for each in chosen), price_of_switch_s, pieces)
+    controller = Auto(tuple(each.protocol for each in chosen), price_of_switch_s, pieces, fresh)
     return Phase(begun, controllers=(controller, *queues), name=name)
 
 

@@ -107,6 +107,9 @@ def why_not_summed(plan: Plan, options: Mapping[str, Any]) -> str:
 
 def _fresh(phase: Phase) -> str:
     """Return the protocol of fresh gradients that is nearest to that of a phase."""
+    for controller in phase.controllers:
+        if controller.fresh_form:
+            return controller.fresh_form
     protocol = phase.protocol
     if protocol.quorum in ("all", 1) or protocol.max_lead < inf or protocol.max_staleness == 0:
         return "balanced(m=8)"

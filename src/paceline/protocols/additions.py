@@ -26,7 +26,7 @@ class ControllerPart(Addition):
         reads_work: whether the controller reads the work in flight.
         may_interrupt: whether the controller may change to a protocol that interrupts work.
         sets_shares: whether the controller cuts the minibatches of an update into unequal shares.
-        takes_stale: whether the controller may change to a protocol that accepts stale gradients.
+        fresh_form: what to type for the same controller without stale gradients; empty for nothing.
         public_name: name of the base class of users' controllers, for messages.
     """
 
@@ -36,7 +36,12 @@ class ControllerPart(Addition):
     reads_work: ClassVar[bool] = False
     may_interrupt: ClassVar[bool] = False
     sets_shares: ClassVar[bool] = False
-    takes_stale: ClassVar[bool] = False
+    fresh_form: ClassVar[str] = ""
+
+    @property
+    def takes_stale(self) -> bool:
+        """Whether the controller may change to a protocol that accepts stale gradients."""
+        return False
 
     def check(self, protocol: Any, n: int) -> None:
         """Check that the controller can control this protocol on n workers.

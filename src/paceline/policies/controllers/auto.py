@@ -110,19 +110,26 @@ class Auto(StatefulController[AutoState]):
             balanced protocol.
         price_of_switch_s: seconds of training that a change of the protocol costs, >= 0.
         m: pieces of a minibatch under the balanced protocol, of which a queue is in the plan; 0 for none.
+        fresh: whether stale gradients are left out of the candidates of `default_candidates`.
     """
 
     candidates: tuple[Protocol, ...] = ()
     price_of_switch_s: float = 0.0
     m: int = 0
+    fresh: bool = False
 
     reads: ClassVar[Literal["noise"]] = "noise"
     reads_work: ClassVar[bool] = True
     may_interrupt: ClassVar[bool] = True
-    takes_stale: ClassVar[bool] = True
+    fresh_form: ClassVar[str] = "auto(fresh=true)"
 
     def __post_init__(self) -> None:
         check_range("[0, inf)", price_of_switch_s=self.price_of_switch_s, m=self.m)
+
+    @property
+    def takes_stale(self) -> bool:
+        """Whether a candidate accepts stale gradients."""
+        return not self.fresh if not self.candidates else any(each.max_staleness for each in self.candidates)
 
     def with_whole_minibatches(self) -> Auto:
         """Return the same without balanced protocols."""
@@ -250,7 +257,8 @@ class Auto(StatefulController[AutoState]):
         return tuple((_why_fresh(state, observation) and fresh) or reachable or [BSP])
 
     def _defaults(self, n: int) -> tuple[Protocol, ...]:
-        return (*([balanced(self.m)] if self.m else []), *default_candidates(n))
+        all_of_them = (*([balanced(self.m)] if self.m else []), *default_candidates(n))
+        return tuple(each for each in all_of_them if not (self.fresh and each.max_staleness))
 
     def _choose_again(self, state: AutoState, observation: Observation) -> list[Action]:
         """Return a change of the protocol by the latest scores and the present phi, if any."""

@@ -315,6 +315,7 @@ class Controller(ControllerPart, Generic[State]):
         may_interrupt: whether the controller may change to a protocol that interrupts work.
         sets_shares: whether the controller cuts the minibatches of an update into unequal shares.
         takes_stale: whether the controller may change to a protocol that accepts stale gradients.
+        fresh_form: what to type for the same controller without stale gradients; empty for nothing.
     """
 
     def __repr__(self) -> str:

@@ -197,7 +197,11 @@ class Greedy(Stragglers):
     to: Protocol = field(default=Protocol(quorum=1, max_staleness=inf, refill="arrival", name="asp"))
 
     name: ClassVar[str] = "greedy"
-    takes_stale: ClassVar[bool] = True
+
+    @property
+    def takes_stale(self) -> bool:
+        """Whether the protocol during stragglers accepts stale gradients."""
+        return self.to.max_staleness > 0
 
     def check(self, protocol: Protocol, n: int) -> None:
         """Refuse a phase that already has the protocol to change to."""

@@ -62,11 +62,24 @@ def test_a_queue_that_is_used_badly_is_left():
         ("auto(candidates=['balanced(m=8)', 'balanced(m=4)'])", "a run has one queue of leases"),
         ("auto(candidates=['balanced(m=8, leases=1)'])", "is no protocol with constant knobs; give for example"),
         ("auto(m=-1)", "m = -1|pieces"),
+        ("auto(candidates=['bsp'], fresh=true)", "fresh=True with candidates; name the fresh ones"),
     ],
 )
 def test_wrong_pieces_are_refused(text, message):
     with pytest.raises(pl.UsageError, match=message):
         parse_plan(text)
+
+
+def test_fresh_leaves_stale_candidates_out():
+    run = AutoRun(Auto(m=8, fresh=True), phi=1e6)
+    work_in_leases(run, 40, [1.0, 1.0, 1.0, 1.0], stretch=3.0)
+    assert run.state.scored
+    assert all(each.max_staleness == 0 for each in run.state.scored)
+    assert [parse_plan(text).phases[0].controllers[0].takes_stale for text in ("auto(fresh=true)", "auto")] == [
+        False,
+        True,
+    ]
+    assert not Auto(candidates=(bsp(),)).takes_stale
 
 
 def test_balanced_may_be_named_among_the_candidates():
