@@ -250,7 +250,7 @@ def auto(
         raise UsageError(f"{name}: a run has one queue of leases; name one balanced protocol")
     pieces = queues[0].pieces if queues else 0
     begun = replace(bsp(), refill="share" if queues else "update", name=name)
-    controller = Auto(tuple(each.protocol for each in chosen), price_of_switch_s, pieces, fresh)
+    controller = Auto(tuple(each.protocol for each in chosen), price_of_switch_s, m=pieces, fresh=fresh)
     return Phase(begun, controllers=(controller, *queues), name=name)
 
 

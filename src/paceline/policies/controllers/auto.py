@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from functools import partial
 from math import exp, log
 from typing import Any, ClassVar, Literal
@@ -115,6 +115,7 @@ class Auto(StatefulController[AutoState]):
 
     candidates: tuple[Protocol, ...] = ()
     price_of_switch_s: float = 0.0
+    _: KW_ONLY
     m: int = 0
     fresh: bool = False
 
