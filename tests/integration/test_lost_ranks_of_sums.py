@@ -258,7 +258,7 @@ def test_ranks_that_cannot_reach_each_other_end_the_run(monkeypatch):
     connect, first = ElasticGroup.connect, []
 
     def cut(group, *arguments):
-        if group._size > 2 and group._rank == 1:
+        if group.size > 2 and group.rank == 1:
             first.append(group)
             if len(first) > 1:  # the first group of all ranks forms
                 raise Unreachable("no route to host")

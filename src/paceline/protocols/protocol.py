@@ -261,6 +261,17 @@ class Plan:
         return self.phases[0].local_steps
 
     @property
+    def counts_all(self) -> bool:
+        """Whether every gradient counts in the update of its version, as under BSP, unless something fails."""
+        return all(
+            phase.protocol.quorum == "all"
+            and phase.protocol.max_staleness == 0
+            and phase.protocol.refill == "update"
+            and not phase.controllers
+            for phase in self.phases
+        )
+
+    @property
     def sets_shares(self) -> bool:
         """Whether a controller cuts the minibatches of an update into unequal shares."""
         return any(controller.sets_shares for phase in self.phases for controller in phase.controllers)

@@ -31,12 +31,14 @@ class SentVersion(NamedTuple):
         buckets: its numbered buckets.
         is_difference: whether they are the difference to the version before.
         checksum: checksum of the version, in debug mode.
+        early: number of the group that sums the worker's gradient while it is computed; 0 for none.
     """
 
     is_new: bool = False
     buckets: list[tuple[int, Tensor]] = []  # noqa: RUF012  # never changed
     is_difference: bool = False
     checksum: int | None = None
+    early: int = 0
 
 
 class Taken(NamedTuple):

@@ -61,19 +61,32 @@ class ElasticGroup:
         size: number of processes.
         store: store in which the members find each other.
         uses_nccl: whether the vectors are on GPUs, a different one for each process, so that NCCL sums them.
+        sums_early: whether there are early sums, in connections of their own: the order among others is not known.
 
     Attributes:
+        rank: as given.
+        size: as given.
         is_waiting: whether this process waits for others in an operation.
     """
 
-    def __init__(self, key: str, rank: int, size: int, store: GroupStore, *, uses_nccl: bool = False) -> None:
+    def __init__(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        store: GroupStore,
+        *,
+        uses_nccl: bool = False,
+        sums_early: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.size = size
         self._key = key
-        self._rank = rank
-        self._size = size
         self._store = store
         self._uses_nccl = uses_nccl
         self._peers = [peer for peer in range(size) if peer != rank]
         self._group = AbortableGroup(rank, size, THREADS)
+        self._early = AbortableGroup(rank, size, THREADS) if sums_early else None
         self._tried: Any = None  # group of the last `check_links`
         self.is_waiting = False
 
@@ -97,7 +110,10 @@ class ElasticGroup:
         if missing:
             raise MissingPeers(missing)
         try:
-            self._group.connect(transport, self._store, host, self._key, transport.heartbeat_timeout_s / GLOO_WAITS)
+            timeout_s = transport.heartbeat_timeout_s / GLOO_WAITS
+            self._group.connect(transport, self._store, host, self._key, timeout_s=timeout_s)
+            if self._early is not None:
+                self._early.connect(transport, self._store, host, self._key, timeout_s=timeout_s, name="early")
             if self._uses_nccl:
                 self._group.connect_gpus()
         except RuntimeError as error:
@@ -121,7 +137,7 @@ class ElasticGroup:
         try:
             if not self._await_members(prefix, transport.heartbeat_timeout_s):
                 # Other members may still be connecting to this one: the connections stay until the next check.
-                self._tried = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s)
+                self._tried = transport.group(store, self.rank, self.size, host, timeout_s=timeout_s)
         except ConnectionLost:
             return ""
         except RuntimeError as error:
@@ -130,8 +146,8 @@ class ElasticGroup:
 
     def _await_members(self, what: str, timeout_s: float | None) -> list[int]:
         """Wait until all members connect, which may be long after this process; return those that do not."""
-        keys = {f"{what}/{rank}": rank for rank in range(self._size)}
-        self._store.set(f"{what}/{self._rank}", b"")
+        keys = {f"{what}/{rank}": rank for rank in range(self.size)}
+        self._store.set(f"{what}/{self.rank}", b"")
         return [keys[key] for key in self._store.await_keys(list(keys), timeout_s)]
 
     def _check(self) -> None:
@@ -148,13 +164,24 @@ class ElasticGroup:
         Raises:
             ConnectionLost: a member has left.
         """
+        flats = [*vectors.flat_parameters, *vectors.flat_buffers]
+        return [each for flat in flats for each in self._begin(self._group, flat)]
+
+    def begin_early(self, vector: Tensor) -> list[PendingCollective]:
+        """Start to sum a part of some vectors in place, as `begin_sum`; all members begin the same ones in one order.
+
+        Raises:
+            ConnectionLost: a member has left.
+        """
+        assert self._early is not None
+        return self._begin(self._early, vector)
+
+    def _begin(self, group: AbortableGroup, flat: Tensor) -> list[PendingCollective]:
         if not self._peers:
             return []
-        return [
-            self._group.all_reduce(chunk, dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM)
-            for flat in [*vectors.flat_parameters, *vectors.flat_buffers]
-            for chunk in _summable_view(flat).split(max(1, CHUNK_BYTES // flat.itemsize))
-        ]
+        operation = dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM
+        chunks = _summable_view(flat).split(max(1, CHUNK_BYTES // flat.itemsize))
+        return [group.all_reduce(chunk, operation) for chunk in chunks]
 
     def begin_gather(self, message: Tensor) -> tuple[Tensor, list[PendingCollective]]:
         """Start to send a message, uint8 [nbytes], to all members.
@@ -210,21 +237,29 @@ class ElasticGroup:
     def abort(self) -> None:
         """End all waiting in the group, here now, and at the other members a moment later. Thread-safe."""
         self._store.abort()
-        self._group.abort()
+        for group in self._groups:
+            group.abort()
 
     def abort_locally(self) -> None:
         """End all waiting in this process; the other members do not notice. Thread-safe."""
         self._store.abort()
-        self._group.abort_locally()
+        for group in self._groups:
+            group.abort_locally()
 
     def complete(self) -> None:
         """Allow the other members to leave while the last sum completes. Thread-safe."""
-        self._group.is_complete = True
+        for group in self._groups:
+            group.is_complete = True
 
     def close(self) -> None:
         """Destroy the group; the vectors of its sums may not be in use any more."""
-        self._group.close()
+        for group in self._groups:
+            group.close()
         self._tried = None
+
+    @property
+    def _groups(self) -> list[AbortableGroup]:
+        return [self._group] if self._early is None else [self._group, self._early]
 
     def _broadcast(self, tensors: Sequence[Tensor], root: int) -> None:
         if self._peers:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
+from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.announced_sums.summing_ranks import ALL_GONE, SummingRanks
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
@@ -33,6 +34,7 @@ class AnnouncedTensors(CoordinatorTensors):
         read: reads messages for a moment.
         timeout_s: returns the seconds after which a worker that computes counts as lost.
         options: options of steps that the loops of workers set.
+        is_certain: whether every gradient counts unless something fails.
     """
 
     receiver: SumGroups
@@ -49,9 +51,10 @@ class AnnouncedTensors(CoordinatorTensors):
         read: Callable[[], None],
         timeout_s: Callable[[], float],
         options: LoopOptions,
+        is_certain: bool,
     ) -> None:
         self._server = server
-        self.receiver = SumGroups(handler, transport)
+        self.receiver = SumGroups(handler, transport, EarlyRounds(is_certain=is_certain))
         self._ranks = SummingRanks(self.receiver, clock, read, timeout_s)
         self.parameters = AnnouncedParameters(server, versions, self._ranks, options)
 
@@ -103,15 +106,17 @@ class AnnouncedTensors(CoordinatorTensors):
         return self.receiver.add(worker, {"server": state, "made": ledger.number, "version": ledger.version})
 
     def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
-        """Return nothing: the rank has made the version."""
-        return SentVersion()
+        """Return whether the gradient is summed early; the rank has made the version."""
+        return SentVersion(early=self.receiver.rounds.give(worker.worker, version))
 
     def on_message(self, worker: RemoteWorker, message: Message) -> bool:
         """Handle a message about sums."""
         return self._ranks.on_message(worker, message)
 
     def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
-        """Do nothing: the gradient stays where it is."""
+        """Note whether its sum has begun; the gradient stays where it is."""
+        if arriving.done.is_summed:
+            self.receiver.rounds.begun(worker, arriving.done.draw)
 
     def settle(self) -> None:
         """Let the ranks go on after the loss of one."""

@@ -35,7 +35,9 @@ class RankGroups:
         """Take part in a group."""
         self._first = self._first or form.generation
         self._newest = form.generation
-        self._groups[form.generation] = ElasticGroup(form.key, form.rank, form.size, self._store(form.generation))
+        store = self._store(form.generation)
+        group = ElasticGroup(form.key, form.rank, form.size, store, sums_early=form.sums_early)
+        self._groups[form.generation] = group
 
     def break_off(self) -> None:
         """End all waiting in the groups with other ranks."""

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.core.events import Apply, Step
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.announced_sums.early_sum import EarlySum
 from paceline.engines.distributed.transport.announced_messages import SummedGradient
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
@@ -43,19 +45,19 @@ class RankParameters:
     Attributes:
         number: number of the version that this rank has; -1 before the first one.
         gradient: memory for the newest gradient of the worker.
-        total: this rank's terms of a sum, and then the sum.
     """
 
     def __init__(self, server: ParameterServer, layout: FlatLayout, worker: int) -> None:
         self.number = -1
         self.gradient = layout.allocate()
-        self.total = layout.allocate()
+        self._total: FlatBuffers | None = None
         self._server = server
         self._layout = layout
         self._worker = worker
         self._newest: SummedGradient | None = None  # in `gradient`, not in a sum yet
         self._held: dict[int, Held] = {}  # earlier gradients, by the number of their sum
         self._spare: list[FlatBuffers] = []  # memory for those of later sums
+        self._early: EarlySum | None = None  # of the newest gradient
         self._recomputed: FlatBuffers | None = None  # memory for the gradients of lost workers
         self._read: FlatBuffers | None = None  # version at which the worker computes
         self._other: FlatBuffers | None = None  # memory of the next version while this one is read
@@ -69,6 +71,12 @@ class RankParameters:
     def version(self) -> FlatBuffers:
         """Version that this rank has."""
         return self._server.state
+
+    @property
+    def total(self) -> FlatBuffers:
+        """Memory of this rank's terms of a sum, and then of the sum."""
+        self._total = self._total or self._layout.allocate()
+        return self._total
 
     @property
     def recomputed(self) -> FlatBuffers:
@@ -92,6 +100,7 @@ class RankParameters:
         self.drop_gradients(max(self._held, default=0))
         self._server.drop_gradients()
         self.renew_total()
+        self._early = None
         self._read = None
 
     def begin_task(self, *, keeps_for: int | None) -> FlatBuffers:
@@ -106,14 +115,37 @@ class RankParameters:
         self._read = self._server.state
         return self._read
 
-    def end_task(self, draw: int, weight: float) -> None:
-        """Note that the gradient of a task is complete."""
+    def begin_early(self, group: ElasticGroup | None) -> None:
+        """Let a group sum the gradient of the next task while it is computed; None for no early sum."""
+        if group is not None or self._early is not None:
+            self._early = self._early or EarlySum(self._layout, self.gradient)
+            self._early.begin(group)
+
+    def on_accumulated(self, parameter: int) -> None:
+        """Note that the gradient of a parameter is complete."""
+        if self._early is not None:
+            self._early.on_accumulated(parameter)
+
+    def end_task(self, draw: int, weight: float) -> bool:
+        """Note that the gradient of a task is complete; return whether its sum has begun."""
         self._newest = SummedGradient(self._worker, draw, weight, at=self._worker)
         self._read = None
+        return self._early is not None and self._early.end()
 
     def cancel_task(self) -> None:
         """Note that a task has ended without a gradient."""
         self._read = None
+        if self._early is not None:
+            self._early.end()
+
+    def await_early(self) -> None:
+        """Wait for the early sum of the newest gradient.
+
+        Raises:
+            ConnectionLost: a member of its group has left.
+        """
+        assert self._early is not None
+        self._early.wait()
 
     def hold_recomputed(self, number: int, worker: int, draw: int, weight: float) -> None:
         """Keep the gradient of a lost worker, which counts in the sum of this number."""
@@ -153,19 +185,23 @@ class RankParameters:
 
     def renew_total(self) -> None:
         """Take other memory for sums: a group that has failed may still write to this one."""
-        self.total = self._layout.allocate()
+        self._total = None
 
-    def add_sum(self, number: int, gradients: Sequence[SummedGradient], missing: Container[int]) -> None:
-        """Add the sum in `total` to the mean of the update in progress, and drop the terms of this rank.
+    def add_sum(
+        self, number: int, gradients: Sequence[SummedGradient], missing: Container[int], *, is_early: bool = False
+    ) -> None:
+        """Add a sum to the mean of the update in progress, and drop the terms of this rank.
 
         Args:
             number: number of the sum.
             gradients: gradients in it.
             missing: indices of the model's parameters that have no gradient in any of them.
+            is_early: whether it is the early sum of the newest gradient; else it is in `total`.
         """
-        self.total.receive(missing)
+        total = self._early.total if is_early and self._early is not None else self.total
+        total.receive(missing)
         whole = sum(each.weight for each in gradients)
-        self._server.enqueue(self.total, whole, worker=min(gradients).worker)
+        self._server.enqueue(total, whole, worker=min(gradients).worker)
         self.drop_terms(number, gradients)
 
     def keep_sum(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerHandler
 from paceline.engines.distributed.transport.connection import ConnectionLost
@@ -37,13 +38,16 @@ class SumGroups:
     Args:
         handler: receiver of all messages but keys.
         transport: transport of this process.
+        rounds: rounds of early sums.
 
     Attributes:
+        rounds: as given.
         generation: number of the group of all ranks; 0 before there is one.
         is_broken: whether that group has lost a member, so that another one has to form.
     """
 
-    def __init__(self, handler: PeerHandler, transport: Transport) -> None:
+    def __init__(self, handler: PeerHandler, transport: Transport, rounds: EarlyRounds) -> None:
+        self.rounds = rounds
         self._handler = handler
         self._transport = transport
         self._numbers = itertools.count(1)
@@ -81,8 +85,16 @@ class SumGroups:
         with self._lock:
             self.generation = number
             self._relayed = list(self._members.values())
+        self.rounds.form(number, self._members)
         for rank, worker in enumerate(sorted(self._members)):
-            form = FormGroup(generation=number, key=key, rank=rank, size=len(self._members), uses_nccl=False)
+            form = FormGroup(
+                generation=number,
+                key=key,
+                rank=rank,
+                size=len(self._members),
+                uses_nccl=False,
+                sums_early=self.rounds.is_certain,
+            )
             self._members[worker].connection.send(form)
 
     def reform(self) -> None:

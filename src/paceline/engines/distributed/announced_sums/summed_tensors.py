@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from paceline.core.events import Measured
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
 from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
@@ -71,16 +73,17 @@ class SummedTensors(WorkerTensors):
         return self._follower is not None and self._follower.on_message(message)
 
     def begin(self, draw: int) -> None:
-        """Do nothing: no part of a gradient leaves early."""
+        """Do nothing: what the coordinator announces is followed in another thread."""
 
     def on_accumulated(self, parameter: int, busy_s: float) -> None:
-        """Do nothing, as `begin`."""
+        """Begin the sums of the parts of the gradient that are complete, if it is summed early."""
+        self._parameters.on_accumulated(parameter)
 
     def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
         """Keep the gradient, and send its scalars."""
         message = done(measured)
-        self._parameters.end_task(message.draw, measured.mean_weight)
-        self._connection.send(message)
+        is_summed = self._parameters.end_task(message.draw, measured.mean_weight)
+        self._connection.send(msgspec.structs.replace(message, is_summed=True) if is_summed else message)
 
     def cancel(self, draw: int) -> None:
         """Tell that the gradient will not come."""

@@ -89,6 +89,7 @@ class UpdateFollower:
         self._sums: FormGroup | None = None  # group with the other ranks
         self._made = 0  # number of the newest sum that this rank has
         self._summing: Sequence[SummedGradient] = ()  # gradients of the sum in progress
+        self._is_early = False  # whether that has begun before it was announced
         self._moved: dict[tuple[int, int], SummedGradient] = {}  # gradients that another rank has now
         self.step = step
         self._thread = threading.Thread(target=self._follow, name="paceline-updates", daemon=True)
@@ -160,6 +161,8 @@ class UpdateFollower:
             case RemoteTask():
                 keeps_for = self._made + 1 if message.progress.last == "used" else None
                 version = self._parameters.begin_task(keeps_for=keeps_for)
+                is_here = message.early == self._generation > 0
+                self._parameters.begin_early(self._groups[message.early] if is_here else None)
                 self._start(message, version, at_s)
 
     @property
@@ -181,6 +184,7 @@ class UpdateFollower:
         while self._made < announced.number:  # else another rank's state has brought them
             gradients = [self._moved.get((each.worker, each.draw), each) for each in announced.summed]
             self._summing = gradients
+            self._is_early = announced.early == self._generation > 0
             if not gradients or self._can_sum(gradients):
                 self._made = announced.number
                 self._on_sum(gradients, announced)
@@ -192,8 +196,11 @@ class UpdateFollower:
         try:
             if any(each.at == LOST for each in gradients):
                 raise ConnectionLost("a gradient was lost before a rank had its version")
-            self._parameters.write_terms(self._made + 1, gradients)
-            group.wait(group.begin_sum(self._parameters.total))
+            if self._is_early:
+                self._parameters.await_early()
+            else:
+                self._parameters.write_terms(self._made + 1, gradients)
+                group.wait(group.begin_sum(self._parameters.total))
         except ConnectionLost as error:
             self._parameters.renew_total()
             self._report(self._generation, error)
@@ -203,7 +210,7 @@ class UpdateFollower:
 
     def _on_sum(self, gradients: Sequence[SummedGradient], announced: AnnounceSum) -> None:
         if gradients:
-            self._parameters.add_sum(announced.number, gradients, IndexBits(announced.missing))
+            self._parameters.add_sum(announced.number, gradients, IndexBits(announced.missing), is_early=self._is_early)
         update = announced.made
         if update is None:
             self._parameters.keep_sum()

@@ -166,6 +166,7 @@ class RemoteWorkers(Workers):
             read=partial(self.clock.read, POLL_S),
             timeout_s=lambda: self._coordinator.timeout_s,
             options=self._loop_options,
+            is_certain=self._rank.plan.counts_all,
         )
 
     def loop(self) -> RunLoop:
@@ -340,6 +341,7 @@ class RemoteWorkers(Workers):
             progress=TaskProgress.of(command, last, staleness, self._saved_draws.get(command.worker, 0)),
             is_difference=version.is_difference,
             checksum=version.checksum,
+            early=version.early,
         )
         worker.on_sent(command.version)
         self._shards.send(

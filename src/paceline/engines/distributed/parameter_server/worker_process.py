@@ -187,7 +187,7 @@ class WorkerProcess:
         )
         if group is None and self._worker < cluster.n:  # an evaluation is not interrupted
             replica.set_check(self._check)
-        if group is None and local_steps is None and cluster.has_server:
+        if group is None and local_steps is None:
             replica.on_gradient_ready = self._on_accumulated
         replica.is_bound_to_server = local_steps is None
         return replica

@@ -42,6 +42,7 @@ class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
         missing: indices of the model's parameters without a gradient in the sum, as the content of `IndexBits`.
         update: update that is made then, encoded; empty if it is still to come.
         options: options of its step, as `StepOptions` encodes them.
+        early: number of the group that has begun the sum early; 0 for none.
     """
 
     number: int
@@ -49,6 +50,7 @@ class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
     missing: bytes = b""
     update: bytes = b""
     options: bytes = b""
+    early: int = 0
 
     @classmethod
     def of(
@@ -58,6 +60,7 @@ class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
         missing: IndexBits,
         update: Apply | None,
         options: bytes = b"",
+        early: int = 0,
     ) -> AnnounceSum:
         """Return the message about a sum.
 
@@ -72,6 +75,7 @@ class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
             missing=missing.content,
             update=encoded(update) if update is not None else b"",
             options=options,
+            early=early,
         )
 
     @property

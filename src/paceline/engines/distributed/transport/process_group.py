@@ -78,7 +78,14 @@ class AbortableGroup:
         self.is_complete = False
 
     def connect(
-        self, transport: Transport, store: GroupStore, host: str, key: str, timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        transport: Transport,
+        store: GroupStore,
+        host: str,
+        key: str,
+        *,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        name: str = "",
     ) -> None:
         """Connect all processes of the group, and check that each of them has the key.
 
@@ -90,6 +97,7 @@ class AbortableGroup:
             host: address of this host, which the other processes can reach.
             key: secret of the group.
             timeout_s: longest wait for each action of another process, in seconds.
+            name: name of the group among those with the same store.
 
         Raises:
             RuntimeError: a process did not connect.
@@ -97,7 +105,8 @@ class AbortableGroup:
         """
         self._store = store
         self._check()
-        self._gloo = transport.group(store, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)
+        own = dist.PrefixStore(name, store) if name else store
+        self._gloo = transport.group(own, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)
         if self.is_aborted:  # before there was a connection that `abort` could close
             self.abort()
         self._check()

@@ -40,6 +40,7 @@ class FormGroup(MessageStruct, frozen=True, kw_only=True):
         rank: rank of the receiver in the group.
         size: processes in the group.
         uses_nccl: whether NCCL sums; else gloo does.
+        sums_early: whether sums may begin before it is known what counts.
     """
 
     generation: int
@@ -47,6 +48,7 @@ class FormGroup(MessageStruct, frozen=True, kw_only=True):
     rank: int
     size: int
     uses_nccl: bool
+    sums_early: bool = False
 
 
 class GroupBroken(MessageStruct, frozen=True):

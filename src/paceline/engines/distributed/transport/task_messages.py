@@ -47,6 +47,7 @@ class RemoteTask(MessageStruct, frozen=True, kw_only=True):
         checksum: checksum of the version as sent, in debug mode.
         progress: progress of the run.
         is_difference: whether the version comes as a difference to the one before.
+        early: number of the group that sums the gradient while it is computed; 0 for none.
     """
 
     draw: int
@@ -57,6 +58,7 @@ class RemoteTask(MessageStruct, frozen=True, kw_only=True):
     checksum: int | None = None
     progress: TaskProgress = TaskProgress()
     is_difference: bool = False
+    early: int = 0
 
     @classmethod
     def of(cls, command: Compute, **facts: Any) -> RemoteTask:
@@ -124,6 +126,7 @@ class RemoteTaskDone(MessageStruct, frozen=True, kw_only=True):
         options: options of the parameter groups for its step, as `StepOptions` encodes them.
         missing: indices of the model's parameters without a gradient, as the content of `IndexBits`.
         is_notice: whether the gradient is not sent, because it is unneeded.
+        is_summed: whether its sum with those of the other ranks has begun.
     """
 
     draw: Whole
@@ -132,6 +135,7 @@ class RemoteTaskDone(MessageStruct, frozen=True, kw_only=True):
     options: bytes = b""
     missing: bytes = b""
     is_notice: bool = False
+    is_summed: bool = False
 
     def __post_init__(self) -> None:
         check_norms(self.measured.squared_norm, self.measured.variance)

@@ -6,6 +6,7 @@ import pytest
 
 from group_members import Wire, peer, transport
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.transport.sum_messages import FormGroup, StoreKey
 
@@ -14,7 +15,7 @@ from paceline.engines.distributed.transport.sum_messages import FormGroup, Store
 def groups(monkeypatch):
     monkeypatch.setattr(ElasticGroup, "connect", lambda *args: None)
     monkeypatch.setattr(ElasticGroup, "broadcast_state", lambda *args: {})
-    return SumGroups(SimpleNamespace(), transport(5.0))
+    return SumGroups(SimpleNamespace(), transport(5.0), EarlyRounds(is_certain=False))
 
 
 def added(groups, number):

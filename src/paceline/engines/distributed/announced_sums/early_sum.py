@@ -1,0 +1,149 @@
+"""Sum of gradients that begins while they are computed, as that of DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.transport.buckets import BUCKET_BYTES
+from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.engines.distributed.transport.process_group import PendingCollective
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
+
+
+class Bucket(NamedTuple):
+    """Range of a flat vector whose sum begins when all its gradients are complete.
+
+    Attributes:
+        vector: number of the flat vector.
+        start: first element.
+        stop: element after the last one.
+        parameters: indices of the parameters in it.
+    """
+
+    vector: int
+    start: int
+    stop: int
+    parameters: frozenset[int]
+
+
+class EarlySum:
+    """Mean of the gradients of all ranks of a group, bucket by bucket.
+
+    The sums of the buckets begin in the same order on all ranks, from the last parameter to the first: a bucket that is
+    complete waits for those before it. A rank takes part in all of them, whatever becomes of its gradient. The
+    coordinator says whether the mean is used; else the gradients are summed again.
+
+    Args:
+        layout: layout of the model.
+        gradient: memory of this rank's gradients.
+
+    Attributes:
+        total: memory of the mean.
+    """
+
+    def __init__(self, layout: FlatLayout, gradient: FlatBuffers) -> None:
+        self.total = layout.allocate()
+        self._layout = layout
+        self._gradient = gradient
+        self._buckets = make_buckets(layout.parameter_ranges(), gradient)
+        self._group: ElasticGroup | None = None
+        self._pending: list[PendingCollective] = []
+        self._is_open = False  # between the beginning and the end of a gradient
+        self._is_used = True  # whether nothing writes to the memory of the mean any more
+        self._next = 0
+        self._accumulated: set[int] = set()
+        self._is_valid = True
+
+    def begin(self, group: ElasticGroup | None) -> None:
+        """Begin the sum of the next gradient in a group, None for no early sum."""
+        if not self._is_used:
+            self.renew()  # the sums of the gradient before may still write to it
+        self._group = group
+        self._is_open = group is not None
+        self._pending = []
+        self._is_used = group is None
+        self._next = 0
+        self._accumulated = set()
+        self._is_valid = group is not None
+
+    def renew(self) -> None:
+        """Take other memory."""
+        self.total = self._layout.allocate()
+
+    def on_accumulated(self, parameter: int) -> None:
+        """Note that the gradient of a parameter is complete, and begin the sums of the buckets that are."""
+        if not self._is_open:
+            return
+        if parameter in self._accumulated:
+            self._is_valid &= all(parameter not in each.parameters for each in self._buckets[: self._next])
+        self._accumulated.add(parameter)
+        while self._next < len(self._buckets) and self._buckets[self._next].parameters <= self._accumulated:
+            self._begin_next()
+
+    def end(self) -> bool:
+        """Begin the sums of all other buckets; return whether this rank's part is the gradient as it is now."""
+        if not self._is_open:
+            return False
+        self._is_open = False
+        assert self._group is not None
+        while self._next < len(self._buckets):
+            self._begin_next()
+        for own, total in zip(self._gradient.flat_buffers, self.total.flat_buffers, strict=True):
+            if is_a_mean(own):
+                torch.mul(own, 1 / self._group.size, out=total)
+            elif self._group.rank == 0:  # that of the lowest worker counts
+                total.copy_(own)
+            else:
+                total.zero_()
+            self._begin(total)
+        return self._is_valid
+
+    def wait(self) -> None:
+        """Wait until the mean is complete.
+
+        Raises:
+            ConnectionLost: a member has left.
+        """
+        assert self._group is not None
+        self._group.wait(self._pending)
+        self._is_used = True
+
+    def _begin_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        assert self._group is not None
+        own, total = (
+            flat.flat_parameters[bucket.vector][bucket.start : bucket.stop] for flat in (self._gradient, self.total)
+        )
+        torch.mul(own, 1 / self._group.size, out=total)
+        self._begin(total)
+
+    def _begin(self, vector: Tensor) -> None:
+        assert self._group is not None
+        try:
+            self._pending += self._group.begin_early(vector)
+        except ConnectionLost:
+            self._is_valid = False  # the coordinator learns it from the ranks that wait
+
+
+def make_buckets(ranges: list[tuple[int, slice]], flat: FlatBuffers, nbytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Return the buckets of the parameters of a model, in the order in which a backward pass completes them.
+
+    Args:
+        ranges: number of the flat vector of each parameter, and its range there.
+        flat: flat buffers of the model.
+        nbytes: approximate bytes of a bucket.
+    """
+    buckets: list[Bucket] = []
+    for index, (vector, where) in reversed(list(enumerate(ranges))):
+        itemsize = flat.flat_parameters[vector].itemsize
+        last = buckets[-1] if buckets else None
+        if last is not None and last.vector == vector and (last.stop - last.start) * itemsize < nbytes:
+            buckets[-1] = Bucket(vector, where.start, last.stop, last.parameters | {index})
+        else:
+            buckets.append(Bucket(vector, where.start, where.stop, frozenset({index})))
+    return buckets
