@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
-from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.announced_sums.summing_ranks import ALL_GONE, SummingRanks
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
-from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
 from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.real_clock import RealClock
 from paceline.errors import RunError
 from paceline.server.parameter_server import ParameterServer
@@ -28,13 +25,11 @@ class AnnouncedTensors(CoordinatorTensors):
     Args:
         server: parameters with which the run begins, and with which it ends.
         versions: storage of the versions that are evaluated.
-        transport: transport of this process.
-        handler: receiver of messages that are not about groups.
+        groups: groups of the ranks, which receive all messages first.
         clock: clock of the run.
         read: reads messages for a moment.
         timeout_s: returns the seconds after which a worker that computes counts as lost.
         options: options of steps that the loops of workers set.
-        is_certain: whether every gradient counts unless something fails.
     """
 
     receiver: SumGroups
@@ -45,17 +40,15 @@ class AnnouncedTensors(CoordinatorTensors):
         server: ParameterServer,
         versions: VersionStore,
         *,
-        transport: Transport,
-        handler: PeerHandler,
+        groups: SumGroups,
         clock: RealClock,
         read: Callable[[], None],
         timeout_s: Callable[[], float],
         options: LoopOptions,
-        is_certain: bool,
     ) -> None:
         self._server = server
-        self.receiver = SumGroups(handler, transport, EarlyRounds(is_certain=is_certain))
-        self._ranks = SummingRanks(self.receiver, clock, read, timeout_s)
+        self.receiver = groups
+        self._ranks = SummingRanks(groups, clock, read, timeout_s)
         self.parameters = AnnouncedParameters(server, versions, self._ranks, options)
 
     @property

@@ -14,7 +14,7 @@ from paceline.engines.distributed.transport.process_group import PendingCollecti
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
 
 
-class Bucket(NamedTuple):
+class VectorRange(NamedTuple):
     """Range of a flat vector whose sum begins when all its gradients are complete.
 
     Attributes:
@@ -130,7 +130,7 @@ class EarlySum:
             self._is_valid = False  # the coordinator learns it from the ranks that wait
 
 
-def make_buckets(ranges: list[tuple[int, slice]], flat: FlatBuffers, nbytes: int = BUCKET_BYTES) -> list[Bucket]:
+def make_buckets(ranges: list[tuple[int, slice]], flat: FlatBuffers, nbytes: int = BUCKET_BYTES) -> list[VectorRange]:
     """Return the buckets of the parameters of a model, in the order in which a backward pass completes them.
 
     Args:
@@ -138,12 +138,12 @@ def make_buckets(ranges: list[tuple[int, slice]], flat: FlatBuffers, nbytes: int
         flat: flat buffers of the model.
         nbytes: approximate bytes of a bucket.
     """
-    buckets: list[Bucket] = []
+    buckets: list[VectorRange] = []
     for index, (vector, where) in reversed(list(enumerate(ranges))):
         itemsize = flat.flat_parameters[vector].itemsize
         last = buckets[-1] if buckets else None
         if last is not None and last.vector == vector and (last.stop - last.start) * itemsize < nbytes:
-            buckets[-1] = Bucket(vector, where.start, last.stop, last.parameters | {index})
+            buckets[-1] = VectorRange(vector, where.start, last.stop, last.parameters | {index})
         else:
-            buckets.append(Bucket(vector, where.start, where.stop, frozenset({index})))
+            buckets.append(VectorRange(vector, where.start, where.stop, frozenset({index})))
     return buckets

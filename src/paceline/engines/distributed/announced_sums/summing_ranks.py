@@ -94,7 +94,9 @@ class SummingRanks:
         announced = self.ledger.announce(update)
         gradients = [each.summed for each in announced.gradients]
         early = 0 if self._groups.is_broken else self._groups.rounds.generation_of(gradients)
-        self._groups.send(AnnounceSum.of(announced.number, gradients, announced.missing, update, options, early))
+        self._groups.send(
+            AnnounceSum.of(announced.number, gradients, announced.missing, update, options=options, early=early)
+        )
 
     def await_step(self, version: int) -> Step:
         """Wait for the step that has made a version: no other event comes between the update and its step."""

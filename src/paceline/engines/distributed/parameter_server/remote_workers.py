@@ -31,6 +31,8 @@ from paceline.core.events import (
 )
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.announced_sums.announced_tensors import AnnouncedTensors
+from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
+from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors
 from paceline.engines.distributed.failed_worker import why_failed
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
@@ -157,16 +159,15 @@ class RemoteWorkers(Workers):
                 shards=self._shards,
                 handler=handler,
             )
+        rounds = EarlyRounds(is_certain=self._rank.plan.counts_all)
         return AnnouncedTensors(
             self._server,
             self._published,
-            transport=self._rank.transport,
-            handler=handler,
+            groups=SumGroups(handler, self._rank.transport, rounds),
             clock=self.clock,
             read=partial(self.clock.read, POLL_S),
             timeout_s=lambda: self._coordinator.timeout_s,
             options=self._loop_options,
-            is_certain=self._rank.plan.counts_all,
         )
 
     def loop(self) -> RunLoop:

@@ -59,6 +59,7 @@ class AnnounceSum(MessageStruct, frozen=True, kw_only=True):
         gradients: Sequence[SummedGradient],
         missing: IndexBits,
         update: Apply | None,
+        *,
         options: bytes = b"",
         early: int = 0,
     ) -> AnnounceSum:
