@@ -9,8 +9,10 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.core.records import GradientArrived
+from paceline.policies.estimators.noise.minibatch_losses import MinibatchLosses
 
-WINDOW = 50  # gradients of a smoothed loss
+WINDOW = 50  # minibatches of a smoothed loss
+BATCH = 32
 
 
 def spirals():
@@ -25,7 +27,7 @@ def spirals():
         loss=nn.functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9),
         data=data,
-        batch_size=32,
+        batch_size=BATCH,
         name="spirals",
     )
 
@@ -33,7 +35,9 @@ def spirals():
 def largest_smoothed_loss(protocol, seed):
     cluster = pl.Cluster(8, pl.timing.Gamma(16, 1.0), speed=[0.2] * 2 + [1.0] * 6)
     run = pl.train(spirals(), protocol=protocol, cluster=cluster, stop="gradients=400", seed=seed, progress=False)
-    losses = [each.loss for each in run.history.of(GradientArrived) if each.used]
+    used = [each for each in run.history.of(GradientArrived) if each.used]
+    minibatches = MinibatchLosses()  # of leases
+    losses = [loss for each in used for loss in minibatches.add(each.loss, each.samples / BATCH)]
     return max(sum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW))
 
 

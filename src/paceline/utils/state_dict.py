@@ -1,6 +1,6 @@
 """State dicts of objects whose state is a set of attributes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from numbers import Real
 from typing import Any, ClassVar, Protocol
@@ -88,6 +88,22 @@ def check_kind(name: str, value: object, before: object) -> None:
     """
     if value is not None and before is not None and _kind_of(value) is not _kind_of(before):
         raise TypeError(f"{name} is {str(value)[:40]!r}, expected a value like {str(before)[:40]}")
+
+
+def check_numbers(name: str, values: Iterable[object]) -> None:
+    """Check that all values of a state are numbers.
+
+    Raises:
+        TypeError: one is none.
+
+    >>> check_numbers("costs", [0.5, 2])
+    >>> check_numbers("costs", [0.5, ()])
+    Traceback (most recent call last):
+    TypeError: costs has (), expected numbers
+    """
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} has {str(value)[:40]}, expected numbers")
 
 
 def _kind_of(value: object) -> type:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, replace
+from itertools import chain
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,7 +21,7 @@ from paceline.policies.shares import (
     first_leases,
 )
 from paceline.utils.checked_dataclass import checked_dataclass
-from paceline.utils.state_dict import Stateful
+from paceline.utils.state_dict import Stateful, check_numbers
 
 if TYPE_CHECKING:
     from paceline.protocols.protocol import Plan, Protocol
@@ -70,6 +71,9 @@ class ShareState(Stateful):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
         super().load_state_dict(state)
+        check_numbers("costs of a lease", self.costs)
+        for part in (self.latest, self.before, self.firsts):
+            check_numbers("times of shares", [*part, *chain(*part.values())])
         saved = state["policy"]
         if saved is not None:
             given = {name: saved[name] for name in ("equal", "least_gain") if name in saved}  # missing in early runs

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import inf
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.policies.estimators.replay.trip_history import Trip
 from paceline.policies.shares import cost_of_lease
-from paceline.utils.state_dict import Stateful
+from paceline.utils.state_dict import Stateful, check_numbers
 
 RECENT = 31  # costs of a lease, and updates
 LEAST_TRIP_S = 1e-12
@@ -85,6 +86,18 @@ class LeaseTrips(Stateful):
         self._firsts: dict[int, tuple[float, float]] = {}  # share and seconds of the first lease
         self._costs: list[float] = []
         self._updates: list[tuple[float, float]] = []  # seconds of each one, and those of list scheduling
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state.
+
+        Raises:
+            TypeError: an entry is no number.
+        """
+        super().load_state_dict(state)
+        for part in (self._open, self._cancelled, self._firsts):
+            check_numbers("leases", [*part, *chain(*part.values())])
+        check_numbers("costs of a lease", self._costs)
+        check_numbers("seconds of updates", chain(*self._updates))
 
     @property
     def cost_s(self) -> float:
