@@ -30,20 +30,25 @@ def test_local_steps_are_refused_where_their_optimizers_do_not_fit(monkeypatch):
         pl.train(tiny_job(model=lambda: model), protocol="bsp + local_steps(H=2)", **settings)
 
 
+def live_bytes(least):
+    """Return the bytes of all tensors of this process that have more than so many."""
+    gc.collect()
+    storages = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+        for each in gc.get_objects()
+        if type(each) in (torch.Tensor, torch.nn.Parameter)  # not what a compiler has left
+    }
+    return sum(nbytes for nbytes in storages.values() if nbytes > least)
+
+
 def held_vectors(protocol, n, elements):
-    """Return how many vectors of so many elements are alive at the end of a run."""
-    live = []
+    """Return how many vectors of so many elements a run has at its end."""
+    live, before = [], live_bytes(elements)  # of other tests
 
     class Count(pl.callbacks.Callback):
         def on_record(self, record):
             if isinstance(record, pl.callbacks.UpdateMade) and record.version == 8:
-                gc.collect()
-                storages = {
-                    each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-                    for each in gc.get_objects()
-                    if type(each) in (torch.Tensor, torch.nn.Parameter)  # not what a compiler has left
-                }
-                live.append(sum(nbytes for nbytes in storages.values() if nbytes > elements) / (4 * elements))
+                live.append((live_bytes(elements) - before) / (4 * elements))
 
     job = tiny_job()
     job = pl.Job(
