@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
-from paceline.engines.distributed.transport.buckets import BUCKET_BYTES
+from paceline.engines.distributed.allreduce.elastic_group import CHUNK_BYTES, ElasticGroup
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
@@ -130,7 +129,7 @@ class EarlySum:
             self._is_valid = False  # the coordinator learns it from the ranks that wait
 
 
-def make_buckets(ranges: list[tuple[int, slice]], flat: FlatBuffers, nbytes: int = BUCKET_BYTES) -> list[VectorRange]:
+def make_buckets(ranges: list[tuple[int, slice]], flat: FlatBuffers, nbytes: int = CHUNK_BYTES) -> list[VectorRange]:
     """Return the buckets of the parameters of a model, in the order in which a backward pass completes them.
 
     Args:
