@@ -72,7 +72,7 @@ class RunConfig:
         check_range("[0, inf)", Integral, seed=self.seed)
         total = self.stop.workload(self.per_epoch)
         limits = {"updates": self.stop.updates, "seconds": self.stop.seconds}
-        given = with_whole_minibatches(self.plan) if self._why_not_cut() else self.plan
+        given = with_whole_minibatches(self.plan) if self.why_not_cut else self.plan
         plan = checked_plan(given, self.cluster.n, total=total, per_epoch=self.per_epoch, **limits)
         self.cluster.check_plan(plan)
         if plan.found_for is not None:
@@ -96,7 +96,7 @@ class RunConfig:
 
     def _check_shares(self, plan: Plan) -> None:
         job = self.job
-        if reason := self._why_not_cut():
+        if reason := self.why_not_cut:
             raise UsageError(
                 f"{plan}: a worker computes samples of other workers' minibatches, but {reason}; give data with "
                 "numbered samples and sharding='shared', or type bsp"
@@ -112,8 +112,9 @@ class RunConfig:
                     f"give a batch size that {m} divides, or another m"
                 )
 
-    def _why_not_cut(self) -> str:
-        """Return why the data of the job cannot be divided among workers anew; empty if they can."""
+    @property
+    def why_not_cut(self) -> str:
+        """Why the data of the job cannot be divided among workers anew; empty if they can."""
         job = self.job
         if not job.is_iterable and job.sharding != "partitioned":
             return ""

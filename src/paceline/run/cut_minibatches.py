@@ -34,8 +34,8 @@ def with_cut_minibatches(config: RunConfig, model: nn.Module) -> RunConfig:
     """
     job, plan, cluster = config.job, config.checked_plan, config.cluster
     sizes = sorted({each.sizes(job.batch_size).size for each in balances_of(plan)})
-    if chooses_shares(plan):
-        if reason := _why_whole(job, model, sizes):
+    if chooses_shares(config.plan):
+        if reason := config.why_not_cut or _why_whole(job, model, sizes):
             LOG.info("%s leaves minibatches whole, and begins with fresh gradients of them: %s", plan, reason)
             return replace(config, plan=with_whole_minibatches(config.plan))
     elif not isinstance(cluster, Torchrun) or cluster.is_server:

@@ -32,8 +32,8 @@ def first_protocol(run):
     [
         ({"model": batch_norm_net}, "its layer 1 would normalize by pieces of a minibatch"),
         ({"loss": lambda output, target: F.cross_entropy(output, target, reduction="sum")}, "a loss is a sum"),
-        ({"data": Endless()}, ""),
-        ({"sharding": "partitioned", "sampling": "epoch"}, ""),
+        ({"data": Endless()}, "each worker reads its own"),
+        ({"sharding": "partitioned", "sampling": "epoch"}, "each worker reads its own"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*reduce the loss with")
