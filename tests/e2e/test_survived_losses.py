@@ -89,16 +89,20 @@ def check_log(folder, lost):
 def check(folder, ranks, faults, hosts=1, **variables):
     """Check bits, samples and parameters after the losses, and return how many iterations were in vain."""
     printed = run(folder, ranks, *faults, hosts=hosts, **variables)
-    lost = {int(each.split(":")[0]) for each in faults} if "RETURNS_AT" not in variables else set()
-    assert printed.count(" was killed by SIGKILL; it is started again in ") == len(faults), printed
-    return check_notes(folder, ranks, lost, int(variables.get("EPOCHS", EPOCHS)))
+    shards = int(variables.get("SHARDS", "1"))
+    first = {int(each.split(":")[0]) // shards * shards for each in faults} if "RETURNS_AT" not in variables else set()
+    assert printed.count(" was killed by SIGKILL; it is started again in ") == shards * len(faults), printed
+    assert "Traceback" not in printed, printed
+    lost = {rank + shard for rank in first for shard in range(shards)}
+    return check_notes(folder, ranks, lost, int(variables.get("EPOCHS", EPOCHS)), shards)
 
 
-def check_notes(folder, ranks, lost, epochs):
+def check_notes(folder, ranks, lost, epochs, shards=1):
     """Check what the ranks have noted, of which some were lost and have not come back."""
     computed, ended = notes_of(folder)
     for iteration, notes in ended.items():
-        assert len({(note["digest"], note["stepped"], note["rate"]) for note in notes.values()}) == 1, iteration
+        assert len({(note["stepped"], note["rate"]) for note in notes.values()}) == 1, iteration
+        assert len({(rank % shards, note["digest"]) for rank, note in notes.items()}) <= shards, iteration
     for epoch in range(epochs):
         used = Counter()
         for iteration, notes in ended.items():
@@ -193,6 +197,36 @@ def test_forty_losses(tmp_path, seed):
             places = ["forward", "sum", "step", "stepped", *(["evaluation"] if iteration % 5 == 4 else [])]
             faults.append(f"{rank}:{iteration}:{draw.choice(places)}")
     check(tmp_path, 3, faults, RETURNS_AT="30,84", EPOCHS="20")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["forward", "sum", "step", "stepped", "evaluation"])
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_replica_of_several_ranks_may_be_lost_at_any_place(tmp_path, place, lost):
+    check(tmp_path, 4, [f"{lost}:9:{place}"], SHARDS="2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [["1:6:sum"], ["2:6:stepped"], ["3:6:forward", "0:60:step"]])
+def test_a_replica_that_was_lost_comes_back_shard_by_shard(tmp_path, faults):
+    check(tmp_path, 4, faults, SHARDS="2", RETURNS_AT="40,94", EPOCHS="30")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [["2:6:sum", "5:6:sum"], ["1:6:step", "2:7:forward"]])
+def test_several_replicas_may_be_lost(tmp_path, faults):
+    check(tmp_path, 6, faults, SHARDS="2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_eight_losses_of_replicas(tmp_path, seed):
+    draw, faults = Random(seed), []
+    for begin in (6, 60):
+        iteration = begin + draw.randrange(8)
+        places = ["forward", "sum", "step", "stepped", *(["evaluation"] if iteration % 5 == 4 else [])]
+        faults.append(f"{draw.randrange(4)}:{iteration}:{draw.choice(places)}")
+    check(tmp_path, 4, faults, SHARDS="2", RETURNS_AT="40,94", EPOCHS="30")
 
 
 @pytest.mark.slow

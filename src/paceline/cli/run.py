@@ -72,7 +72,8 @@ def run(
 
     The options and the variables of the ranks are those of torchrun. When a rank is lost, the others go on. When rank 0
     is lost, all are started again, and the run goes on from its last checkpoint. Ranks of DDP on gloo go on without any
-    rank; others of DDP and FSDP are all started again whichever is lost, and go on from the script's own checkpoint.
+    rank, and replicas of HSDP without any replica; others of DDP and FSDP are all started again whichever is lost, and
+    go on from the script's own checkpoint.
     """
     from paceline.launcher.launch import launch
     from paceline.shares.log_so_far import end_log

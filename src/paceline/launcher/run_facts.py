@@ -7,7 +7,8 @@ from math import inf
 from typing import Any
 
 from paceline.clusters.launch_env import HOST, SILENCE, SURVIVES, UNFIT
-from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
+from paceline.shares.survival.replicas import told_replicas
+from paceline.shares.survival.roll import Roll, tell_loss, told
 
 
 class RunFacts:
@@ -37,10 +38,7 @@ class RunFacts:
 
     def tell_loss(self, rank: int) -> bool:
         """Tell the ranks that one has ended; return whether it was one that lives."""
-        is_loss = self._store is not None and rank in self._roll().living
-        if is_loss:
-            tell(self._store, Event(LOST, rank), self._ranks)
-        return is_loss
+        return self._store is not None and tell_loss(self._store, rank, self._ranks)
 
     def survivors(self) -> tuple[int, ...]:
         """Return the ranks that live and can go on without the others; none if they cannot."""
@@ -56,4 +54,4 @@ class RunFacts:
         return {host: int(self.text(f"{HOST}/{host}") or 0) for host in hosts}
 
     def _roll(self) -> Roll:
-        return Roll.called(self._ranks, told(self._store, self._ranks))
+        return Roll.called(told_replicas(self._store, self._ranks), told(self._store, self._ranks))

@@ -24,12 +24,12 @@ from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
 from paceline.shares.refusals import OtherTraining, Refusing, check_group
 from paceline.shares.settings import BalanceSettings
-from paceline.shares.survival.steps import patch_steps
+from paceline.shares.survival.steps import patch_meshes, patch_steps
 from paceline.shares.survival.surviving_training import SurvivingTraining
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
-FSDP_STATE = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
+FSDP = ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp")
 # Collectives whose tensors need the same size on all ranks, with the place of the rank's own ones.
 EQUAL_SIZES = {
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_single"), 1),
@@ -47,12 +47,13 @@ class Patches:
 
     Attributes:
         balancer: balancer of the models of this rank; None before the first.
+        survival: as given.
         has_failed: whether an error has ended the script.
     """
 
     def __init__(self, settings: BalanceSettings, survival: SurvivingTraining | None = None) -> None:
         self.settings = settings
-        self._survival = survival
+        self.survival = survival
         self.balancer: Balancer | None = None
         self.has_failed = False
         self._originals: list[tuple[Any, str, Any]] = []
@@ -67,8 +68,8 @@ class Patches:
     def install(self) -> None:
         """Replace the functions by which a script makes its models, reads batches, computes gradients and waits."""
         self._replace(DistributedDataParallel, "__init__", self._with_init)
-        for name in FSDP_STATE:  # of torch 2.6 and newer, and of older ones
-            call_after_import(name, partial(self._replace_state, name))
+        for package in FSDP:  # of torch 2.6 and newer, and of older ones
+            call_after_import(f"{package}._fsdp_state", partial(self._replace_state, package))
         self._replace(DataLoader, "_index_sampler", self._with_index_sampler)
         self._replace(_BaseDataLoaderIter, "__init__", self._with_iterator)
         self._replace(_BaseDataLoaderIter, "__next__", self._with_next)
@@ -80,8 +81,8 @@ class Patches:
             self._replace(dist, name, partial(self._with_sizes, at))
         self._replace(dist.Work, "wait", self._paused)
         self._replace(dist, "destroy_process_group", self._with_destroy)
-        if self._survival is not None:
-            patch_steps(self._survival, self._replace)
+        if self.survival is not None:
+            patch_steps(self.survival, self._replace)
 
     def remove(self) -> None:
         """Put the functions of torch back."""
@@ -106,7 +107,7 @@ class Patches:
                 check_group(module.module, dist.get_world_size(module.process_group))
             if self.balancer is None:
                 device = device or next(module.parameters()).device
-                self.balancer = Balancer(self.settings, module, device, self._survival)
+                self.balancer = Balancer(self.settings, module, device, self.survival)
         for size in self._asked:
             self.balancer.share(size)
         self._asked = []
@@ -119,8 +120,8 @@ class Patches:
         """End what is under way with the other ranks."""
         if self.balancer is not None:
             self.balancer.close()
-        if self._survival is not None:
-            self._survival.finish(has_failed=self.has_failed)
+        if self.survival is not None:
+            self.survival.groups.finish(has_failed=self.has_failed)
 
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
@@ -139,28 +140,30 @@ class Patches:
     def _with_init(self, original: Function) -> Function:
         @wraps(original)
         def init(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            if self._survival is None:
+            if self.survival is None:
                 original(model, *args, **kwargs)
             else:
                 given = inspect.signature(original).bind(model, *args, **kwargs).arguments
-                self._survival.before_model(given["module"], given.get("process_group"))
-                with self._survival.taking_any_root():
+                self.survival.before_model(given["module"], given.get("process_group"))
+                with self.survival.taking_any_root():
                     original(model, *args, **kwargs)
-                self._survival.add_model(model)
+                self.survival.add_model(model)
             self.take_over(model)
 
         return init
 
-    def _replace_state(self, module: str) -> None:
-        self._replace(sys.modules[module].FSDPState, "init", self._with_state)
+    def _replace_state(self, package: str) -> None:
+        self._replace(sys.modules[f"{package}._fsdp_state"].FSDPState, "init", self._with_state)
+        if self.survival is not None:
+            patch_meshes(self.survival, sys.modules[f"{package}._fsdp_common"], self._replace)
 
     def _with_state(self, original: Function) -> Function:
         @wraps(original)
         def init(state: Any, modules: Any, *args: Any, **kwargs: Any) -> None:
             original(state, modules, *args, **kwargs)
-            if self._survival is not None:
-                self._survival.give_up("each rank has a shard of its model")
             for module in modules if isinstance(modules, tuple) else (modules,):
+                if self.survival is not None:
+                    self.survival.add_model(module)
                 self.take_over(module, state._device)  # where the parameters may not be yet
 
         return init
@@ -262,13 +265,13 @@ class Patches:
         with Refusing():
             weight = balancer.weight_of(roots[0])
         call_at_end_of_graph(roots[0], balancer.stopwatch.stop)
-        if self._survival is not None:
-            self._survival.begin_backward()
+        if self.survival is not None:
+            self.survival.begin_backward()
         return True, grads if weight == 1.0 else _weighed(roots, grads, weight)
 
     @_disable_dynamo
     def _end_backward(self, balancer: Balancer) -> None:
-        if self._survival is not None and not self._survival.end_backward():
+        if self.survival is not None and not self.survival.end_backward():
             balancer.sums_failed()
         elif self._is_synced:
             with Refusing():
@@ -276,9 +279,9 @@ class Patches:
 
     def _gives_up(self, balancer: Balancer) -> bool:
         """Return whether all ranks have given up an update whose backward pass needs too much memory on this one."""
-        if self._survival is None or not self._is_synced or not balancer.has_run_out_of_memory():
+        if self.survival is None or not self._is_synced or not balancer.has_run_out_of_memory():
             return False
-        is_given_up = self._survival.fails_backward()
+        is_given_up = self.survival.fails_backward()
         balancer.sums_failed()
         return is_given_up
 

@@ -112,6 +112,8 @@ def share(batch_size: int) -> int:
 
 def _show_error(patches: Patches, show: Callable[..., object], kind: type, error: BaseException, trace: Any) -> None:
     """Show an error that ends the script, and that its batch had another size, if it had."""
+    if patches.survival is not None:
+        patches.survival.await_cause()
     show(kind, error, trace)
     _errors.append(error)
     patches.has_failed = True

@@ -4,6 +4,7 @@ Arguments: folder of the notes, and the losses as ``rank:iteration:place``, with
 first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_AT`` ranks wait at these
 iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
 speed. With ``MEMORY`` rank 0 has memory for so many samples in a backward pass, and the other ranks are slow.
+With ``SHARDS`` the model is not in DDP: replicas of so many ranks shard it.
 With ``COMPILED`` the model in DDP is compiled. With ``CHECKPOINTS`` rank 0 saves one after each epoch, and each rank
 begins from it. ``LIVES`` are those under an earlier launcher of this host.
 """
@@ -18,12 +19,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from balance_changing import force_changes
+from balance_models import sharded
 from on_device import DEVICE, use_device
 
+SHARDS = int(os.environ.get("SHARDS", "1"))
 SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
 EVALUATED_EACH = 5
 
@@ -56,8 +60,17 @@ def schedule_of(optimizer, ranks, epochs=EPOCHS):
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * SAMPLES // BATCH // ranks)
 
 
+def wrapped(model, ranks):
+    if SHARDS > 1:
+        return sharded(model, mesh=init_device_mesh("cpu", (ranks // SHARDS, SHARDS), mesh_dim_names=("to", "in")))
+    # With a compiled model as large a bucket as torch's, else several ones.
+    return DistributedDataParallel(model, bucket_cap_mb=25 if "COMPILED" in os.environ else 0.001)
+
+
 def flat(model):
-    return torch.cat([each.detach().flatten() for each in model.parameters()]).cpu()
+    """Return the parameters, of the shard of this rank alone where there is one."""
+    own = [each.to_local() if SHARDS > 1 and hasattr(each, "to_local") else each for each in model.parameters()]
+    return torch.cat([each.detach().flatten() for each in own]).cpu()
 
 
 def await_all(folder, iteration, rank, ranks):
@@ -88,7 +101,8 @@ def main():
     workers = int(os.environ.get("LOADER_PROCESSES", "0"))
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=workers)
     is_compiled = "COMPILED" in os.environ
-    model = DistributedDataParallel(net(), bucket_cap_mb=25 if is_compiled else 0.001)  # of torch, or several buckets
+    model = wrapped(net(), ranks)
+    module = getattr(model, "module", model)
     optimizer = optimizer_of(model)
     schedule = schedule_of(optimizer, ranks)
     next(iter(model.parameters())).register_post_accumulate_grad_hook(lambda _: fault("sum"))
@@ -100,10 +114,11 @@ def main():
                 torch.empty(1 << 50, device=DEVICE)
             raise torch.OutOfMemoryError
 
-    model.module[2].weight.register_hook(take_memory)
+    if SHARDS == 1:
+        module[2].weight.register_hook(take_memory)
     trained = torch.compile(model, backend="eager") if is_compiled else model
     notes = (folder / f"{rank}.jsonl").open("a")
-    checkpoint, parts, first_epoch = folder / "checkpoint.pt", (model.module, optimizer, schedule), 0
+    checkpoint, parts, first_epoch = folder / "checkpoint.pt", (module, optimizer, schedule), 0
     if checkpoint.exists():
         saved = torch.load(checkpoint)
         first_epoch, iteration = saved["epoch"], saved["iteration"]
@@ -145,7 +160,8 @@ def main():
             saved = {"epoch": epoch + 1, "iteration": iteration, "states": states}
             torch.save(saved, folder / "unfinished.pt")
             (folder / "unfinished.pt").replace(checkpoint)
-    torch.save(flat(model), folder / f"{rank}.pt")
+    whole = [getattr(each, "full_tensor", lambda each=each: each)() for each in model.parameters()]
+    torch.save(torch.cat([each.detach().flatten() for each in whole]).cpu(), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

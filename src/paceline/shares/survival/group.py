@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-from torch._compile import _disable_dynamo
 
 from paceline.errors import RunError
 from paceline.shares.refusals import refuse
 from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
-from paceline.shares.survival.living_group import LivingGroup, Operation, Tensors
+from paceline.shares.survival.living_group import LivingGroup, Operation
+from paceline.shares.survival.own_process_group import (
+    OwnProcessGroup,
+    Tensors,
+    collective_of,
+    copy,
+    finished,
+    flat,
+    take_own,
+    untraced,
+)
+from paceline.shares.survival.own_replica import OwnReplica
 from paceline.shares.survival.roll import BACK, FAILED, Event, Roll
 from paceline.shares.survival.roll_call import InterruptedMeetingError, RollCall
 from paceline.shares.texts import refusal_of_ends
 
 dist: Any = torch.distributed
+OF_ALL, BETWEEN_TWO = "_of_all", "_between_two"  # methods of collectives that need all ranks, or two of them
 
 
 class Training(Protocol):
@@ -29,7 +38,7 @@ class Training(Protocol):
         """Return the report with what the training knows."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state after the last step."""
+        """Return the state after the last step, of this rank's shard of the model."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over the state of another rank after a step that this one lacks."""
@@ -44,52 +53,49 @@ class Training(Protocol):
         """Let the next backward pass begin as if there was none before."""
 
 
-def _untraced(group: type) -> type:
-    """Return a process group that torch.compile does not trace: DDP calls it within a compiled forward pass."""
-    for name, method in list(vars(group).items()):
-        if inspect.isfunction(method) and name != "__init__" and hasattr(dist.ProcessGroup, name):
-            setattr(group, name, _disable_dynamo(method))
-    return group
-
-
-def _of_all_ranks(name: str) -> Callable[..., Any]:
-    """Return a collective that needs all ranks, by its name in the group inside."""
-
-    def collective(self: SurvivingGroup, *args: Any) -> Any:
-        return self._of_all(name, *args)
-
-    return collective
-
-
-@_untraced
-class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not export its type
+@untraced
+class SurvivingGroup(OwnProcessGroup):
     """Process group of all ranks, some of which may be lost.
 
     Sums within a backward pass never fail: an error is kept until the pass has ended, as torch's reducer does not
     survive one. Then, and in other collectives, the living agree on how they go on (`agree`). Reductions and broadcasts
     are among the living; other collectives need all ranks.
 
+    Where FSDP shards each replica of the model over several ranks, a backward pass sums among the peers that hold the
+    same shard. All ranks of a replica have its sums, or none steps: they vote on it.
+
     Args:
         calls: roll call of the ranks.
         training: training of this rank.
+        replica: replica of this rank.
         is_alone: whether this rank comes back: until it is where the others are, its collectives give its own values.
 
     Attributes:
         is_alone: the same, now.
         takes_any_root: whether a broadcast may begin at any rank that lives, if its own root does not.
+        is_in_backward: whether a backward pass is under way.
         position: units that this rank has passed.
         voids: units that were given up.
     """
 
-    def __init__(self, calls: RollCall, rank: int, ranks: int, training: Training, *, is_alone: bool) -> None:
+    def __init__(
+        self,
+        calls: RollCall,
+        rank: int,
+        ranks: int,
+        training: Training,
+        *,
+        replica: OwnReplica,
+        is_alone: bool,
+    ) -> None:
         super().__init__(rank, ranks)
         self._calls = calls
-        self._place = rank, ranks
+        self._replica = replica
         self._training = training
         self.is_alone = is_alone
         self.takes_any_root = False
         self._due: int | None = None  # position at which a rank comes back
-        self._is_in_backward = False
+        self.is_in_backward = False
         self._sums: list[Operation] | None = None  # of a backward pass; None before the first one
         self._bucket_count = 0  # sums of the last backward pass that was whole
         self._failed: set[int] = set()  # units that some rank has not computed
@@ -99,20 +105,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         self._ended: list[int] = []  # ranks that have ended too early
         self.position = 0
         self.voids: set[int] = set()
-        self._inner = LivingGroup(calls, rank if is_alone else None)
+        self._inner = LivingGroup(calls, rank, is_alone=is_alone)
         calls.watch(self._on_event, self._look)
-
-    def size(self) -> int:
-        """Return the number of ranks, lost ones too."""
-        return self._place[1]
-
-    def rank(self) -> int:
-        """Return the number of this rank."""
-        return self._place[0]
-
-    def getBackendName(self) -> str:  # noqa: N802  # of torch
-        """Return a name that torch does not know: for gloo it would look for the C++ object of the backend."""
-        return "survivor"
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -128,17 +122,17 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def begin_backward(self) -> None:
         """Begin a backward pass, of which the sums are one unit."""
-        self._is_in_backward = True
+        self.is_in_backward = True
         self._sums = None
 
     def end_backward(self) -> bool:
         """End a backward pass, and return whether this rank has its sums."""
         sums, self._sums = self._sums, None
-        self._is_in_backward = False
+        self.is_in_backward = False
         if sums is None:
             return True
         is_void = self.position in self.voids or self.is_alone
-        is_whole = all(each.is_whole for each in sums)
+        is_whole = self._replica.all_have(all(each.is_whole for each in sums))
         if is_whole:
             self._kept = []
             self._bucket_count = len(sums)
@@ -149,15 +143,15 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     @property
     def can_fail(self) -> bool:
-        """Whether the other ranks still wait for sums of the backward pass under way."""
-        return not self.is_alone and len(self._sums or []) < self._bucket_count
+        """Whether the other ranks still wait for sums of the backward pass under way, which may end without it."""
+        return not self.is_alone and not self._replica.is_several and len(self._sums or []) < self._bucket_count
 
     def fail_backward(self) -> None:
         """End a backward pass that this rank cannot compute, and give its sums up on all ranks."""
         self._inner.generation = self._calls.tell(Event(FAILED, self.rank(), self.position))
         self._agree(is_sum=True)
         self._sums = None
-        self._is_in_backward = False
+        self.is_in_backward = False
         self._pass()
 
     def _pass(self) -> None:
@@ -169,14 +163,20 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduce tensors over the living."""
         opts = opts or dist.AllreduceOptions()
-        if not self._is_in_backward:
-            return self._collective(lambda inner: inner.allreduce(tensors, opts), tensors)
+        if self.is_in_backward:
+            return self.sum_of_backward(tensors, opts)
+        return self._collective(lambda inner: inner.allreduce(tensors, opts), tensors)
+
+    def sum_of_backward(self, tensors: Tensors, opts: Any, *, among_peers: bool = False) -> Any:
+        """Reduce tensors of a backward pass over the living, or over those with the same shard as this rank."""
         self._sums = self._sums or []
         if self.position in self.voids or self.is_alone:
-            return _finished(tensors)
-        self._awaited = self._inner.start(lambda inner: inner.allreduce(tensors, opts), tensors)
+            return finished(tensors)
+        self._awaited = self._inner.start(
+            lambda inner: inner.allreduce(tensors, opts), tensors, among_peers=among_peers
+        )
         self._sums.append(self._awaited)
-        return _create_work_from_future(self._awaited.future)
+        return self._awaited.work
 
     # --- other collectives --------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
         def run(inner: Any) -> Any:
             if opts.rootRank in self.missing and not self.takes_any_root:
-                self._refuse("broadcast")
+                self.refuse("broadcast")
             given = dist.BroadcastOptions()
             given.rootRank = self.living.index(opts.rootRank) if opts.rootRank in self.living else 0
             return inner.broadcast(tensors, given)
@@ -199,35 +199,30 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
         sums = [each.clone() for each in tensors]
         self._collective(lambda inner: inner.allreduce(sums, given), sums)
         if opts.rootRank == self.rank():
-            _copy(sums, tensors)
-        return _finished(tensors)
+            copy(sums, tensors)
+        return finished(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for the living."""
         token = torch.zeros(1, device="cpu")
         self._collective(lambda inner: inner.allreduce([token]), [token])
-        return _finished([token])
+        return finished([token])
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for the living."""
         self.barrier()
 
-    allgather = _of_all_ranks("allgather")
-    _allgather_base = all_gather_single = _of_all_ranks("_allgather_base")
-    gather = _of_all_ranks("gather")
-    scatter = _of_all_ranks("scatter")
-    reduce_scatter = _of_all_ranks("reduce_scatter")
-    _reduce_scatter_base = _of_all_ranks("_reduce_scatter_base")
-    alltoall = _of_all_ranks("alltoall")
-    alltoall_base = all_to_all_single = _of_all_ranks("alltoall_base")
+    allgather = collective_of("allgather", OF_ALL)
+    _allgather_base = all_gather_single = collective_of("_allgather_base", OF_ALL)
+    gather = collective_of("gather", OF_ALL)
+    scatter = collective_of("scatter", OF_ALL)
+    reduce_scatter = collective_of("reduce_scatter", OF_ALL)
+    _reduce_scatter_base = collective_of("_reduce_scatter_base", OF_ALL)
+    alltoall = collective_of("alltoall", OF_ALL)
+    alltoall_base = all_to_all_single = collective_of("alltoall_base", OF_ALL)
 
-    def send(self, *args: Any) -> Any:
-        """Send tensors to a rank."""
-        return self._between_two("send", *args)
-
-    def recv(self, *args: Any) -> Any:
-        """Receive tensors from a rank."""
-        return self._between_two("recv", *args)
+    send = collective_of("send", BETWEEN_TWO)
+    recv = collective_of("recv", BETWEEN_TWO)
 
     def after_step(self) -> None:
         """Go on with other ranks after a step, if some have been lost or come back by now."""
@@ -236,7 +231,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def come_back(self) -> None:
         """Take part again, as soon as the others are where this rank is."""
-        self._inner.generation = self._calls.tell(Event(BACK, self.rank(), self.position))
+        [generation] = self._replica.told_by_first(lambda: [self._calls.tell(Event(BACK, self.rank(), self.position))])
+        self._inner.generation = int(generation)
         self._agree(is_sum=False)
         self.is_alone = False
 
@@ -261,35 +257,35 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
 
     def _of_all(self, name: str, *args: Any) -> Any:
         if self.is_alone:
-            _take_own(list(_flat(args[0])), list(_flat(args[1])), self.rank(), self.size())
-        return self._collective(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])), name)
+            take_own(list(flat(args[0])), list(flat(args[1])), self.rank(), self.size())
+        return self._collective(lambda inner: getattr(inner, name)(*args), list(flat(args[0])), name)
 
     def _between_two(self, name: str, *args: Any) -> Any:
         self._training.give_up(f"{name} is between two ranks")
-        operation = self._inner.start(lambda inner: getattr(inner, name)(*args), list(_flat(args[0])))
-        return _create_work_from_future(operation.future)
+        operation = self._inner.start(lambda inner: getattr(inner, name)(*args), list(flat(args[0])))
+        return operation.work
 
     def _collective(self, run: Callable[[Any], Any], tensors: Tensors, of_all: str = "") -> Any:
         """Carry out an operation, and begin it again with the living when a rank is lost."""
         if self.is_alone:
             self.position += 1
-            return _finished(tensors)
+            return finished(tensors)
         before = [each.clone() for each in tensors]  # an operation that fails leaves them half changed
         while True:
             if of_all and self.missing:
-                self._refuse(of_all)
+                self.refuse(of_all)
             self._awaited = operation = self._inner.start(run, tensors)
             operation.future.wait()
             if operation.is_whole:
                 break
-            _copy(before, tensors)
+            copy(before, tensors)
             result = self._agree(is_sum=False)
             if result is not None and not of_all:
-                _copy(result, tensors)
+                copy(result, tensors)
                 break
         self._kept = [each.clone() for each in tensors]
         self.position += 1
-        return _finished(tensors)
+        return finished(tensors)
 
     def _on_event(self, generation: int, event: Event) -> None:
         """Give the group inside up when a rank is lost; go on to the place at which one comes back, if it is ahead."""
@@ -312,7 +308,8 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
             self._inner.break_off()
         self._suspected = awaited
 
-    def _refuse(self, name: str) -> NoReturn:
+    def refuse(self, name: str) -> NoReturn:
+        """Raise the error of a collective that needs all ranks, which are started again then."""
         lost = ", ".join(map(str, self.missing))
         self._training.give_up(f"{name} needs all ranks")
         raise RunError(f"{name} needs all ranks, and rank {lost} is lost: all ranks are started again")
@@ -331,51 +328,17 @@ class SurvivingGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does not
                 reports = self._calls.meet(roll, self._training.report(report))
                 self._inner.enter(roll)
                 agreed = agree(reports)
-                is_source = self.rank() == agreed.source
-                own = {"state": self._training.state(), "result": self._kept} if is_source else None
-                handed = self._inner.hand_over(own, agreed.source) if agreed.given or agreed.told else {}
+                state, result = self._inner.hand_over(agreed, self._training.state, self._kept)
             except InterruptedMeetingError:
                 continue
-            return self._go_on(agreed, handed)
+            return self._go_on(agreed, state, result)
 
-    def _go_on(self, agreed: Agreement, handed: dict[str, Any]) -> list[torch.Tensor] | None:
+    def _go_on(self, agreed: Agreement, state: Any, result: Any) -> list[torch.Tensor] | None:
         if self.rank() in agreed.apart:
             raise RunError("this rank has not come to the place of the others, or its schedule has made other steps")
         self.voids = set(agreed.voids)
         self._due = None
         if self.rank() in agreed.given:
-            self._training.load(handed["state"])
+            self._training.load(state)
         self._training.regroup(agreed)
-        return handed["result"] if self.rank() in agreed.told else None
-
-
-def _finished(tensors: Tensors) -> Any:
-    future: Any = torch.futures.Future()
-    future.set_result(list(tensors))
-    return _create_work_from_future(future)
-
-
-def _copy(source: Tensors, target: Tensors) -> None:
-    with torch.no_grad():
-        for each, value in zip(target, source, strict=True):
-            each.copy_(value)
-
-
-def _flat(tensors: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        yield tensors
-    else:
-        for each in tensors:
-            yield from _flat(each)
-
-
-def _take_own(outputs: list[torch.Tensor], inputs: list[torch.Tensor], rank: int, ranks: int) -> None:
-    """Fill the outputs of a collective as if all ranks had this rank's inputs."""
-    for place, each in enumerate(outputs):
-        given = inputs[place if len(inputs) == len(outputs) else rank if len(inputs) == ranks else 0]
-        if each.numel() == given.numel():
-            each.copy_(given.view_as(each))
-        elif each.numel() > given.numel():
-            each.view(ranks, -1).copy_(given.view(1, -1))
-        else:
-            each.copy_(given.view(ranks, -1)[rank].view_as(each))
+        return result if self.rank() in agreed.told else None

@@ -41,7 +41,7 @@ def _telling(original: Callable[..., Any], survival: SurvivingTraining | None) -
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if has_launcher_store(os.environ):
             launcher_store(os.environ).set(BOUND, "1")
-        if survival is not None and survival.comes_back():
+        if survival is not None and survival.groups.come_back():
             write_nothing(survival)
             return None
         return original(*args, **kwargs)
@@ -105,10 +105,23 @@ def survival_of_rank(environment: Mapping[str, str], name: str) -> SurvivingTrai
         return None
     connect = partial(launcher_store, environment)
     survival = SurvivingTraining(connect, launch.rank, launch.world_size, is_one_host=launch.nodes == 1, launch=name)
+    call_after_import(OWNERS[2], partial(_give_groups_to_meshes, survival))
     give_up = partial(_give_up_at, survival)
     give_up(OWNERS[0], "new_group", "the script makes groups of its own")
     call_after_import(SHARDED, partial(give_up, SHARDED, "ZeroRedundancyOptimizer.__init__", "it shards its optimizer"))
     return survival
+
+
+def _give_groups_to_meshes(survival: SurvivingTraining) -> None:
+    """Let a mesh of devices get its groups from the survival, in a rank that comes back."""
+    owner: Any = sys.modules[OWNERS[2]]
+    original = owner.new_group
+
+    @wraps(original)
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return survival.groups.of_mesh(ranks) if survival.is_alone else original(ranks, *args, **kwargs)
+
+    owner.new_group = new_group
 
 
 def _give_up_at(survival: SurvivingTraining, module: str, path: str, reason: str) -> None:

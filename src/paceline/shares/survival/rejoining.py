@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.clusters.launch_env import SURVIVES, UNFIT
-from paceline.shares.survival.roll import LOST, Event, Roll, tell, told
+from paceline.shares.survival.replicas import told_replicas
+from paceline.shares.survival.roll import Roll, tell_loss, told
 
 LAUNCH = "paceline/launch"  # in the launcher's store, for each rank: name of the launcher that has started it
 RETURNING = "paceline/returning"  # in that store: number of the rank that comes back
@@ -27,10 +28,10 @@ def goes_on_without(store: Any, rank: int, ranks: int, launch: str) -> bool:
     store.set(key, launch)
     if not store.check([SURVIVES]):
         return False
-    if rank in Roll.called(ranks, told(store, ranks)).living:
+    if rank in Roll.called(told_replicas(store, ranks), told(store, ranks)).living:
         if before == launch or store.check([UNFIT]):
             return False
-        tell(store, Event(LOST, rank), ranks)
+        tell_loss(store, rank, ranks)
     return True
 
 

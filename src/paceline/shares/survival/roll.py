@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from paceline.clusters.launch_env import EVENT, EVENTS
+from paceline.shares.survival.replicas import Replicas, tell_replica, told_replicas
 
 LOST, BACK, FAILED = "lost", "back", "failed"
 
@@ -15,8 +16,8 @@ class Event(NamedTuple):
     """Event in the life of a rank.
 
     Attributes:
-        what: `LOST` for a process that has ended, `BACK` for one that takes part again, `FAILED` for one that goes on
-            without the gradients of a backward pass.
+        what: `LOST` for a process that has ended, `BACK` for one that takes part again, both with all of its replica;
+            `FAILED` for one that goes on without the gradients of a backward pass.
         rank: number of the rank.
         position: place in the script at which a rank takes part again, or fails.
     """
@@ -51,18 +52,20 @@ class Roll(NamedTuple):
     living: tuple[int, ...]
 
     @classmethod
-    def called(cls, ranks: int, events: Sequence[Event]) -> Roll:
-        """Return the roll of this many ranks after the events.
+    def called(cls, replicas: Replicas, events: Sequence[Event]) -> Roll:
+        """Return the roll of the ranks of all replicas after the events: those of one leave and return together.
 
-        >>> Roll.called(3, [Event(LOST, 1), Event(FAILED, 0, 7)])
+        >>> Roll.called(Replicas.of_one_rank(3), [Event(LOST, 1), Event(FAILED, 0, 7)])
         Roll(generation=2, living=(0, 2))
+        >>> Roll.called(Replicas(((0, 1), (2, 3))), [Event(LOST, 1)])
+        Roll(generation=1, living=(2, 3))
         """
-        living = set(range(ranks))
+        living = {rank for members in replicas.members for rank in members}
         for event in events:
             if event.what == BACK:
-                living.add(event.rank)
+                living |= {*replicas.of(event.rank)}
             elif event.what == LOST:
-                living.discard(event.rank)
+                living -= {*replicas.of(event.rank)}
         return cls(len(events), tuple(sorted(living)))
 
 
@@ -94,6 +97,16 @@ def told(store: Any, ranks: int) -> list[Event]:
             _pass_on(store, len(events), text, ranks)
         events.append(Event.from_text(text))
     return events
+
+
+def tell_loss(store: Any, rank: int, ranks: int) -> bool:
+    """Tell this many ranks that one has ended; return whether it was one that lives."""
+    replicas = told_replicas(store, ranks)
+    is_loss = rank in Roll.called(replicas, told(store, ranks)).living
+    if is_loss:
+        tell(store, Event(LOST, rank), ranks)
+    tell_replica(store, replicas, rank)
+    return is_loss
 
 
 def _written_at(number: int) -> str:

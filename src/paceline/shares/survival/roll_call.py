@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ import torch.distributed
 
 from paceline.errors import RunError
 from paceline.shares.survival.agreement import PlaceReport
+from paceline.shares.survival.replicas import told_replicas
 from paceline.shares.survival.roll import Event, Roll, key_of, tell, told
 
 dist: Any = torch.distributed  # it does not export the types of all its names
@@ -41,6 +42,10 @@ class RollCall:
         rank: number of this rank.
         ranks: number of ranks.
         is_one_host: whether all ranks are on one host.
+
+    Attributes:
+        store: client of the store, for this thread.
+        replicas: replicas of the model.
     """
 
     def __init__(self, connect: Callable[[], Any], rank: int, ranks: int, *, is_one_host: bool) -> None:
@@ -49,6 +54,7 @@ class RollCall:
         self._rank = rank
         self._ranks = ranks
         self.store = connect()
+        self.replicas = told_replicas(self.store, ranks)
         self.store.delete_key(end_of(rank))  # of an earlier life
         self._changed = threading.Condition()
         self._events: list[Event] = []
@@ -83,7 +89,7 @@ class RollCall:
     def roll(self) -> Roll:
         """Return the roll after the events so far."""
         with self._changed:
-            return Roll.called(self._ranks, self._events)
+            return Roll.called(self.replicas, self._events)
 
     def after(self, generation: int) -> Roll:
         """Return the roll of a newer generation, which is waited for.
@@ -108,17 +114,23 @@ class RollCall:
             self._wait(roll, lambda: False, POLL_S)
         return {rank: PlaceReport(*as_tuples(json.loads(self.store.get(key)))) for rank, key in keys.items()}
 
-    def connect(self, roll: Roll) -> Any:
-        """Return a gloo group of the living ranks, all of which do the same.
+    def connect(self, roll: Roll, members: Sequence[int]) -> Any:
+        """Return a gloo group of living ranks, all of which do the same.
+
+        Args:
+            roll: roll of the generation.
+            members: ranks of the group, in order; those of two groups of a generation begin with another one, or are
+                another number.
 
         Raises:
             InterruptedMeetingError: another event has come.
         """
-        store = dist.PrefixStore(f"paceline/group/{roll.generation}", self._connect())
+        prefix = f"paceline/group/{roll.generation}/{members[0]}/{len(members)}"
+        store = dist.PrefixStore(prefix, self._connect())
         made: list[Any] = []
 
         def make() -> None:
-            group = self._group(store, roll)
+            group = self._group(store, members)
             with self._changed:
                 made.append(group)
                 self._changed.notify_all()
@@ -127,8 +139,8 @@ class RollCall:
         self._wait(roll, lambda: bool(made), TIMEOUT.total_seconds())
         return made[0]
 
-    def _group(self, store: Any, roll: Roll) -> Any:
-        rank, size = roll.living.index(self._rank), len(roll.living)
+    def _group(self, store: Any, members: Sequence[int]) -> Any:
+        rank, size = members.index(self._rank), len(members)
         if not self._is_one_host:  # the addresses of hosts are found as torch finds them
             return dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
         options = dist.ProcessGroupGloo._Options()
@@ -143,7 +155,7 @@ class RollCall:
         Raises:
             InterruptedMeetingError: an event has come before.
         """
-        self.store.set(end_of(self._rank), "1")
+        self.leave()
         while not self.has_ended(roll.living):
             self._wait(roll, lambda: False, POLL_S)
 
@@ -155,14 +167,18 @@ class RollCall:
         """Return which of some ranks have come to their end."""
         return [rank for rank in ranks if self.has_ended([rank])]
 
+    def leave(self) -> None:
+        """Tell that this rank has come to its end, without waiting for the others."""
+        self.store.set(end_of(self._rank), "1")
+
     def others_have_ended(self) -> bool:
         """Return whether the living ranks have come to their end."""
-        return self.has_ended(Roll.called(self._ranks, told(self.store, self._ranks)).living)
+        return self.has_ended(Roll.called(self.replicas, told(self.store, self._ranks)).living)
 
     def await_end(self) -> None:
         """Wait for the end of the living, in a rank that is none of them."""
         with self._changed:
-            while not self.has_ended(Roll.called(self._ranks, self._events).living):
+            while not self.has_ended(Roll.called(self.replicas, self._events).living):
                 self._changed.wait(END_TIMEOUT_S)
 
     def check(self, roll: Roll) -> None:
@@ -211,10 +227,10 @@ def dispose(groups: list[Any]) -> threading.Thread:
 
     def end() -> None:
         while groups:
-            for peer in range(groups[0].size()):
+            group = groups.pop()
+            for peer in range(group.size()):
                 with suppress(RuntimeError):  # gloo closes a connection on which a wait has timed out
-                    groups[0].recv([torch.zeros(1)], peer, 0).wait(IMMEDIATELY)
-            groups.clear()
+                    group.recv([torch.zeros(1)], peer, 0).wait(IMMEDIATELY)
 
     ending = threading.Thread(target=end, daemon=True)
     ending.start()

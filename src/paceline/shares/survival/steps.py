@@ -1,4 +1,4 @@
-"""Patches of optimizers, GradScalers and schedules, of which a step may be one that changes nothing."""
+"""Patches of steps that may change nothing, of optimizers, GradScalers and schedules, and of the meshes of FSDP."""
 
 from __future__ import annotations
 
@@ -30,6 +30,26 @@ def patch_steps(survival: SurvivingTraining, replace: Replace) -> None:
         replace(owner, "__init__", partial(_with_step, replace, partial(patched, survival)))
 
 
+def patch_meshes(survival: SurvivingTraining, common: Any, replace: Replace) -> None:
+    """Let FSDP shard modules over groups that live on, where the survival has them.
+
+    Args:
+        survival: survival of this rank.
+        common: module of torch that has FSDP's meshes.
+        replace: function that replaces an attribute by what a function makes of it.
+    """
+    replace(common.FSDPMeshInfo, "__post_init__", partial(_mesh_made, survival))
+
+
+def _mesh_made(survival: SurvivingTraining, original: Function) -> Function:
+    @wraps(original)
+    def post_init(mesh: Any) -> None:
+        original(mesh)
+        survival.before_sharding(mesh)
+
+    return post_init
+
+
 def _with_step(replace: Replace, patched: Callable[[Function], Function], original: Function) -> Function:
     """Return a function `__init__` that replaces the method `step` of the class, once."""
 
@@ -50,7 +70,7 @@ def _optimizer_step(survival: SurvivingTraining, original: Function) -> Function
             survival.give_up("its optimizer takes a closure")
             return original(optimizer, closure, *args, **kwargs)
         result = original(optimizer, *args, **kwargs) if survival.takes_step(optimizer) else None
-        survival.after_step(is_last=not survival.scalers)
+        survival.after_step(is_last=not survival.scales)
         return result
 
     return _disable_dynamo(step, recursive=False)  # a compiled step leaves it as it is

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import cached_property
+from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.distributed import distributed_c10d
 
 from paceline.clusters.launch_env import SILENCE, SURVIVES, UNFIT
 from paceline.policies.estimators.timeouts.round_trip_timeout import RoundTripTimeout
@@ -24,11 +24,14 @@ from paceline.shares.survival.catch_up import CatchUp
 from paceline.shares.survival.group import SurvivingGroup
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
 from paceline.shares.survival.recording_rank import RecordingRank
-from paceline.shares.survival.rejoining import RETURNING, goes_on_without, takes_turn
+from paceline.shares.survival.rejoining import RETURNING, takes_turn
 from paceline.shares.survival.roll_call import RollCall, as_tuples
+from paceline.shares.survival.surviving_groups import SurvivingGroups
+from paceline.shares.survival.training_state import TrainingState
 from paceline.utils.wording import counted
 
 AGREED, PROGRESS = "paceline/agreed", "paceline/progress"  # in the launcher's store
+HAVE_ENDED = -1.0  # in the place of a time
 TURN_S = 0.1  # between two looks whether another rank has come back
 LEAST_UPDATES = 3  # before it is known how a script trains
 
@@ -52,26 +55,20 @@ class SurvivingTraining:
         launch: name that all starts of this rank by one launcher share.
 
     Attributes:
-        group: process group of all ranks, from the first model on.
-        scalers: GradScalers of the script.
+        groups: process groups of this rank.
         on_regroup: functions that are called when the living ranks have changed.
     """
 
     def __init__(
         self, connect: Callable[[], Any], rank: int, ranks: int, *, is_one_host: bool = True, launch: str = ""
     ) -> None:
-        self._connect = connect
-        self._launch = launch
-        self._is_one_host = is_one_host
+        self.groups = SurvivingGroups(connect, rank, ranks, self, is_one_host=is_one_host, launch=launch)
         self._rank = rank
         self._ranks = ranks
-        self.group: SurvivingGroup | None = None
         self.on_regroup: list[Callable[[], object]] = []
         self._ledgers: WeakKeyDictionary[Loader, BatchLedger] = WeakKeyDictionary()
         self._ledger = BatchLedger()  # of the loader with training batches
-        self._models: list[torch.nn.Module] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self.scalers: list[Any] = []
+        self._state = TrainingState()
         self._step = StepVerdict.USED  # the last one
         self._is_open = False  # whether there was a backward pass since
         self._is_given = False
@@ -82,22 +79,19 @@ class SurvivingTraining:
         self._is_fit = True
         self._epoch: Any = None
 
-    @cached_property
+    @property
+    def group(self) -> SurvivingGroup | None:
+        """Process group of all ranks, from the first model on."""
+        return self.groups.whole
+
+    @property
     def _calls(self) -> RollCall:
-        return RollCall(self._connect, self._rank, self._ranks, is_one_host=self._is_one_host)
+        return self.groups.calls
 
     @property
     def is_alone(self) -> bool:
         """Whether this rank comes back, and is not where the others are yet."""
         return self.group is not None and self.group.is_alone
-
-    def comes_back(self) -> bool:
-        """Return whether the other ranks go on without this one; it then begins alone."""
-        if not goes_on_without(self._calls.store, self._rank, self._ranks, self._launch):
-            return False
-        self.group = SurvivingGroup(self._calls, self._rank, self._ranks, self, is_alone=True)
-        become_default(self.group, self._calls.store)
-        return True
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -118,13 +112,17 @@ class SurvivingTraining:
             module: what DDP wraps.
             group: process group that the script gives to DDP; None for the default one.
         """
-        if group is not None and group is not self.group:
-            self.give_up("the script gives DDP a process group")
-        elif self.group is None and not all(_is_summed_by_gloo(each.device) for each in module.parameters()):
-            self.give_up("gloo does not sum the gradients")
-        elif self.group is None and self._is_fit:
-            self.group = SurvivingGroup(self._calls, self._rank, self._ranks, self, is_alone=False)
-            become_default(self.group, self._calls.store)
+        if self._is_fit and (reason := self.groups.begin_with_model(module, group)):
+            self.give_up(reason)
+
+    def before_sharding(self, mesh: Any) -> None:
+        """Let FSDP, which shards a module over a mesh, use groups that live on, if other ranks have the same shards.
+
+        Args:
+            mesh: what FSDP knows of the mesh, and of its groups.
+        """
+        if self._is_fit and (reason := self.groups.begin_with_shards(mesh)):
+            self.give_up(reason)
 
     @contextmanager
     def taking_any_root(self) -> Iterator[None]:
@@ -139,7 +137,7 @@ class SurvivingTraining:
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Add a model whose state a rank gets that lacks a step."""
-        self._models.append(model)
+        self._state.models.append(model)
 
     def give_up(self, reason: str) -> None:
         """Let the next loss be one of all ranks."""
@@ -211,15 +209,20 @@ class SurvivingTraining:
     @_disable_dynamo
     def takes_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer is to make its step."""
-        if not any(each is optimizer for each in self._optimizers):
-            self._optimizers.append(optimizer)
+        if not any(each is optimizer for each in self._state.optimizers):
+            self._state.optimizers.append(optimizer)
         return self._end_update() is StepVerdict.USED
 
     def takes_update(self, scaler: Any) -> bool:
         """Return whether a GradScaler is to update its scale."""
-        if not any(each is scaler for each in self.scalers):
-            self.scalers.append(scaler)
+        if not any(each is scaler for each in self._state.scalers):
+            self._state.scalers.append(scaler)
         return self._end_update() is StepVerdict.USED
+
+    @property
+    def scales(self) -> bool:
+        """Whether the script has a GradScaler."""
+        return bool(self._state.scalers)
 
     @property
     def advances(self) -> bool:
@@ -257,24 +260,37 @@ class SurvivingTraining:
 
     def _return_to(self, group: SurvivingGroup) -> None:
         """Take part again, as soon as this rank is so far ahead that the others know in time where it waits."""
-        store, wait_s = self._calls.store, None
-        while wait_s != 0:
-            if self._calls.others_have_ended():
-                print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
-                raise SystemExit(0)
-            progress = store.get(PROGRESS) if store.check([PROGRESS]) else b""
-            if not progress:
+        wait_s = inf
+        while wait_s:
+            wait_s, position = self.groups.replica.told_by_first(lambda: self._look(group.position))
+            if wait_s == HAVE_ENDED:
+                self.groups.check_others()
+            group.position = int(position)
+            if wait_s == inf:
                 return
-            handed_out, others = self._ledger.handed_out, json.loads(progress)
-            wait_s, group.position = self._catch_up.look(time.monotonic(), handed_out, group.position, others)
-            if wait_s is None:
-                return
-            if wait_s == 0 and not takes_turn(store, self._rank):
-                wait_s = TURN_S
             time.sleep(wait_s)
         group.come_back()
         self._step = StepVerdict.USED
         self._is_given = False
+
+    def _look(self, position: int) -> tuple[float, int]:
+        """Return how long to wait before the next look, 0 to take part now, and inf to go on; and the right position.
+
+        Args:
+            position: units that this rank has passed, as far as it knows.
+        """
+        store = self._calls.store
+        if self._calls.others_have_ended():
+            return HAVE_ENDED, position
+        progress = store.get(PROGRESS) if store.check([PROGRESS]) else b""
+        if not progress:
+            return inf, position
+        wait_s, position = self._catch_up.look(
+            time.monotonic(), self._ledger.handed_out, position, json.loads(progress)
+        )
+        if wait_s == 0 and not takes_turn(store, self._rank):
+            wait_s = TURN_S
+        return inf if wait_s is None else wait_s, position
 
     def _read_agreed(self) -> None:
         """Read what the living have agreed on while this rank was not there."""
@@ -283,13 +299,9 @@ class SurvivingTraining:
             self._ledger.in_vain = in_vain
             self._ledger.dropped = dropped
 
-    def finish(self, *, has_failed: bool) -> None:
-        """Wait for the end of the other ranks, unless the script has failed, and go on without survival."""
-        try:
-            if self.group is not None:
-                self.group.finish(has_failed=has_failed)
-        finally:
-            self.group = None
+    def await_cause(self) -> None:
+        """Wait a moment for the loss of a rank without which this one cannot compute, since its script has failed."""
+        self.groups.replica.await_loss()
 
     # --- what the group asks ------------------------------------------------------------------------------
 
@@ -303,33 +315,21 @@ class SurvivingTraining:
             dealt=ledger.dealt,
             dropped=ledger.dropped,
             updates=self._updates,
-            rates=tuple(float(group["lr"]) for each in self._optimizers for group in each.param_groups),
+            rates=tuple(float(group["lr"]) for each in self._state.optimizers for group in each.param_groups),
         )
 
     def state(self) -> dict[str, Any]:
         """Return the state after the last step."""
-        return {
-            "models": [[*model.parameters(), *model.buffers()] for model in self._models],
-            "optimizers": [each.state_dict()["state"] for each in self._optimizers],
-            "scalers": [each.state_dict() for each in self.scalers],
-        }
+        return self._state.content()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over the state of another rank after a step that this one lacks; learning rates are its own."""
-        with torch.no_grad():
-            for model, values in zip(self._models, state["models"], strict=True):
-                for each, value in zip([*model.parameters(), *model.buffers()], values, strict=True):
-                    each.copy_(value)
-        for optimizer, given in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": given})
-        for scaler, given in zip(self.scalers, state["scalers"], strict=True):
-            scaler.load_state_dict(given)
+        """Take over the state of another rank after a step that this one lacks."""
+        self._state.load(state)
         self._is_given = True
 
     def reset_reducers(self) -> None:
         """Let the next backward pass begin as if there was none before."""
-        for model in self._models:
-            model.reducer._reset_state()  # type: ignore[operator,union-attr]
+        self._state.reset_reducers()
 
     def regroup(self, agreed: Agreement) -> None:
         """Go on as agreed, with other ranks than before."""
@@ -343,29 +343,8 @@ class SurvivingTraining:
             print_living(self.living)
 
 
-def _is_summed_by_gloo(device: torch.device) -> bool:
-    """Return whether gloo sums tensors of a device among all ranks."""
-    backend: Any = distributed_c10d._get_default_group()._get_backend(device)
-    return bool(backend.name() == "gloo")
-
-
 def print_living(ranks: Sequence[int]) -> None:
     """Print which ranks go on."""
     goes = "goes" if len(ranks) == 1 else "go"
     there = ", ".join(map(str, ranks))
     print(f"paceline: {counted(len(ranks), 'rank')} {goes} on: {there}", file=sys.stderr, flush=True)
-
-
-def become_default(group: SurvivingGroup, store: Any) -> None:
-    """Put a group in the place of torch's default group, with its store; with another one, where there is none."""
-    c10d: Any = distributed_c10d
-    world = c10d._world
-    world.pg_map[group] = ("gloo", store if world.default_pg is None else world.pg_map[world.default_pg][1])
-    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
-    world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
-    world.pg_names[group] = "paceline"
-    world.pg_to_tag[group] = "default"
-    world.tags_to_pg.setdefault("default", []).append(group)
-    group._set_group_name("paceline")
-    c10d._register_process_group("paceline", group)
-    c10d._update_default_pg(group)
