@@ -129,7 +129,7 @@ def main():
         for x, y, indices in loader:
             if iteration in returns_at:
                 await_all(folder, iteration, rank, ranks)
-            is_missing = len(list(folder.glob("*.lost"))) > len(list(folder.glob("*.back")))
+            is_missing = SHARDS * len(list(folder.glob("*.lost"))) > len(list(folder.glob("*.back")))
             takes_part = not life or (folder / f"{rank}.{life}.back").exists()
             time.sleep((0.2 if is_missing else 0.02) if returns_at and takes_part else 0)  # so that others come back
             note = {"iteration": iteration, "epoch": epoch, "life": life}
