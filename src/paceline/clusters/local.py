@@ -29,6 +29,9 @@ class LocalCluster:
         faults: scripted faults, to test how a run handles them.
         debug: whether the run ends when user code changes the parameters: a job while it computes a gradient, or a
             callback or another thread between two events. Each gradient then reads all parameters several times.
+        deterministic: whether the server adds the gradients of an update in the order of workers, so that two runs
+            whose updates accept the same gradients have equal bits; else as they arrive, which takes less time after
+            the last one.
     """
 
     n: int
@@ -39,6 +42,7 @@ class LocalCluster:
     threads: int | None = None
     faults: Sequence[Fault] = ()
     debug: bool = False
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         check_range("[1, inf)", Integral, n=self.n)

@@ -40,7 +40,7 @@ _KNOBS: Schema = {name: {knob: {} for knob in signature(table).parameters} for n
 _SLOWNESS: Schema = {"timing": {}, "speed": {}, **_KNOBS}
 _CLUSTER: Schema = {"workers": {}, "device": {}, **_SLOWNESS}
 _LOCAL: Schema = {
-    "local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}, "debug": {}},
+    "local": {"workers": {}, "device": {}, "respawn": {}, "threads": {}, "debug": {}, "deterministic": {}},
     "slowness": _SLOWNESS,
 }
 
@@ -156,9 +156,9 @@ def load_cluster(path: str | Path) -> Cluster | LocalCluster:
 
     The keys are the arguments of `Cluster`: ``workers`` (its ``n``), ``timing`` and ``speed`` (one, or a list of n),
     any number of tables ``[[slowdown]]`` and ``[[periodic]]``, and the tables ``[transient]``, ``[network]``,
-    ``[server]`` and ``[leases]``. A file with ``[local]`` (workers, device, respawn, threads, debug) may have a table
-    ``[slowness]`` with the same keys except ``workers``. With ``timing = "trace:FILE"`` the trace sets the number of
-    workers.
+    ``[server]`` and ``[leases]``. A file with ``[local]`` (workers, device, respawn, threads, debug, deterministic) may
+    have a table ``[slowness]`` with the same keys except ``workers``. With ``timing = "trace:FILE"`` the trace sets the
+    number of workers.
 
     Raises:
         UsageError: the file cannot be read, or is not a cluster; with the line of an unknown key.

@@ -101,8 +101,7 @@ class Torchrun:
             for it, so that none of these is lost; else the standby may lack the newest one. Needs a server.
         standby_address: host and port of the standby, as ``"10.0.0.2:29501"``, for every process. Processes that start
             after the loss of rank 0 find it there; without it only those that were there do.
-        bytes_per_s: bandwidth of the link of rank 0 in each direction, in bytes per second, > 0, for the estimate of
-            its load; None to measure it with the first gradients.
+        bytes_per_s: bandwidth of rank 0 in each direction, in bytes per second, > 0; None to measure it for its load.
         faults: scripted faults, to test how a run handles them.
         min_workers: number of workers, >= 1, that is enough when start_timeout_s has passed and others are missing;
             None for all that were started. Workers that come later join.
@@ -121,8 +120,8 @@ class Torchrun:
             token; None for the token.
         tls_key: PEM file with the private key of that certificate, without a passphrase.
         tls_ca: PEM file with the certificate authority whose certificates are accepted.
-        debug: whether the run ends when user code changes the parameters, as in `LocalCluster`. Workers also compare
-            every version with the server's. Without a server, each rank checks its own parameters.
+        debug: whether the run ends when user code changes the parameters, as in `LocalCluster`; each rank checks too.
+        deterministic: whether a server adds gradients in the order of workers, as in `LocalCluster`.
         ranks: rank, number of ranks and address of rank 0; the default reads the variables of torchrun.
 
     Raises:
@@ -154,6 +153,7 @@ class Torchrun:
     tls_key: str | Path | None = None
     tls_ca: str | Path | None = None
     debug: bool = False
+    deterministic: bool = True
     ranks: LaunchEnv = field(default_factory=_launch_env, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from math import prod
+from math import inf, prod
 from sys import float_info
 from typing import Protocol
 
@@ -22,8 +22,8 @@ class OtherShards(Protocol):
     def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
         """Compensate the parts of a gradient that was computed at this version."""
 
-    def accept(self, command: Accept) -> None:
-        """Add the parts of a gradient to the pending update."""
+    def accept(self, command: Accept, below: float) -> None:
+        """Add the parts of a gradient to the pending update, and then those of workers below a number."""
 
     def apply(self, update: Apply, is_read: bool) -> None:
         """Make an update, in other storage if the previous version is still read."""
@@ -43,6 +43,7 @@ class ServerSide(ProcessParameters):
         allocate: function that returns memory for the trained parameters, if that of the versions ends with the run.
         shards: servers of the other shards; None without any.
         debug: whether a script that changes the server's model is detected.
+        deterministic: whether gradients are added in the order of workers; else as they arrive.
 
     Attributes:
         versions: as given.
@@ -57,6 +58,7 @@ class ServerSide(ProcessParameters):
         allocate: Callable[[], FlatBuffers] | None = None,
         shards: OtherShards | None = None,
         debug: bool = False,
+        deterministic: bool = True,
     ) -> None:
         self._allocate = allocate
         self.versions = versions
@@ -66,6 +68,8 @@ class ServerSide(ProcessParameters):
         self._gradients = gradients
         self._guard = ParameterGuard.for_model(server.model) if debug else None
         self._read_by: dict[tuple[int, int], int] = {}  # version of a complete gradient, by worker and draw
+        self._deterministic = deterministic
+        self._draws: dict[int, int] = {}  # of tasks whose gradient may still be accepted, by worker
 
     @property
     def not_finite(self) -> str:
@@ -87,14 +91,17 @@ class ServerSide(ProcessParameters):
         self._snapshot()
 
     def assigned(self, command: Compute) -> None:
-        """Read the gradients that are held: the worker's next gradient overwrites the previous one."""
-        self._server.flush()
+        """Read a gradient that is held: the worker's next gradient overwrites the previous one."""
+        self._server.flush(command.worker)
+        self._draws[command.worker] = command.draw
 
     def cancelled(self, command: Interrupt) -> None:
-        """Do nothing: the worker reads its version until it has cancelled the task."""
+        """Note that a gradient does not come; the worker reads its version until it has cancelled the task."""
+        self._draws.pop(command.worker, None)
 
     def lost(self, worker: int) -> None:
-        """Do nothing: its versions were released when its process ended."""
+        """Note that a gradient does not come; the versions of the worker were released when its process ended."""
+        self._draws.pop(worker, None)
 
     def acquire(self, version: int) -> None:
         """Keep a version, which a worker reads."""
@@ -113,6 +120,8 @@ class ServerSide(ProcessParameters):
 
     def arrived(self, arrival: Arrival, coordinator: Coordinator) -> Arrival:
         """Return an arrival with its gradient compensated, if it will be accepted."""
+        if self._draws.get(arrival.worker) == arrival.draw:
+            del self._draws[arrival.worker]
         version = self._read_by.pop((arrival.worker, arrival.draw), None)
         if version is None:
             return arrival
@@ -132,7 +141,7 @@ class ServerSide(ProcessParameters):
     def accept(self, command: Accept) -> None:
         """Add the gradient of a worker to the pending update."""
         if self._shards is not None:
-            self._shards.accept(command)
+            self._shards.accept(command, self._below)
         gradient = self._gradients[command.worker]
         self._server.enqueue(gradient, command.weight, command.step_scale, command.worker)
 
@@ -148,8 +157,13 @@ class ServerSide(ProcessParameters):
         """Do nothing: the server has made it, and asks other shards when it is saved."""
 
     def accumulate(self) -> None:
-        """Add the gradients that are held to the mean."""
-        self._server.accumulate()
+        """Add gradients that are held to the mean."""
+        self._server.accumulate(self._below)
+
+    @property
+    def _below(self) -> float:
+        """Lowest number of a worker that may still have a gradient in the pending update; inf if that is no matter."""
+        return min(self._draws, default=inf) if self._deterministic else inf
 
     def close(self) -> None:
         """Move the parameters to memory of their own, if that of the versions ends with the run."""

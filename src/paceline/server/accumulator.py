@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,9 @@ class GradientAccumulator:
     Whole numbers and booleans, as positions in a queue, take the values of the worker with the lowest number: under BSP
     those of worker 0, as with DistributedDataParallel.
 
+    The running mean is made in the order of workers, so its bits do not depend on when gradients arrive. A gradient
+    waits in the queue until no worker with a lower number can have one in the update any more (decision 0041).
+
     Args:
         layout: layout of the gradients.
         device: device of the mean; its memory is allocated at the first update of two or more gradients.
@@ -45,7 +48,7 @@ class GradientAccumulator:
         self._count = 0
         self._weight: float = 0
         self._scaled_weight = 0.0
-        self._not_finite: int | None = None  # position of the first gradient of the update that is not finite
+        self._not_finite: int | None = None  # worker of the first gradient of the update that is not finite
         self._worker: int | None = None  # whose whole numbers the mean has
         self._written: set[int] = set()  # parameters of which a gradient of the update has one
 
@@ -61,36 +64,54 @@ class GradientAccumulator:
         self._count += 1
         self._written |= gradient.written
 
-    def accumulate(self) -> None:
-        """Add the queue to the mean; a lone first gradient stays queued: adding it with the second saves a copy."""
-        if self._weight or len(self._queue) > 1:
-            self.flush()
+    def accumulate(self, below: float = inf) -> None:
+        """Add queued gradients to the mean; a lone first one stays queued: adding it with the second saves a copy.
 
-    def flush(self) -> None:
-        """Add the whole queue to the mean; the queued gradients may be overwritten afterwards."""
-        if not self._queue:
+        Args:
+            below: lowest number of a worker that may still have a gradient in the update; inf if none may.
+        """
+        ready = [queued for queued in self._queue if queued.worker < below]
+        if self._weight or len(ready) > 1:
+            self._queue = [queued for queued in self._queue if queued.worker >= below]
+            self._add(ready)
+
+    def flush(self, worker: int | None = None) -> None:
+        """Add the whole queue to the mean; the queued gradients may be overwritten afterwards.
+
+        Args:
+            worker: worker without whose gradient in the queue nothing is added; None for none.
+        """
+        if worker is None or any(queued.worker == worker for queued in self._queue):
+            ready, self._queue = self._queue, []
+            self._add(ready)
+
+    def _add(self, ready: Sequence[_Queued]) -> None:
+        """Add gradients that were queued to the mean."""
+        if not ready:
             return
-        weights = self._flush_buffers()
-        new = [queued.gradient for queued in self._queue]
+        ready = _in_order(ready)
+        weights = self._flush_buffers(ready)
+        new = [queued.gradient for queued in ready]
         vectors = zip(*(each.flat_parameters for each in [self.mean, *new]), strict=True)
         checks = [move_mean(mean, gradients, weights) for mean, *gradients in vectors]
         if self._not_finite is None and not all(map(isfinite, checks)):
-            self._not_finite = first_not_finite(new, self._count - len(new))
-        self._queue.clear()
+            self._not_finite = first_not_finite(ready)
 
     def finish(self) -> MeanGradient:
         """Return the mean of the update, and begin the next update.
 
         A single gradient is its own mean, without a copy. The queue is added when the mean is read.
         """
-        new = [queued.gradient for queued in self._queue]
+        last = _in_order(self._queue)
+        new = [queued.gradient for queued in last]
         if len(new) == 1 and not self._weight:
             mean = MeanGradient(new, [1.0], new[0], self._count, is_borrowed=True)
         elif self._weight:
-            mean = MeanGradient([self.mean, *new], [1.0, *self._flush_buffers()], self.mean, self._count)
+            mean = MeanGradient([self.mean, *new], [1.0, *self._flush_buffers(last)], self.mean, self._count)
         else:
-            mean = MeanGradient(new, self._flush_buffers(), self.mean, self._count)
+            mean = MeanGradient(new, self._flush_buffers(last), self.mean, self._count)
         mean.not_finite = self._not_finite
+        mean.last = last
         if not mean.is_borrowed:
             self.mean.written = self._written
         self.clear()
@@ -106,12 +127,12 @@ class GradientAccumulator:
         self._not_finite = None
         self._written = set()
 
-    def _flush_buffers(self) -> list[float]:
-        """Add the buffers of the queue to the mean; return the weights of the queued gradients in the running mean."""
-        if not self._queue:
+    def _flush_buffers(self, ready: Sequence[_Queued]) -> list[float]:
+        """Add the buffers of queued gradients to the mean; return the weights of these in the running mean."""
+        if not ready:
             return []
         weights, shares, taken = [], [], None
-        for queued in self._queue:
+        for queued in ready:
             self._weight += queued.weight
             self._scaled_weight += queued.scaled_weight
             # A running mean leaves no pass for a division (decision 0003).
@@ -120,7 +141,7 @@ class GradientAccumulator:
             if self._worker is None or queued.worker <= self._worker:
                 self._worker = queued.worker
                 taken = queued.gradient
-        new = [queued.gradient for queued in self._queue]
+        new = [queued.gradient for queued in ready]
         vectors = zip(*(each.flat_buffers for each in [self.mean, *new]), strict=True)
         for i, (mean, *changes) in enumerate(vectors):
             if is_a_mean(mean):
@@ -168,11 +189,13 @@ class MeanGradient:
         is_borrowed: whether the storage belongs to a worker.
 
     Attributes:
-        not_finite: position of the first gradient that is not finite among those that were added before; None if all
-            of them are.
+        not_finite: worker of the first gradient that is not finite among those that were added before; None if all of
+            them are.
+        last: gradients that were not added before.
     """
 
     not_finite: int | None = None
+    last: Sequence[_Queued] = ()
 
     def __init__(
         self,
@@ -186,7 +209,6 @@ class MeanGradient:
         self.count = count
         self.is_borrowed = is_borrowed
         self._vectors = vectors
-        self._last = [each for each in vectors if each is not storage or is_borrowed]
         self._weights = weights
         self._storage = storage
 
@@ -211,11 +233,9 @@ class MeanGradient:
             self._weights = [1.0]
         return self._storage
 
-    def first_not_finite(self) -> int | None:
-        """Return the position of the first gradient that is not finite, counted back from -1; None if all are."""
-        if self.not_finite is not None:
-            return self.not_finite - self.count
-        return first_not_finite(self._last, -len(self._last))
+    def worker_not_finite(self) -> int | None:
+        """Return the worker of the first gradient that is not finite; None if all are."""
+        return self.not_finite if self.not_finite is not None else first_not_finite(self.last)
 
     def part(self, number: int, elements: slice, factor: float) -> RunningMean:
         """Return a range of one flat vector, times a factor."""
@@ -256,6 +276,11 @@ class RunningMean(NamedTuple):
         return RunningMean([mean, *self.vectors[first:]], [1.0, *self.weights[first:]], self.factor)
 
 
-def first_not_finite(gradients: Sequence[FlatBuffers], first: int) -> int | None:
-    """Return the position of the first gradient that is not finite; `first` is that of the first one."""
-    return next((i for i, each in enumerate(gradients, first) if not are_finite(each.flat_parameters)), None)
+def first_not_finite(queued: Sequence[_Queued]) -> int | None:
+    """Return the worker of the first gradient that is not finite; None if all are."""
+    return next((each.worker for each in queued if not are_finite(each.gradient.flat_parameters)), None)
+
+
+def _in_order(queued: Sequence[_Queued]) -> list[_Queued]:
+    """Return gradients in the order of workers, and those of one worker in the order of arrival."""
+    return sorted(queued, key=lambda each: each.worker)

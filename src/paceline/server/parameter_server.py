@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from paceline.utils.user_code import at_place
 
 
 class ParameterServer:
-    """Owner of the parameters, or of one shard; adds each gradient as it arrives, so that the last costs one addition.
+    """Owner of the parameters, or of one shard; adds each gradient as early as the order of workers allows.
 
     An update steps the job's optimizer with the mean of the accumulated gradients, see `GradientAccumulator`. With
     gradients g_1 ... g_k of s_1 ... s_k samples and step scales c_1 ... c_k, the step is that of
@@ -169,13 +170,13 @@ class ParameterServer:
         """Drop the gradients of the open update."""
         self._accumulator.clear()
 
-    def accumulate(self) -> None:
-        """Add queued gradients to the mean; a lone first one stays queued."""
-        self._accumulator.accumulate()
+    def accumulate(self, below: float = inf) -> None:
+        """Add queued gradients of workers below a number to the mean; a lone first one stays queued."""
+        self._accumulator.accumulate(below)
 
-    def flush(self) -> None:
-        """Add all queued gradients to the mean; they may be overwritten afterwards."""
-        self._accumulator.flush()
+    def flush(self, worker: int | None = None) -> None:
+        """Add all queued gradients to the mean, if one of this worker is among them; then they may be overwritten."""
+        self._accumulator.flush(worker)
 
     def apply(self, update: Apply, version: FlatBuffers | None = None) -> Step | None:
         """Make one update of the enqueued gradients; return the measured step, None if `update.measure` is false.
@@ -323,9 +324,9 @@ class ParameterServer:
 
 def _why_not_finite(update: Apply, mean: MeanGradient) -> str:
     """Return why an update has made parameters or buffers that are not finite."""
-    position = mean.first_not_finite()
-    if position is None:
+    worker = mean.worker_not_finite()
+    if worker is None:
         cause = "though its gradients are; lower the learning rate or clip gradients (clip_norm=)"
     else:
-        cause = f"because the gradient of worker {update.gradients[position].worker} is not, which was sent as finite"
+        cause = f"because the gradient of worker {worker} is not, which was sent as finite"
     return f"the parameters of update {update.version} are not finite, {cause}"

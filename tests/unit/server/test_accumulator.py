@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from paceline.server.accumulator import GradientAccumulator
@@ -78,3 +80,49 @@ def test_a_restored_state_takes_the_place_of_a_mean_in_progress():
     assert mean.count == 1
     assert mean.not_finite is None
     assert mean.whole is third
+
+
+def mean_of(gradients, arrivals, is_idle):
+    """Return the mean of gradients that arrive in an order, and when the queue was empty last.
+
+    Args:
+        gradients: gradient of each worker.
+        arrivals: workers in the order of arrival.
+        is_idle: whether the server has time after each arrival.
+    """
+    accumulator = GradientAccumulator(layout_of(), torch.device("cpu"))
+    left = set(arrivals)
+    for worker, idle in zip(arrivals, is_idle, strict=True):
+        left.discard(worker)
+        accumulator.enqueue(gradients[worker], SAMPLES[worker % 3], SCALES[worker % 3], worker)
+        if idle:
+            accumulator.accumulate(min(left, default=len(arrivals)))
+    return accumulator.finish().whole
+
+
+@given(st.permutations(range(5)), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_the_bits_of_the_mean_do_not_depend_on_the_order_of_arrival(arrivals, is_idle):
+    layout, generator = layout_of(), torch.Generator().manual_seed(0)
+    made = [layout.allocate() for _ in arrivals]
+    for gradient in made:
+        for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
+            flat.copy_(torch.randn(flat.shape, generator=generator) * 1e3)
+    mean, expected = mean_of(made, arrivals, is_idle), mean_of(made, range(5), [False] * 5)
+    for found, right in zip(
+        [*mean.flat_parameters, *mean.flat_buffers], [*expected.flat_parameters, *expected.flat_buffers], strict=True
+    ):
+        assert torch.equal(found, right)
+
+
+def test_a_gradient_waits_for_workers_below_it():
+    layout = layout_of()
+    accumulator = GradientAccumulator(layout, torch.device("cpu"))
+    made = gradients(layout)
+    for worker in (1, 2):
+        accumulator.enqueue(made[worker], 8, 1.0, worker)
+        accumulator.accumulate(below=0)
+    assert len(accumulator._queue) == 2
+    accumulator.flush(worker=0)  # whose gradient is not there
+    assert len(accumulator._queue) == 2
+    accumulator.flush(worker=2)
+    assert not accumulator._queue

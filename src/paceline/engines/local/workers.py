@@ -97,7 +97,12 @@ class LocalWorkers(Workers):
         gradients = [self._memory.gradient(layout, worker) for worker in range(n)]
         self.clock = RealClock()
         self.parameters = ServerSide(
-            server, VersionStore(self._new_slot), gradients, allocate=layout.allocate, debug=cluster.debug
+            server,
+            VersionStore(self._new_slot),
+            gradients,
+            allocate=layout.allocate,
+            debug=cluster.debug,
+            deterministic=cluster.deterministic,
         )
         self._versions = self.parameters.versions
         self._tasks = TaskBoard(self.parameters, self._send)

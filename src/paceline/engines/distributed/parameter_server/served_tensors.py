@@ -58,7 +58,14 @@ class ServedTensors(CoordinatorTensors):
         self._shards = shards
         gradients = [layout.allocate() for _ in range(cluster.n)]
         others = shards if shards.numbers else None
-        self.parameters = ServerSide(server, published, gradients, debug=cluster.debug, shards=others)
+        self.parameters = ServerSide(
+            server,
+            published,
+            gradients,
+            shards=others,
+            debug=cluster.debug,
+            deterministic=cluster.deterministic,
+        )
         self.receiver = GradientReceiver([WireBuffer(wire, each) for each in gradients], handler)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
 

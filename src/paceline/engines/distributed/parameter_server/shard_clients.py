@@ -115,9 +115,10 @@ class ShardClients(ShardPeers):
             connection.send(command)
             self._busy.add(number)
 
-    def accept(self, command: Accept) -> None:
-        """Add the parts of a gradient to the pending update."""
-        self.send(task_messages.AcceptGradient(command.worker, command.weight, command.step_scale))
+    def accept(self, command: Accept, below: float) -> None:
+        """Add the parts of a gradient to the pending update, and then those of workers below a number."""
+        accept = task_messages.AcceptGradient
+        self.send(accept(worker=command.worker, weight=command.weight, step_scale=command.step_scale, below=below))
 
     def compensate(self, arrival: Arrival, coordinator: Coordinator, version: int) -> None:
         """Compensate the parts of a gradient that was computed at this version."""

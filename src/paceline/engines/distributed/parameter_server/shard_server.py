@@ -167,12 +167,13 @@ class _ShardServer:
         self._peers: dict[int, AcceptedPeer] = {}  # by id at rank 0
         self._rank_0_ids: dict[int, int] = {}  # by id here
         self._accepted = 0  # gradients of the update in progress
+        self._below = 0.0  # number of the first worker that may still have one in it
 
     def run(self, events: EventQueue[PeerEvent]) -> messages.End:
         """Carry out the commands of rank 0, in its order, until the end of the run."""
         while True:
             if events.is_empty:
-                self._server.accumulate()  # while there is nothing else to do
+                self._server.accumulate(self._below)  # while there is nothing else to do
             match events.get():
                 case PeerMessage(peer_id, messages.End() as end) if peer_id == RANK_0:
                     return end
@@ -210,7 +211,7 @@ class _ShardServer:
     def _carry_out(self, message: Message) -> None:
         match message:
             case task_messages.AssignTask(peer_id=peer_id, draw=draw, version=version, sends_version=sends_version):
-                self._server.flush()  # the worker's next gradient overwrites the previous one
+                self._server.flush(self._peers[peer_id].worker)  # whose next gradient overwrites the previous one
                 buckets, is_difference = self._published.message(peer_id, version, sends_version)
                 task = task_messages.RemoteTask(
                     draw=draw, version=version, sends_version=sends_version, run_s=0.0, is_difference=is_difference
@@ -218,8 +219,9 @@ class _ShardServer:
                 self._send(peer_id, task, buckets)
             case task_messages.AssignEvaluation(peer_id, version):
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
-            case task_messages.AcceptGradient(worker, weight, step_scale):
+            case task_messages.AcceptGradient(worker=worker, weight=weight, step_scale=step_scale, below=below):
                 self._server.enqueue(self._gradients[worker], weight, step_scale, worker)
+                self._below = below
                 self._accepted += 1
             case task_messages.ApplyUpdate():
                 self._apply(message)

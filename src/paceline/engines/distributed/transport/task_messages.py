@@ -207,12 +207,20 @@ class AssignEvaluation(MessageStruct, frozen=True):
     version: int
 
 
-class AcceptGradient(MessageStruct, frozen=True):
-    """The shard server adds the gradient of a worker to the pending update."""
+class AcceptGradient(MessageStruct, frozen=True, kw_only=True):
+    """The shard server adds the gradient of a worker to the pending update.
+
+    Attributes:
+        worker: number of the worker.
+        weight: what it counts in the mean.
+        step_scale: additional weight.
+        below: lowest number of a worker that may still have a gradient in the update; inf if none may.
+    """
 
     worker: int
     weight: float
     step_scale: float
+    below: float
 
 
 class CompensateGradient(MessageStruct, frozen=True, kw_only=True):
