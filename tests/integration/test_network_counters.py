@@ -22,9 +22,8 @@ class Network(pl.callbacks.Callback):
 
 def run(protocol):
     network = Network()
-    rank_0, *_ = rank_threads.run(
-        3, tiny_job(model=wide_net), protocol=protocol, stop="updates=20", callbacks=[network]
-    )
+    settings = {"protocol": protocol, "stop": "updates=20", "callbacks": [network]}
+    rank_0, *_ = rank_threads.run(3, tiny_job(model=wide_net), {"share_memory": False}, **settings)
     return network.counters, pl.results.History(lambda: rank_0.records).totals
 
 

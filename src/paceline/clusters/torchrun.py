@@ -48,6 +48,7 @@ NOT_OF_THE_RUN = (
     "standby_sync",
     "standby_address",
     "debug",
+    "share_memory",
     "encrypt",
     *TLS_FILES,
 )
@@ -85,9 +86,8 @@ class Torchrun:
         slowness: simulated cluster whose compute times the workers sleep, as in `LocalCluster`; None for none.
         threads: number of threads of each worker, >= 1; None for an equal share of the cores of its host.
         wire: format of float32 parameters and gradients on the network. Server and workers compute in float32; buffers
-            and other types are sent unchanged. "bf16" and "float16" need half the bytes of "float32" and round to
-            nearest. bf16 keeps 8 bits (relative error up to 2^-9) and the range of float32. float16 keeps 11 bits
-            (2^-12) and overflows beyond 65504: such a gradient is not finite and is dropped. "int8", "int4" and
+            and other types are sent unchanged. "bf16" (8 bits, the range of float32) and "float16" (11 bits) need half
+            the bytes and round to nearest; what overflows float16 is not finite, and dropped. "int8", "int4" and
             "top_k(share=0.01)" need a quarter, an eighth and 1/66 of the bytes, in both directions. What a message of
             theirs leaves out is added to the next one. Parts of a gradient are sent before the backward pass has ended,
             except with these three, with ``workers="node"`` and on CUDA. Protocols without a server take "float32" or
@@ -111,13 +111,13 @@ class Torchrun:
         start_timeout_s: seconds within which the processes that were started must join, > 0.
         heartbeat_timeout_s: seconds without any byte from a process, which also answers heartbeats, after which it
             counts as lost, from 1 to 86400.
-        notice: source of the notice that this machine will be taken away, on which the process does what it does on
-            SIGTERM: "aws", "gcp" or "azure" for the metadata service of the cloud, or a path with a slash, as
-            ``"/run/preempt"``, of a file that exists from then on. None for SIGTERM alone.
+        notice: source of the notice that this machine will be taken away, which counts as SIGTERM: "aws", "gcp" or
+            "azure" for the service of the cloud, or a path with a slash, as ``"/run/preempt"``, of a file that then is.
+        share_memory: whether workers on the host of the server map its memory (Linux), so that versions and gradients
+            are not sent. Not with several shards, workers="node", debug, or another wire than "float32".
         encrypt: whether connections use TLS 1.3. Without it both sides still prove that they have the token, but every
             process on the network path can read and change parameters and gradients.
-        tls_cert: PEM file with a certificate of this host, for TLS with certificates of an organisation instead of the
-            token; None for the token.
+        tls_cert: PEM file with a certificate of this host, by which TLS proves who it is; None for the token.
         tls_key: PEM file with the private key of that certificate, without a passphrase.
         tls_ca: PEM file with the certificate authority whose certificates are accepted.
         debug: whether the run ends when user code changes the parameters, as in `LocalCluster`; each rank checks too.
@@ -148,6 +148,7 @@ class Torchrun:
     start_timeout_s: float = 300.0
     heartbeat_timeout_s: float = 60.0
     notice: str | None = None
+    share_memory: bool = True
     encrypt: bool = True
     tls_cert: str | Path | None = None
     tls_key: str | Path | None = None

@@ -41,7 +41,7 @@ class SharedMemory:
     """
 
     def __init__(self, layout: FlatLayout, workers: int, slots: int) -> None:
-        self._sizes = (workers, slots, _pages(layout.nbytes))
+        self._sizes = (workers, slots, whole_pages(layout.nbytes))
         self._map(anonymous_file(self._nbytes))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class SharedMemory:
     @property
     def _nbytes(self) -> int:
         workers, slots, nbytes = self._sizes
-        return _pages(workers * WORD_BYTES) + (workers + slots) * nbytes
+        return whole_pages(workers * WORD_BYTES) + (workers + slots) * nbytes
 
     def _map(self, file: int) -> None:
         workers, _, _ = self._sizes
@@ -85,7 +85,7 @@ class SharedMemory:
 
     def _view(self, layout: FlatLayout, index: int) -> torch.Tensor:
         workers, _, nbytes = self._sizes
-        offset = _pages(workers * WORD_BYTES) + index * nbytes
+        offset = whole_pages(workers * WORD_BYTES) + index * nbytes
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=layout.nbytes, offset=offset)
 
 
@@ -100,5 +100,6 @@ def anonymous_file(nbytes: int) -> int:
     return file
 
 
-def _pages(nbytes: int) -> int:
+def whole_pages(nbytes: int) -> int:
+    """Return the bytes of the pages that hold this number of bytes."""
     return max(1, -(-nbytes // PAGE_BYTES)) * PAGE_BYTES

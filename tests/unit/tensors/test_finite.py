@@ -54,7 +54,7 @@ def update(server, number, change=lambda worker, gradient: None, accumulates=Fal
         gradient = layout.allocate()
         gradient.memory.zero_()
         change(worker, gradient)
-        server.enqueue(gradient, 8)
+        server.enqueue(gradient, 8, worker=worker)
         if accumulates:
             server.accumulate()
     accepted = tuple(Accept(worker=worker, draw=number, staleness=0, samples=8) for worker in (10, 11, 12))

@@ -32,6 +32,7 @@ class SentVersion(NamedTuple):
         is_difference: whether they are the difference to the version before.
         checksum: checksum of the version, in debug mode.
         early: number of the group that sums the worker's gradient while it is computed; 0 for none.
+        slot: number of the version in memory that the worker shares; -1 for none.
     """
 
     is_new: bool = False
@@ -39,6 +40,7 @@ class SentVersion(NamedTuple):
     is_difference: bool = False
     checksum: int | None = None
     early: int = 0
+    slot: int = -1
 
 
 class Taken(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from paceline.engines.distributed.transport.wire import Wire
-from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.tensors.version_store import VersionStore
 
 
@@ -18,10 +18,17 @@ class PublishedVersions(VersionStore):
         layout: layout of the model.
         wire: wire.
         on_release: callback for every version that is no longer read.
+        allocate: function that returns storage for one more version; None for memory of this process.
     """
 
-    def __init__(self, layout: FlatLayout, wire: Wire, on_release: Callable[[int], None] | None = None) -> None:
-        super().__init__(layout.allocate, on_release)
+    def __init__(
+        self,
+        layout: FlatLayout,
+        wire: Wire,
+        on_release: Callable[[int], None] | None = None,
+        allocate: Callable[[], FlatBuffers] | None = None,
+    ) -> None:
+        super().__init__(allocate or layout.allocate, on_release)
         self._messages = wire.messages_of(self)
 
     def packed(self, version: int) -> Tensor:

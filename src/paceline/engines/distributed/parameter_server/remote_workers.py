@@ -35,6 +35,7 @@ from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors
 from paceline.engines.distributed.failed_worker import why_failed
+from paceline.engines.distributed.parameter_server.host_memory import host_memory_of
 from paceline.engines.distributed.parameter_server.loop_options import LoopOptions
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker, processes_of
@@ -115,7 +116,9 @@ class RemoteWorkers(Workers):
         self._succession = succession
         self._needs_evaluator = rank.job.eval_data is not None
         self._wire = make_wire(cluster.wire, layout, loads_numba=True)  # it steps an optimizer (decision 0027)
-        self._published = PublishedVersions(layout, self._wire, self._on_version_released)
+        self._memory = host_memory_of(cluster, layout)
+        allocate = self._memory.allocate if self._memory is not None else None
+        self._published = PublishedVersions(layout, self._wire, self._on_version_released, allocate)
         self.clock = RealClock()
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
@@ -158,6 +161,7 @@ class RemoteWorkers(Workers):
                 wire=self._wire,
                 shards=self._shards,
                 handler=handler,
+                memory=self._memory,
             )
         rounds = EarlyRounds(is_certain=self._rank.plan.counts_all)
         return AnnouncedTensors(
@@ -343,6 +347,7 @@ class RemoteWorkers(Workers):
             is_difference=version.is_difference,
             checksum=version.checksum,
             early=version.early,
+            slot=version.slot,
         )
         worker.on_sent(command.version)
         self._shards.send(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from paceline.clusters.torchrun import Torchrun
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
 from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
+from paceline.engines.distributed.parameter_server.host_memory import HostMemory
 from paceline.engines.distributed.parameter_server.link_utilization import LinkMonitor
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
@@ -15,11 +16,13 @@ from paceline.engines.distributed.parameter_server.shard_clients import ShardCli
 from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
 from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.task_messages import MemoryMapped
 from paceline.engines.distributed.transport.wire import Wire, WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
 from paceline.engines.server_side import ServerSide
+from paceline.processes.shared_memory import SharedBuffers
 from paceline.server.parameter_server import ParameterServer
-from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
 
@@ -37,6 +40,7 @@ class ServedTensors(CoordinatorTensors):
         wire: format of the gradients on the network.
         shards: clients of the servers of the other shards.
         handler: receiver of messages.
+        memory: memory that the workers of this host map; None without any.
     """
 
     parameters: ServerSide
@@ -51,12 +55,16 @@ class ServedTensors(CoordinatorTensors):
         wire: Wire,
         shards: ShardClients,
         handler: PeerHandler,
+        memory: HostMemory | None,
     ) -> None:
+        self._memory = memory
+        self._shared: dict[int, FlatBuffers] = {}  # gradient of each process that shares memory, by peer id
         self._debug = cluster.debug
         self._server = server
         self._published = published
         self._shards = shards
-        gradients = [layout.allocate() for _ in range(cluster.n)]
+        self._received = [layout.allocate() for _ in range(cluster.n)]
+        self._gradients = gradients = list(self._received)
         others = shards if shards.numbers else None
         self.parameters = ServerSide(
             server,
@@ -66,7 +74,7 @@ class ServedTensors(CoordinatorTensors):
             debug=cluster.debug,
             deterministic=cluster.deterministic,
         )
-        self.receiver = GradientReceiver([WireBuffer(wire, each) for each in gradients], handler)
+        self.receiver = GradientReceiver([WireBuffer(wire, each) for each in self._received], handler)
         self._link_monitor = LinkMonitor(cluster.n, _shard_nbytes(cluster, server), cluster.bytes_per_s)
 
     @property
@@ -77,6 +85,7 @@ class ServedTensors(CoordinatorTensors):
     def begin(self, workers: Iterable[RemoteWorker]) -> None:
         """Begin at the servers of the other shards; each worker gets its version with its task."""
         self._shards.init(self.parameters.first_version)
+        self._offer(workers)
 
     def follow(self, stream: StandbyStream) -> None:
         """Send a standby the mean gradient of each update."""
@@ -84,26 +93,41 @@ class ServedTensors(CoordinatorTensors):
 
     def take_over(self, workers: Iterable[RemoteWorker], newest: int) -> Taken:
         """Go on with the version that the standby has made."""
+        self._offer(workers)
         return Taken(newest)
 
     def admit(self, worker: RemoteWorker) -> None:
-        """Do nothing, as `begin`."""
+        """Share memory with a worker of this host."""
+        self._offer([worker])
+
+    def _offer(self, workers: Iterable[RemoteWorker]) -> None:
+        for worker in workers:
+            if self._memory is not None and worker.connection.is_on_this_host:
+                worker.connection.send(self._memory.offer(worker.peer_id))
 
     def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
         """Return the version, if the worker does not have it."""
         is_new = worker.newest_sent != version
+        shared, storage = self._shared.get(worker.peer_id), self._published[version]
+        self._gradients[worker.worker] = self._received[worker.worker] if shared is None else shared
+        if shared is not None and isinstance(storage, SharedBuffers):
+            return SentVersion(is_new, slot=storage.slot)
         buckets, is_difference = self._published.message(worker.peer_id, version, is_new)
         held = checksum(self._published.held_by(worker.peer_id, version)) if self._debug else None
         return SentVersion(is_new, buckets, is_difference, held)
 
     def on_message(self, worker: RemoteWorker, message: Message) -> bool:
-        """Do nothing: gradients are received before."""
-        return False
+        """Note that a worker shares memory; gradients are received before."""
+        is_mapped = isinstance(message, MemoryMapped)
+        if is_mapped and self._memory is not None:
+            self._shared[worker.peer_id] = self._memory.mapped(worker.peer_id)
+            LOG.info("worker %d shares memory with the server", worker.worker)
+        return is_mapped
 
     def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
         """Note how long the link of this process was used for a gradient, if it was sent."""
         done = arriving.done
-        if not done.is_notice:
+        if not done.is_notice and self._gradients[worker] is self._received[worker]:
             self._log(self._link_monitor.on_gradient(worker, done.measured.compute_s, seconds))
 
     def settle(self) -> None:
@@ -113,7 +137,10 @@ class ServedTensors(CoordinatorTensors):
         """Do nothing, as `settle`."""
 
     def lose(self, worker: RemoteWorker) -> None:
-        """Count with the link of one worker less."""
+        """Count with the link of one worker less, and forget its memory."""
+        self._shared.pop(worker.peer_id, None)
+        if self._memory is not None:
+            self._memory.forget(worker.peer_id)
         self._log(self._link_monitor.on_lost(worker.worker))
 
     def ended(self) -> None:
@@ -122,7 +149,9 @@ class ServedTensors(CoordinatorTensors):
         self._server.gather_shards()
 
     def close(self) -> None:
-        """Do nothing: no thread and no connection is its own."""
+        """Close the files of shared memory."""
+        if self._memory is not None:
+            self._memory.close()
 
     def _log(self, report: str | None) -> None:
         if report is not None:

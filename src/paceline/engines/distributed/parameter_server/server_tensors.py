@@ -7,10 +7,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from paceline.core.events import Measured
+from paceline.engines.distributed.parameter_server.host_memory import OfferedMemory, map_offered
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTask, RemoteTaskDone
+from paceline.engines.distributed.transport.task_messages import (
+    MemoryMapped,
+    MemoryOffered,
+    RemoteEvaluateTask,
+    RemoteTask,
+    RemoteTaskDone,
+)
 from paceline.engines.distributed.worker_tensors import Start, WorkerTensors
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Replica
@@ -29,8 +36,11 @@ class ServerTensors(WorkerTensors):
     sends_early = True
 
     def __init__(self, replica: Replica, wire: str, *, is_pinned: bool) -> None:
-        self._version = replica.layout.allocate()
-        self.gradient = replica.layout.allocate()
+        self._layout = replica.layout
+        self._is_pinned = is_pinned
+        self._version = self._layout.allocate()
+        self.gradient = self._own_gradient = self._layout.allocate()
+        self._shared: OfferedMemory | None = None  # with the server
         self._channels = shard_channels(replica, wire, self._version, self.gradient)
         self.left_out = [channel.left_out for channel in self._channels if channel.left_out is not None]
         self._channel_of = [channel for channel in self._channels for _ in channel.parameters]  # by parameter
@@ -53,6 +63,7 @@ class ServerTensors(WorkerTensors):
 
     def disconnect(self) -> int:
         """Return -1: versions come from the server."""
+        self._shared = None
         return -1
 
     def on_message(self, message: Message) -> bool:
@@ -60,7 +71,18 @@ class ServerTensors(WorkerTensors):
         is_task = isinstance(message, RemoteTask | RemoteEvaluateTask)
         if is_task:
             self._on_task(self._channels[0], message)
-        return is_task
+        if isinstance(message, MemoryOffered):
+            self._map(message)
+        return is_task or isinstance(message, MemoryOffered)
+
+    def _map(self, offer: MemoryOffered) -> None:
+        """Map the memory of the server, if it is one of this host; else tensors are sent as before."""
+        shared = map_offered(offer, self._layout)
+        if shared is not None:
+            if self._is_pinned:
+                pin(shared.gradient)
+            self._shared = shared
+            self._channels[0].connection.send(MemoryMapped())
 
     def begin(self, draw: int) -> None:
         """Begin a gradient."""
@@ -69,18 +91,21 @@ class ServerTensors(WorkerTensors):
 
     def on_accumulated(self, parameter: int, busy_s: float) -> None:
         """Send the parts of the gradient that are complete with this parameter."""
+        if self.gradient is not self._own_gradient:
+            return
         self._channel_of[parameter].on_accumulated(parameter, busy_s)
 
     def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
         """Send the remaining buckets of the gradient, and its scalars; only these if the gradient is unneeded."""
-        if is_needed:
+        is_sent = is_needed and self.gradient is self._own_gradient
+        if is_sent:
             for channel in self._channels:
                 channel.pack_remaining(is_finite=measured.finite)
             overflows = any(channel.overflows(measured.squared_norm) for channel in self._channels)
             measured = measured._replace(finite=measured.finite and not overflows)
         message = done(measured)
         for channel in self._channels:
-            if is_needed:
+            if is_sent:
                 channel.send_remaining(message)
             else:
                 channel.connection.send(message)
@@ -101,6 +126,12 @@ class ServerTensors(WorkerTensors):
     def _on_task(self, channel: ShardChannel, task: Message) -> None:
         """Handle one shard's part of a task; the part that arrives last starts the task."""
         assert isinstance(task, RemoteTask | RemoteEvaluateTask)
+        if isinstance(task, RemoteTask) and task.slot >= 0:
+            assert self._shared is not None
+            self.gradient = self._shared.gradient
+            self._start(task, self._shared.version(task.slot), time.monotonic())
+            return
+        self.gradient = self._own_gradient
         if isinstance(task, RemoteEvaluateTask):
             channel.unpack_version()
         elif task.sends_version:

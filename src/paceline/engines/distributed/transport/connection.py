@@ -90,6 +90,7 @@ class Connection:
         address: host and port of the other process, for messages.
         peer_host: address of the host of the other process.
         local_host: address of this host towards the other process.
+        is_on_this_host: whether the other process has the same address.
         answers_heartbeats: whether the thread of the loop answers heartbeats; else they are delivered, and this side
             asks for heartbeats only while it sends, so that it counts as lost when nothing answers.
         accepts_state: whether the other process may send the tensors of a `StateMessage`.
@@ -108,6 +109,7 @@ class Connection:
         self.local_host, _ = _name(control.getsockname)
         self.peer_host, port = _name(control.getpeername)
         self.address = f"{self.peer_host}:{port}"
+        self.is_on_this_host = self.peer_host == self.local_host
         self.answers_heartbeats = True
         self.accepts_state = True
         self.waits_for_reader = False

@@ -332,12 +332,7 @@ PeerMessage = (
     | announced_messages.StateFollows
     | announced_messages.SumsMade
     | announced_messages.GradientRecomputed
-    | task_messages.GradientStarted
-    | task_messages.RemoteTaskDone
-    | task_messages.RemoteTaskCancelled
-    | task_messages.EvaluationResult
-    | task_messages.Heartbeat
-    | task_messages.HeartbeatAnswer
+    | task_messages.TaskAnswer
 )
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

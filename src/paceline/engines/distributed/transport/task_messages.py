@@ -48,6 +48,7 @@ class RemoteTask(MessageStruct, frozen=True, kw_only=True):
         progress: progress of the run.
         is_difference: whether the version comes as a difference to the one before.
         early: number of the group that sums the gradient while it is computed; 0 for none.
+        slot: number of the version in shared memory, where the gradient is to be, too; -1 if both are sent.
     """
 
     draw: int
@@ -59,6 +60,7 @@ class RemoteTask(MessageStruct, frozen=True, kw_only=True):
     progress: TaskProgress = TaskProgress()
     is_difference: bool = False
     early: int = 0
+    slot: int = -1
 
     @classmethod
     def of(cls, command: Compute, **facts: Any) -> RemoteTask:
@@ -304,6 +306,30 @@ class GradientReceived(MessageStruct, frozen=True):
     draw: int
 
 
+class MemoryOffered(MessageStruct, frozen=True, kw_only=True):
+    """The server shares its memory with a worker of its host, if that can open it.
+
+    Attributes:
+        process: process id of the server.
+        versions: descriptor of the file of the versions in the server.
+        versions_key: what that file begins with.
+        slots: number of versions in it.
+        gradient: descriptor of the file of the worker's gradient.
+        gradient_key: what that file begins with.
+    """
+
+    process: int
+    versions: int
+    versions_key: bytes
+    slots: int
+    gradient: int
+    gradient_key: bytes
+
+
+class MemoryMapped(MessageStruct, frozen=True):
+    """The worker has mapped the memory that the server has offered."""
+
+
 class PartialSums(MessageStruct, frozen=True):
     """One shard's part of sums over elements, or the sums over all shards."""
 
@@ -326,8 +352,21 @@ TaskMessage = (
     | ApplyUpdate
     | UpdateDone
     | ReleaseVersion
+    | MemoryOffered
+    | MemoryMapped
     | Heartbeat
     | HeartbeatAnswer
     | GradientReceived
     | PartialSums
+)
+
+# What a server takes from a worker.
+TaskAnswer = (
+    GradientStarted
+    | RemoteTaskDone
+    | RemoteTaskCancelled
+    | EvaluationResult
+    | MemoryMapped
+    | Heartbeat
+    | HeartbeatAnswer
 )
