@@ -158,7 +158,8 @@ class ServerSide(ProcessParameters):
 
     def accumulate(self) -> None:
         """Add gradients that are held to the mean."""
-        self._server.accumulate(self._below)
+        if self._server.is_adding:
+            self._server.accumulate(self._below)
 
     @property
     def _below(self) -> float:

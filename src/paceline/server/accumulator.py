@@ -64,12 +64,19 @@ class GradientAccumulator:
         self._count += 1
         self._written |= gradient.written
 
+    @property
+    def is_adding(self) -> bool:
+        """Whether gradients are queued."""
+        return bool(self._queue)
+
     def accumulate(self, below: float = inf) -> None:
         """Add queued gradients to the mean; a lone first one stays queued: adding it with the second saves a copy.
 
         Args:
             below: lowest number of a worker that may still have a gradient in the update; inf if none may.
         """
+        if not self._weight and len(self._queue) < 2:  # as in most calls
+            return
         ready = [queued for queued in self._queue if queued.worker < below]
         if self._weight or len(ready) > 1:
             self._queue = [queued for queued in self._queue if queued.worker >= below]
@@ -102,7 +109,7 @@ class GradientAccumulator:
 
         A single gradient is its own mean, without a copy. The queue is added when the mean is read.
         """
-        last = _in_order(self._queue)
+        last = self._queue if len(self._queue) < 2 else _in_order(self._queue)
         new = [queued.gradient for queued in last]
         if len(new) == 1 and not self._weight:
             mean = MeanGradient(new, [1.0], new[0], self._count, is_borrowed=True)
@@ -119,7 +126,7 @@ class GradientAccumulator:
 
     def clear(self) -> None:
         """Drop the gradients of the open update, and begin the next update."""
-        self._queue.clear()
+        self._queue = []
         self._count = 0
         self._weight = 0
         self._scaled_weight = 0.0

@@ -170,6 +170,11 @@ class ParameterServer:
         """Drop the gradients of the open update."""
         self._accumulator.clear()
 
+    @property
+    def is_adding(self) -> bool:
+        """Whether gradients are queued."""
+        return self._accumulator.is_adding
+
     def accumulate(self, below: float = inf) -> None:
         """Add queued gradients of workers below a number to the mean; a lone first one stays queued."""
         self._accumulator.accumulate(below)
