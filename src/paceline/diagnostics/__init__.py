@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from paceline.diagnostics.check import Check, Status
-from paceline.diagnostics.host import check_clock, check_cores, check_files, check_folder, check_memory
+from paceline.diagnostics.host import check_clock, check_cores, check_files, check_folder, check_memory, check_sharing
 from paceline.diagnostics.network import check_addresses, check_loopback, check_token
 from paceline.diagnostics.software import check_devices, check_extras, check_versions
 from paceline.diagnostics.trials import check_gloo, check_workers
@@ -28,6 +28,7 @@ def checks(folder: Path, *, quick: bool = False) -> Iterator[Check]:
         check_devices,
         check_cores,
         check_memory,
+        check_sharing,
         check_files,
         lambda: check_folder("disk", folder),
         lambda: check_folder("temp files", Path(gettempdir())),

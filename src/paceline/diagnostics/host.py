@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,6 +24,8 @@ LITTLE_SHARED_BYTES = 256e6
 LITTLE_DISK_BYTES = 1e9
 TRIAL_BYTES = 1 << 20
 COARSE_CLOCK_S = 1e-3
+TRIAL = b"shared"
+OPENING = "import sys; print(open('/proc/{}/fd/{}'.format(*sys.argv[1:]), 'rb').read().decode(), end='')"
 
 
 def check_cores() -> Check:
@@ -84,6 +88,28 @@ def judge_memory(free_bytes: float, shared_bytes: float | None) -> Check:
         )
         return Check(subject="memory", status=Status.WARNING, finding=finding, advice=advice)
     return Check(subject="memory", status=Status.OK, finding=finding)
+
+
+def check_sharing() -> Check:
+    """Return whether another process of this user opens memory of this one, as ranks do with that of their server."""
+    with tempfile.TemporaryFile() as trial:
+        trial.write(TRIAL)
+        trial.flush()
+        command = [sys.executable, "-P", "-c", OPENING, str(os.getpid()), str(trial.fileno())]
+        try:
+            read = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            return judge_sharing("", f"no process could be started: {error.strerror}")
+    return judge_sharing(read.stdout, (read.stderr.strip().splitlines() or [""])[-1])
+
+
+def judge_sharing(read: str, error: str) -> Check:
+    """Judge what another process has read of a file of this one, and its error."""
+    if read.encode() == TRIAL:
+        return Check(subject="sharing", status=Status.OK, finding="processes of one user share memory")
+    finding = f"no process can open memory of another one: {error}"
+    advice = "ranks on one host send each other everything: start them in one container, as one user"
+    return Check(subject="sharing", status=Status.WARNING, finding=finding, advice=advice)
 
 
 def check_files() -> Check:

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from paceline.diagnostics import Status
-from paceline.diagnostics.host import check_folder, judge_clock, judge_cores, judge_disk, judge_files, judge_memory
+from paceline.diagnostics.host import (
+    check_folder,
+    check_sharing,
+    judge_clock,
+    judge_cores,
+    judge_disk,
+    judge_files,
+    judge_memory,
+    judge_sharing,
+)
 from paceline.diagnostics.network import judge_addresses, judge_token
 from paceline.diagnostics.software import judge_devices, judge_extras
 
@@ -24,6 +33,8 @@ HERE = Path("/data")
         (judge_memory(8e9, 1e9), OK, ""),
         (judge_memory(8e9, None), OK, ""),
         (judge_memory(8e9, 64e6), WARNING, "--shm-size=2g"),
+        (judge_sharing("shared", ""), OK, ""),
+        (judge_sharing("", "PermissionError: [Errno 13] Permission denied"), WARNING, "as one user"),
         (judge_files(1024, 4096), OK, ""),
         (judge_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY), OK, ""),
         (judge_files(512, 2048), WARNING, "ulimit -n 2048"),
@@ -53,6 +64,11 @@ def test_each_verdict_has_advice_where_something_is_to_do(check, status, advice)
     assert check.status is status
     assert advice in check.advice
     assert bool(check.advice) == (status is not OK)
+
+
+@pytest.mark.processes
+def test_another_process_opens_memory_of_this_one():
+    assert check_sharing().status is OK
 
 
 def test_findings_have_numbers_with_units():
