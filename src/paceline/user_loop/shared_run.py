@@ -123,6 +123,7 @@ class SharedRun(AttachedRun):
         if self.loader.begun is self._tasks.task:
             raise RunError("run.pause() between a batch and its optimizer.step(): pause after the step")
         self._tasks.task = None
+        self._watch.keep_version()
         self._worker.pause(PAUSE)
         try:
             yield

@@ -125,8 +125,13 @@ def test_the_others_go_on_during_a_pause_and_the_rank_takes_part_again(protocol)
                 step(model, optimizer, [batch])
                 steps += 1
                 if rank == 0 and steps == 2:
-                    with run.pause():
+                    with run.pause(), torch.no_grad():  # other values for an evaluation, while updates are made
+                        own = [each.clone() for each in model.parameters()]
+                        for each in model.parameters():
+                            each.zero_()
                         assert went_on.wait(LIMIT_S)
+                        for each, value in zip(model.parameters(), own, strict=True):
+                            each.copy_(value)
                     is_back.set()
                 if rank == 1 and steps == 6:
                     went_on.set()

@@ -73,6 +73,10 @@ class LoopWatch:
         self._version = dict(zip(self._trained.values(), trainable(model), strict=True))
         self._writes.mark()
 
+    def keep_version(self) -> None:
+        """Keep a copy of the version, whose memory the server may use again from now on."""
+        self._version = {name: each.detach().clone() for name, each in self._version.items()}
+
     @torch.no_grad()
     def bind(self, model: nn.Module) -> None:
         """Bind the parameters to the memory of a version, in which they may be written, and copy its buffers."""

@@ -19,6 +19,7 @@ from paceline.engines.distributed.transport.task_messages import (
     RemoteTaskDone,
 )
 from paceline.engines.distributed.worker_tensors import Start, WorkerTensors
+from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.parameter_guard import check_version
 from paceline.worker.replica import Replica
 from paceline.worker.task_runner import pin
@@ -38,6 +39,7 @@ class ServerTensors(WorkerTensors):
     def __init__(self, replica: Replica, wire: str, *, is_pinned: bool) -> None:
         self._layout = replica.layout
         self._is_pinned = is_pinned
+        self._pinned: set[int] = set()  # addresses of memory that is shared
         self._version = self._layout.allocate()
         self.gradient = self._own_gradient = self._layout.allocate()
         self._shared: OfferedMemory | None = None  # with the server
@@ -75,12 +77,17 @@ class ServerTensors(WorkerTensors):
             self._map(message)
         return is_task or isinstance(message, MemoryOffered)
 
+    def _take(self, vectors: FlatBuffers) -> None:
+        """Prepare memory that is shared, once."""
+        if self._is_pinned and vectors.memory.data_ptr() not in self._pinned:
+            self._pinned.add(vectors.memory.data_ptr())
+            pin(vectors)
+
     def _map(self, offer: MemoryOffered) -> None:
         """Map the memory of the server, if it is one of this host; else tensors are sent as before."""
         shared = map_offered(offer, self._layout)
         if shared is not None:
-            if self._is_pinned:
-                pin(shared.gradient)
+            self._take(shared.gradient)
             self._shared = shared
             self._channels[0].connection.send(MemoryMapped())
 
@@ -129,7 +136,9 @@ class ServerTensors(WorkerTensors):
         if isinstance(task, RemoteTask) and task.slot >= 0:
             assert self._shared is not None
             self.gradient = self._shared.gradient
-            self._start(task, self._shared.version(task.slot), time.monotonic())
+            version = self._shared.version(task.slot)
+            self._take(version)
+            self._start(task, version, time.monotonic())
             return
         self.gradient = self._own_gradient
         if isinstance(task, RemoteEvaluateTask):
