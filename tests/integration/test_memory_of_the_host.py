@@ -111,6 +111,20 @@ def test_it_is_not_shared_where_that_would_change_something(torchrun, mapped):
     assert mapped == []
 
 
+def test_versions_without_room_in_it_are_sent(mapped, monkeypatch):
+    expected, _ = trained()
+    monkeypatch.setattr(HostMemory, "allocate", lambda memory, count=iter(range(9)): allocated(memory, next(count)))
+    parameters, counters = trained()
+    assert all(mapped)
+    assert torch.equal(parameters, expected)
+    assert counters.sent_bytes > UPDATES / 2 * FlatLayout(wide_net()).nbytes, "some were sent"
+
+
+def allocated(memory, number):
+    """Return storage for a version, which is shared if its number is odd."""
+    return memory._versions.vectors(number) if number % 2 else memory._layout.allocate()
+
+
 LAYOUT = FlatLayout(wide_net())
 
 

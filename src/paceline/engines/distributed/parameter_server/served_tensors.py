@@ -109,9 +109,10 @@ class ServedTensors(CoordinatorTensors):
         """Return the version, if the worker does not have it."""
         is_new = worker.newest_sent != version
         shared, storage = self._shared.get(worker.peer_id), self._published[version]
-        self._gradients[worker.worker] = self._received[worker.worker] if shared is None else shared
         if shared is not None and isinstance(storage, SharedBuffers):
+            self._gradients[worker.worker] = shared
             return SentVersion(is_new, slot=storage.slot)
+        self._gradients[worker.worker] = self._received[worker.worker]
         buckets, is_difference = self._published.message(worker.peer_id, version, is_new)
         held = checksum(self._published.held_by(worker.peer_id, version)) if self._debug else None
         return SentVersion(is_new, buckets, is_difference, held)
