@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def test_it_is_not_shared_where_that_would_change_something(torchrun, mapped):
 
 def test_versions_without_room_in_it_are_sent(mapped, monkeypatch):
     expected, _ = trained()
-    monkeypatch.setattr(HostMemory, "allocate", lambda memory, count=iter(range(9)): allocated(memory, next(count)))
+    numbers = count()
+    monkeypatch.setattr(HostMemory, "allocate", lambda memory: allocated(memory, next(numbers)))
     parameters, counters = trained()
     assert all(mapped)
     assert torch.equal(parameters, expected)
