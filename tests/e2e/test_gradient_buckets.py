@@ -49,7 +49,8 @@ def test_every_gradient_is_that_of_its_minibatch(protocol, n, run, heard):
         return seen.updates >= 6 and (n == 1 or is_interrupted)
 
     job = large_job()
-    [end, *_] = run(n + 1, job, protocol=protocol, stop="seconds=30", callbacks=[EndWhen(is_enough)])
+    settings = {"protocol": protocol, "stop": "seconds=30", "callbacks": [EndWhen(is_enough)]}
+    [end, *_] = run(n + 1, job, {"share_memory": False}, **settings)
     arrivals = [record for record in end.of(GradientArrived) if record.used]
     expected = sgd_over(arrivals, job, n)
     assert end.stopped_by == "interrupted"  # because it was enough
@@ -59,6 +60,6 @@ def test_every_gradient_is_that_of_its_minibatch(protocol, n, run, heard):
 
 @pytest.mark.slow
 def test_a_short_gradient_goes_at_once(heard):
-    ranks.run(2, tiny_job(), protocol="bsp", stop="updates=5")
+    ranks.run(2, tiny_job(), {"share_memory": False}, protocol="bsp", stop="updates=5")
     assert not any(isinstance(message, GradientStarted) for message in heard)
     assert Replica(tiny_job(), 1, 1).layout.nbytes < BUCKET_BYTES

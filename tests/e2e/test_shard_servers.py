@@ -78,7 +78,9 @@ def test_shards_reach_the_parameters_of_one_server_on_the_same_arrivals(protocol
     job, n, updates = tiny_job(model=batch_norm_net, **changes), 3, 40
     [end, *_] = run(n + 1, job, {"shards": shards}, protocol=protocol, stop=f"updates={updates}")
     expected = replayed(job, n, protocol, updates, events)
-    assert largest_relative_difference(flat(end.parameters), expected) < EXACT
+    # The replay adds in the order of arrival. Adam amplifies the rounding where a second moment is small.
+    exact = EXACT if "optimizer" not in changes else 100 * EXACT
+    assert largest_relative_difference(flat(end.parameters), expected) < exact
 
 
 @pytest.mark.slow

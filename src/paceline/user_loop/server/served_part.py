@@ -39,6 +39,9 @@ OF_THE_SERVER = (
     "start_timeout_s",
     "heartbeat_timeout_s",
     "notice",
+    "bytes_per_s",
+    "share_memory",
+    "deterministic",
 )
 
 
