@@ -158,7 +158,7 @@ class ServerSide(ProcessParameters):
 
     def accumulate(self) -> None:
         """Add gradients that are held to the mean."""
-        if self._server.is_adding:
+        if self._server.has_queued:
             self._server.accumulate(self._below)
 
     @property

@@ -65,7 +65,7 @@ class GradientAccumulator:
         self._written |= gradient.written
 
     @property
-    def is_adding(self) -> bool:
+    def has_queued(self) -> bool:
         """Whether gradients are queued."""
         return bool(self._queue)
 

@@ -171,9 +171,9 @@ class ParameterServer:
         self._accumulator.clear()
 
     @property
-    def is_adding(self) -> bool:
+    def has_queued(self) -> bool:
         """Whether gradients are queued."""
-        return self._accumulator.is_adding
+        return self._accumulator.has_queued
 
     def accumulate(self, below: float = inf) -> None:
         """Add queued gradients of workers below a number to the mean; a lone first one stays queued."""

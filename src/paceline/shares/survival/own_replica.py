@@ -57,7 +57,7 @@ class OwnReplica:
             self._watcher = threading.Thread(target=self._watch, args=(store,), daemon=True)
             self._watcher.start()
 
-    def all_have(self, has: bool) -> bool:  # the vote itself
+    def all_have(self, has: bool) -> bool:
         """Return whether all ranks of the replica have what this one votes for."""
         if not self.is_several:
             return has

@@ -66,6 +66,7 @@ class ServerTensors(WorkerTensors):
     def disconnect(self) -> int:
         """Return -1: versions come from the server."""
         self._shared = None
+        self._pinned.clear()  # other memory may get the same addresses
         return -1
 
     def on_message(self, message: Message) -> bool:
@@ -77,8 +78,8 @@ class ServerTensors(WorkerTensors):
             self._map(message)
         return is_task or isinstance(message, MemoryOffered)
 
-    def _take(self, vectors: FlatBuffers) -> None:
-        """Prepare memory that is shared, once."""
+    def _pin_once(self, vectors: FlatBuffers) -> None:
+        """Lock the pages of shared memory, if a GPU reads and writes it and they are not locked yet."""
         if self._is_pinned and vectors.memory.data_ptr() not in self._pinned:
             self._pinned.add(vectors.memory.data_ptr())
             pin(vectors)
@@ -87,7 +88,7 @@ class ServerTensors(WorkerTensors):
         """Map the memory of the server, if it is one of this host; else tensors are sent as before."""
         shared = map_offered(offer, self._layout)
         if shared is not None:
-            self._take(shared.gradient)
+            self._pin_once(shared.gradient)
             self._shared = shared
             self._channels[0].connection.send(MemoryMapped())
 
@@ -137,7 +138,7 @@ class ServerTensors(WorkerTensors):
             assert self._shared is not None
             self.gradient = self._shared.gradient
             version = self._shared.version(task.slot)
-            self._take(version)
+            self._pin_once(version)
             self._start(task, version, time.monotonic())
             return
         self.gradient = self._own_gradient
