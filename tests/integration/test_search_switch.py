@@ -177,7 +177,7 @@ MANY = pl.Cluster(12, timing=pl.timing.Exponential(1.0))
 @pytest.mark.slow
 def test_a_trial_that_diverges_ends_early_and_fails_its_setting(tmp_path):
     found = search(tmp_path, job(**UNSTABLE), cluster=MANY, stop="epochs=10", settings=1, margin=0.9)
-    assert "max_loss=11" in str(found.trial.stop)  # ten times log 3
+    assert "max_loss=11" in str(found.trial.config.stop)  # ten times log 3
     [trials] = found.tried
     assert trials.diverged == 2
     assert (found.fraction, found.is_accepted(trials)) == (1.0, False)
@@ -207,7 +207,7 @@ def test_divergence_of_the_first_protocol_is_an_error_and_stores_nothing(tmp_pat
 @pytest.mark.slow
 def test_a_given_max_loss_is_kept(tmp_path):
     found = search(tmp_path, stop="epochs=2,max_loss=1e9", settings=1, **ALL_KEPT)
-    assert found.trial.stop.max_loss == 1e9
+    assert found.trial.config.stop.max_loss == 1e9
 
 
 def without_accuracy(model, batch):

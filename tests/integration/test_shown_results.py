@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
+from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.core.events import Outcome
 from paceline.experiments.advise.result import Advice, GradientSummary
@@ -26,6 +27,7 @@ from paceline.experiments.switch_point.trials import Trials, TrialSpec
 from paceline.protocols.found_for import FoundFor
 from paceline.recording.history import History
 from paceline.recording.run_stats import RunStats
+from paceline.run.config import RunConfig
 from paceline.theory import Constants, tradeoff
 from paceline.utils.representation import Representation, summarize_value
 from paceline.utils.text_table import TextTable
@@ -76,15 +78,8 @@ def lr_range_test():
 
 
 def a_search():
-    trial = TrialSpec(
-        job=tiny_job(),
-        cluster=CLUSTER,
-        stop=pl.Stop(epochs=2),
-        first="bsp",
-        then="asp",
-        evaluate_every=None,
-        worker_timeout_s=None,
-    )
+    config = RunConfig(job=tiny_job(), plan=parse_plan("bsp"), cluster=CLUSTER, stop=pl.Stop(epochs=2), seed=0)
+    trial = TrialSpec(config=config, first="bsp", then="asp")
     timing = SwitchTiming(
         fraction=0.5,
         first="bsp",

@@ -21,6 +21,8 @@ from paceline.protocols.protocol import Plan
 from paceline.utils.files import ContentError
 
 SHOWN = 60  # characters of a wrong entry
+# Entries that a resumed run may have anew, with the permission of the user.
+CHANGEABLE = ("evaluate_every", "worker_timeout_s", "measure_steps", "schedule")
 
 
 class Dealing(Struct, frozen=True, kw_only=True):

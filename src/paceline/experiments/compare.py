@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from paceline.catalogue.parser import parse_plan
@@ -22,6 +23,7 @@ from paceline.processes.shared_pickle import refuse_while_unpickling
 from paceline.protocols.protocol import Plan, as_plan
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
+from paceline.run.config import RunConfig
 from paceline.run.train import AnyCluster, AnyProtocol
 from paceline.utils.argument_types import checked_types
 from paceline.utils.spec_parser import split_top
@@ -76,23 +78,29 @@ def compare(
     """
     refuse_while_unpickling()
     check_optional_range("[0, inf)", price=price)
-    grid = GridSpec(
+    plans = _plans(protocols)
+    cluster = without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare")
+    stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    every = Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
+    common = partial(
+        RunConfig,
         job=job,
-        plans=_plans(protocols),
-        cluster=without_launcher(parse_cluster(cluster) if isinstance(cluster, str) else cluster, "compare"),
-        stop=Stop.parse(stop) if isinstance(stop, str) else stop,
-        evaluate_every=Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every,
+        cluster=cluster,
+        stop=stop,
+        seed=0,
+        evaluate_every=every,
         worker_timeout_s=worker_timeout_s,
     )
+    grid = GridSpec({name: common(plan=plan) for name, plan in plans.items()})
     grid.check()
-    at_once = at_a_time(grid.cluster, processes)
+    at_once = at_a_time(cluster, processes)
     given = request(
         job,
         _seeds(seeds),
-        protocols={name: str(plan) for name, plan in grid.plans.items()},
-        cluster=str(grid.cluster),
-        stop=str(grid.stop),
-        evaluate_every=evaluate_every and str(grid.evaluate_every),
+        protocols={name: str(plan) for name, plan in plans.items()},
+        cluster=str(cluster),
+        stop=str(stop),
+        evaluate_every=every and str(every),
         worker_timeout_s=worker_timeout_s,
     )
     with (
@@ -102,10 +110,8 @@ def compare(
         cells = _cells(folder.path, folder.request)
         shown.plan(len(cells), sum(is_finished(cell.folder) for cell in cells))
         report = run_cells(grid, cells, shown, at_once)
-        rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in grid.plans]
-        comparison = Comparison(
-            rows=rows, stop=grid.stop, folder=folder.path, price=price, interrupted=report.interrupted
-        )
+        rows = [_row(name, [cell for cell in cells if cell.name == name], report) for name in plans]
+        comparison = Comparison(rows=rows, stop=stop, folder=folder.path, price=price, interrupted=report.interrupted)
         if not report.interrupted:
             folder.save({"table.txt": comparison.text().encode(), "table.json": comparison.to_json()})
         if comparison.failures and not report.interrupted:

@@ -29,8 +29,8 @@ class CheckpointPolicy(NamedTuple):
         keep: number of checkpoints kept, >= 1.
     """
 
-    every: Duration
-    keep: int
+    every: Duration = Duration("seconds", 60)
+    keep: int = 3
 
 
 class Checkpointer:

@@ -12,6 +12,7 @@ from paceline.checkpoint.fingerprint import described_defaults
 from paceline.checkpoint.store import Checkpoints
 from paceline.clusters.simulated import Cluster
 from paceline.clusters.torchrun import NO_SERVER, Torchrun
+from paceline.coordinator.rules import CHANGEABLE
 from paceline.core.events import Restarted
 from paceline.engines.loop import RunLoop
 from paceline.engines.run import Run
@@ -211,8 +212,5 @@ def _changeable(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "protocol": configuration["protocol"],
         "cluster": configuration["cluster"].removesuffix(NO_SERVER),  # the state and the decisions are the same
-        "evaluate_every": configuration["rules"]["evaluate_every"],
-        "worker_timeout_s": configuration["rules"]["worker_timeout_s"],
-        "measure_steps": configuration["rules"]["measure_steps"],
-        "schedule": configuration["rules"]["schedule"],
+        **{name: configuration["rules"][name] for name in CHANGEABLE},
     }

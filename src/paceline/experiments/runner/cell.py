@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.clusters.local import LocalCluster
-from paceline.clusters.simulated import Cluster
-from paceline.core.duration import Duration
 from paceline.core.stop import Stop
+from paceline.engines.distributed import THIS_PROCESS
+from paceline.engines.signals import holding_sigterm
 from paceline.experiments.runner.ending import outcome_of
-from paceline.jobs.job import Job
-from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
 from paceline.recording.run_folder import ERROR, RUN
+from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
 from paceline.run.result import Result
 from paceline.run.session import Session
-from paceline.run.train import train
+from paceline.run.train import open_session, run_session
 
 
 @dataclass(frozen=True)
@@ -39,62 +37,53 @@ class RunSpec:
         return f"{self.name}, seed {self.seed}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GridSpec:
-    """Common settings of all runs of a grid; the attributes are the arguments of `train`, with a plan per protocol."""
+    """Runs of one job on one cluster with several protocols and seeds.
 
-    job: Job
-    plans: dict[str, Plan]
-    cluster: Cluster | LocalCluster
-    stop: Stop
-    evaluate_every: Duration | None = None
-    worker_timeout_s: float | None = None
+    Attributes:
+        configs: configuration of the runs of each protocol, by its name; a cell sets the seed and the folder.
+    """
+
+    configs: dict[str, RunConfig]
+
+    @property
+    def stop(self) -> Stop:
+        """Stop of every run."""
+        return self._first.stop
 
     @property
     def workload(self) -> float | None:
         """Number of gradients of a whole run; None if the stop does not fix it."""
-        plan = next(iter(self.plans.values()))
-        return self.stop.workload(self._config(plan).per_epoch)
+        return self.stop.workload(self._first.per_epoch)
+
+    @property
+    def _first(self) -> RunConfig:
+        return next(iter(self.configs.values()))
 
     def check(self) -> None:
-        """Check every plan before the first run.
+        """Check every configuration before the first run.
 
         Raises:
-            UsageError: a plan cannot run with these settings.
+            UsageError: a protocol cannot run with these settings.
         """
-        for plan in self.plans.values():
-            config = self._config(plan)
+        for config in self.configs.values():
             config.check()
             Session(config)  # checks that the model and the optimizer of the job support the plan
 
-    def _config(self, plan: Plan) -> RunConfig:
-        return RunConfig(
-            job=self.job,
-            plan=plan,
-            cluster=self.cluster,
-            stop=self.stop,
-            seed=0,
-            evaluate_every=self.evaluate_every,
-            worker_timeout_s=self.worker_timeout_s,
-        )
 
-
+@holding_sigterm()
 def run_cell(grid: GridSpec, cell: RunSpec, callbacks: Sequence[Callback]) -> Result:
     """Train one cell: from its last checkpoint if it was interrupted, from the beginning if it crashed."""
     outcome = outcome_of(cell.folder)
     has_begun = (cell.folder / RUN).exists() and not (outcome is not None and outcome.is_crash)
     (cell.folder / ERROR).unlink(missing_ok=True)
-    return train(
-        grid.job,
-        protocol=grid.plans[cell.name],
-        cluster=grid.cluster,
-        stop=grid.stop,
-        seed=cell.seed,
+    config = replace(grid.configs[cell.name], seed=cell.seed, folder=cell.folder)
+    session, folder, resumption = open_session(
+        config,
+        THIS_PROCESS,
         out=None if has_begun else cell.folder,
         overwrite=True,
         resume=cell.folder if has_begun else None,
-        callbacks=callbacks,
-        evaluate_every=grid.evaluate_every,
-        worker_timeout_s=grid.worker_timeout_s,
-        progress=False,  # the caller shows it
     )
+    return run_session(session, folder, resumption, callbacks, CheckpointPolicy())

@@ -229,9 +229,10 @@ def _serve(arguments: _RunArguments) -> None:
 
 
 def _shared_grid(grid: GridSpec) -> SharedPickle:
-    plans = {f"protocol {name}": plan for name, plan in grid.plans.items()}
-    parts = {**vars(grid.job), **plans, "cluster": grid.cluster}
-    return pickled(grid, parts, f"job {grid.job.name} cannot be sent to other processes", ", or give processes=1")
+    plans = {f"protocol {name}": config.plan for name, config in grid.configs.items()}
+    config = next(iter(grid.configs.values()))
+    parts = {**vars(config.job), **plans, "cluster": config.cluster}
+    return pickled(grid, parts, f"job {config.job.name} cannot be sent to other processes", ", or give processes=1")
 
 
 def _exit_failure(process: ForkServerProcess) -> RunFailed:

@@ -102,7 +102,7 @@ class SwitchSearch(TableRepresentation):
             return ""
         target, margin = self.bisection.target, f"{'+-' if self.bisection.two_sided else '-'} {self.bisection.margin:g}"
         rule = f"target mean accuracy {target:.4f} {margin}, {counted(len(self.seeds), 'run')} per switch point"
-        return f"{self.trial.first}, then {self.trial.then}, on {self.trial.cluster}: {rule}."
+        return f"{self.trial.first}, then {self.trial.then}, on {self.trial.config.cluster}: {rule}."
 
     def _grids(self) -> list[TextTable]:
         """Return the table of the settings; empty if the search was interrupted."""
@@ -135,7 +135,11 @@ class SwitchSearch(TableRepresentation):
         rule = self.bisection
         table = self.timing.as_table() if self.timing else {}
         table |= {"target": rule.target, "margin": rule.margin, "two_sided": rule.two_sided}
-        table |= {"cluster": str(self.trial.cluster), "stop": str(self.trial.stop), "seeds": list(self.seeds)}
+        table |= {
+            "cluster": str(self.trial.config.cluster),
+            "stop": str(self.trial.config.stop),
+            "seeds": list(self.seeds),
+        }
         table |= {"cost_s": self.cost_s, "cost_in_first_runs": self.cost, "speed_up": self.speed_up}
         table |= {"first_alone": _plain(self.alone)} if self.alone else {}
         return table | {"trials": [_plain(each) | {"accepted": self.is_accepted(each)} for each in self.tried]}

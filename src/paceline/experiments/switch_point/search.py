@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
 
+from paceline.catalogue.parser import switch_plan
 from paceline.clusters.local import LocalCluster
 from paceline.clusters.parser import parse_cluster, without_launcher
 from paceline.clusters.simulated import Cluster
@@ -24,6 +25,7 @@ from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import AccuracyOf, TrialRunner, Trials, TrialSpec
 from paceline.jobs.job import Job
 from paceline.processes.shared_pickle import refuse_while_unpickling
+from paceline.run.config import RunConfig
 from paceline.run.train import AnyCluster
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
@@ -126,19 +128,19 @@ def search_switch(
     )
     _check_stop(stop)
     every = Duration.parse(evaluate_every) if isinstance(evaluate_every, str) else evaluate_every
-    trial = TrialSpec(
+    config = RunConfig(
         job=job,
+        plan=switch_plan(1.0, first, then),
         cluster=cluster,
         stop=stop,
-        first=first,
-        then=then,
+        seed=seed,
         evaluate_every=every,
         worker_timeout_s=worker_timeout_s,
-        accuracy=accuracy,
     )
-    trial.check()
+    TrialSpec(config=config, first=first, then=then, accuracy=accuracy).check()
     at_once = at_a_time(cluster, processes)
-    trial = replace(trial, stop=_ended_when_diverged(stop, job, cluster, seed))
+    config = replace(config, stop=_ended_when_diverged(stop, job, cluster, seed))
+    trial = TrialSpec(config=config, first=first, then=then, accuracy=accuracy)
     given = request(
         job,
         range(seed, seed + runs),

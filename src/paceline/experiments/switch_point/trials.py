@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from pathlib import Path
 from statistics import mean
@@ -12,21 +12,17 @@ from typing import Literal
 from paceline.catalogue.parser import switch_plan
 from paceline.catalogue.switch_timing import SwitchTiming
 from paceline.checkpoint.fingerprint import model_in_short
-from paceline.clusters.local import LocalCluster
-from paceline.clusters.simulated import Cluster
-from paceline.core.duration import Duration
 from paceline.core.records import VersionEvaluated
-from paceline.core.stop import Stop
 from paceline.errors import RunError, UsageError
 from paceline.experiments.runner.cell import GridSpec, RunSpec
 from paceline.experiments.runner.ending import describe_crashes
 from paceline.experiments.runner.folder import cells_of
 from paceline.experiments.runner.pool import Display, run_cells
 from paceline.experiments.switch_point.bisection import converged_accuracy
-from paceline.jobs.job import Job
 from paceline.protocols.found_for import FoundFor
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.run_stats import count
+from paceline.run.config import RunConfig
 from paceline.worker.torch_utils import build_model
 
 AccuracyOf = Literal["final", "converged"]
@@ -60,29 +56,24 @@ class Trials:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """Common settings of all runs of a search; the attributes are the arguments of `search_switch`."""
+    """Common settings of all runs of a search.
 
-    job: Job
-    cluster: Cluster | LocalCluster
-    stop: Stop
+    Attributes:
+        config: configuration of a run of the first protocol alone; the others have another plan.
+        first: text of the first protocol.
+        then: text of the second protocol.
+        accuracy: accuracy of a run that counts.
+    """
+
+    config: RunConfig
     first: str
     then: str
-    evaluate_every: Duration | None
-    worker_timeout_s: float | None
     accuracy: AccuracyOf = "final"
 
     def grid(self, fraction: float) -> GridSpec:
         """Return the runs that try a fraction."""
         plan = switch_plan(fraction, self.first, self.then)
-        plans = {self.name(fraction): plan}
-        return GridSpec(
-            job=self.job,
-            plans=plans,
-            cluster=self.cluster,
-            stop=self.stop,
-            evaluate_every=self.evaluate_every,
-            worker_timeout_s=self.worker_timeout_s,
-        )
+        return GridSpec({self.name(fraction): replace(self.config, plan=plan)})
 
     def name(self, fraction: float) -> str:
         """Return the text of the plan."""
@@ -94,11 +85,12 @@ class TrialSpec:
         Raises:
             UsageError: a setting is invalid.
         """
-        if self.job.eval_data is None:
-            raise UsageError(f"job {self.job.name} has no data to measure an accuracy on; give it eval_data")
+        job = self.config.job
+        if job.eval_data is None:
+            raise UsageError(f"job {job.name} has no data to measure an accuracy on; give it eval_data")
         if switch_plan(1.0, self.first, self.then) == switch_plan(1.0, self.then, self.first):
             raise UsageError(f"first and then are both {self.first}; give two different protocols")
-        if self.accuracy == "converged" and self.evaluate_every is None:
+        if self.accuracy == "converged" and self.config.evaluate_every is None:
             raise UsageError(
                 "accuracy='converged' compares evaluations during a run; give evaluate_every, for example 'epochs=1'"
             )
@@ -107,9 +99,10 @@ class TrialSpec:
 
     def timing(self, fraction: float, file: Path, seed: int) -> SwitchTiming:
         """Return the timing for a fraction, with the settings that it was found for."""
-        model = model_in_short(build_model(self.job, seed))
+        job = self.config.job
+        model = model_in_short(build_model(job, seed))
         found_for = FoundFor(
-            file=str(file), job=self.job.name, model=model, batch_size=self.job.batch_size, workers=self.cluster.n
+            file=str(file), job=job.name, model=model, batch_size=job.batch_size, workers=self.config.cluster.n
         )
         return SwitchTiming(fraction=fraction, first=self.first, then=self.then, found_for=found_for)
 

@@ -4,25 +4,22 @@ from math import nan
 from pathlib import Path
 
 import paceline as pl
+from paceline.catalogue.parser import parse_plan
 from paceline.catalogue.switch_timing import FoundFor, SwitchTiming
 from paceline.experiments.switch_point.bisection import Bisection
 from paceline.experiments.switch_point.result import SwitchSearch
 from paceline.experiments.switch_point.trials import Trials, TrialSpec
+from paceline.run.config import RunConfig
 from tiny_jobs import dataset, tiny_job
 
 ALONE = Trials(1.0, (0.9, 0.92), (100.0, 120.0))
 
 
 def a_search(first="bsp", alone=ALONE, **changes):
-    trial = TrialSpec(
-        job=tiny_job(eval_data=dataset()),
-        cluster=pl.Cluster(4),
-        stop=pl.Stop(epochs=2),
-        first=first,
-        then="asp",
-        evaluate_every=None,
-        worker_timeout_s=None,
+    config = RunConfig(
+        job=tiny_job(eval_data=dataset()), plan=parse_plan("bsp"), cluster=pl.Cluster(4), stop=pl.Stop(epochs=2), seed=0
     )
+    trial = TrialSpec(config=config, first=first, then="asp")
     bisection = Bisection(target=0.91, margin=0.01, settings=2, **changes)
     tried = (Trials(0.5, (0.92, 0.9), (50.0, 60.0)), Trials(0.25, (0.95, nan), (25.0, 5.0)))
     timing = SwitchTiming(
