@@ -7,13 +7,14 @@ import sys
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import paceline as pl
 import rank_threads
-from paceline.engines.distributed.parameter_server import server_tensors
+from paceline.engines.distributed.parameter_server import server_tensors, shard_server
 from paceline.engines.distributed.parameter_server.host_memory import HostMemory, map_offered
 from paceline.tensors.flat_buffers import FlatLayout
 from ranks import flat
@@ -106,10 +107,42 @@ def test_the_parameters_are_those_of_a_simulation(mapped):
     assert all(mapped)
 
 
-@pytest.mark.parametrize("torchrun", [{"wire": "bf16"}, {"debug": True}, {"shards": 2}], ids=str)
+@pytest.mark.parametrize("torchrun", [{"wire": "bf16"}, {"debug": True}], ids=str)
 def test_it_is_not_shared_where_that_would_change_something(torchrun, mapped):
     trained(job=tiny_job(), **torchrun)
     assert mapped == []
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_the_servers_of_all_shards_share_it(shards, mapped):
+    expected, _ = trained()
+    parameters, counters = trained(shards=shards)
+    assert len(mapped) == 2 * 2
+    assert all(mapped)
+    assert largest_relative_difference(parameters, expected) < EXACT
+    nbytes = FlatLayout(wide_net()).nbytes
+    assert counters.received_bytes < UPDATES * MESSAGES_BYTES + 3 * nbytes  # first tasks, and the final shards
+    sent, _ = trained(shards=shards, share_memory=False)
+    assert torch.equal(parameters, sent)
+
+
+@pytest.mark.parametrize("protocol", ["asp + dc_asgd(lambda0=0.1)", "k_batch_async(k=2)", "bsp + local_steps(H=3)"])
+def test_protocols_run_with_it_and_shards(protocol, mapped):
+    trained(protocol, shards=2)
+    assert all(mapped)
+
+
+def test_a_shard_whose_server_cannot_map_it_is_sent(mapped, monkeypatch):
+    expected, _ = trained(shards=2)
+    mapped.clear()
+    monkeypatch.setattr(shard_server.OfferedShard, "__init__", refuse)
+    parameters, _ = trained(shards=2)
+    assert mapped == [], "no worker is offered memory of which a shard is not a part"
+    assert torch.equal(parameters, expected)
+
+
+def refuse(*arguments):
+    raise OSError("another host")
 
 
 def test_versions_without_room_in_it_are_sent(mapped, monkeypatch):
@@ -139,7 +172,8 @@ def memory():
 
 def test_both_sides_see_what_the_other_writes(memory):
     offered = map_offered(memory.offer(7), LAYOUT)
-    gradient, version = memory.mapped(7), memory.allocate()
+    memory.mapped(7)
+    gradient, version = memory.gradient(7), memory.allocate()
     offered.gradient.memory.fill_(3)
     assert gradient.memory.eq(3).all()
     version.memory.fill_(5)
@@ -147,13 +181,22 @@ def test_both_sides_see_what_the_other_writes(memory):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"versions_key": b"x" * 16}, {"gradient_key": b""}, {"process": 2**22 + 1}, {"slots": 3}, {"gradient": 1}]
+    ("file", "wrong"),
+    [
+        ("versions", {"key": b"x" * 16}),
+        ("gradient", {"key": b""}),
+        ("versions", {"process": 2**22 + 1}),
+        ("gradient", {"descriptor": 1}),
+    ],
 )
-def test_memory_of_another_host_is_not_mapped(memory, wrong):
+def test_memory_of_another_host_is_not_mapped(memory, file, wrong):
     offer = memory.offer(7)
     assert map_offered(offer, LAYOUT)
-    fields = {name: getattr(offer, name) for name in offer.__struct_fields__}
-    assert map_offered(type(offer)(**{**fields, **wrong}), LAYOUT) is None
+    assert map_offered(msgspec.structs.replace(offer, **{file: getattr(offer, file)._replace(**wrong)}), LAYOUT) is None
+
+
+def test_memory_of_another_size_is_not_mapped(memory):
+    assert map_offered(msgspec.structs.replace(memory.offer(7), slots=3), LAYOUT) is None
 
 
 def test_no_file_is_left_after_many_losses():
@@ -188,9 +231,9 @@ def test_each_process_has_memory_of_its_own(memory):
     memory.mapped(7)
     memory.forget(7)
     map_offered(memory.offer(8), LAYOUT)
-    gradient = memory.mapped(8)
+    memory.mapped(8)
     earlier.gradient.memory.fill_(3)
-    assert not gradient.memory.any()
+    assert not memory.gradient(8).memory.any()
 
 
 @pytest.mark.processes
@@ -198,10 +241,11 @@ def test_another_process_opens_it_by_the_descriptor(memory):
     offer = memory.offer(7)
     program = (
         "import sys; from paceline.engines.distributed.parameter_server.host_memory import map_offered\n"
-        "from paceline.engines.distributed.transport.task_messages import MemoryOffered\n"
+        "from paceline.engines.distributed.transport.memory_messages import MemoryOffered, SharedFile\n"
         "from paceline.tensors.flat_buffers import FlatLayout; from torch import nn\n"
         "layout = FlatLayout(nn.Sequential(nn.Linear(5, 4000), nn.Linear(4000, 3)).double())\n"
         f"map_offered({offer!r}, layout).gradient.memory.fill_(3)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert memory.mapped(7).memory.eq(3).all()
+    memory.mapped(7)
+    assert memory.gradient(7).memory.eq(3).all()

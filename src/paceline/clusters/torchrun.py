@@ -114,7 +114,7 @@ class Torchrun:
         notice: source of the notice that this machine will be taken away, which counts as SIGTERM: "aws", "gcp" or
             "azure" for the service of the cloud, or a path with a slash, as ``"/run/preempt"``, of a file that then is.
         share_memory: whether workers on the host of the server map its memory (Linux), so that versions and gradients
-            are not sent. Not with several shards, workers="node", debug, or another wire than "float32".
+            are not sent. Not with workers="node", debug, another wire than "float32", or a shard on another host.
         encrypt: whether connections use TLS 1.3. Without it both sides still prove that they have the token, but every
             process on the network path can read and change parameters and gradients.
         tls_cert: PEM file with a certificate of this host, by which TLS proves who it is; None for the token.

@@ -116,7 +116,7 @@ class RemoteWorkers(Workers):
         self._succession = succession
         self._needs_evaluator = rank.job.eval_data is not None
         self._wire = make_wire(cluster.wire, layout, loads_numba=True)  # it steps an optimizer (decision 0027)
-        self._memory = host_memory_of(cluster, layout)
+        self._memory = host_memory_of(cluster, server.model)
         allocate = self._memory.allocate if self._memory is not None else None
         self._published = PublishedVersions(layout, self._wire, self._on_version_released, allocate)
         self.clock = RealClock()
@@ -352,7 +352,11 @@ class RemoteWorkers(Workers):
         worker.on_sent(command.version)
         self._shards.send(
             task_messages.AssignTask(
-                peer_id=worker.peer_id, draw=command.draw, version=command.version, sends_version=version.is_new
+                peer_id=worker.peer_id,
+                draw=command.draw,
+                version=command.version,
+                sends_version=version.is_new,
+                slot=version.slot,
             )
         )
         worker.connection.send(task, version.buckets)

@@ -15,14 +15,14 @@ from paceline.engines.distributed.parameter_server.remote_worker import Arriving
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.rendezvous.acceptor import PeerHandler
 from paceline.engines.distributed.standby.standby_stream import StandbyStream
+from paceline.engines.distributed.transport.memory_messages import GradientMapped, MemoryMapped
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.task_messages import MemoryMapped
 from paceline.engines.distributed.transport.wire import Wire, WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
 from paceline.engines.server_side import ServerSide
 from paceline.processes.shared_memory import SharedBuffers
 from paceline.server.parameter_server import ParameterServer
-from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
+from paceline.tensors.flat_buffers import FlatLayout
 from paceline.utils.rank_logger import RankLogger
 from paceline.worker.parameter_guard import checksum
 
@@ -58,7 +58,6 @@ class ServedTensors(CoordinatorTensors):
         memory: HostMemory | None,
     ) -> None:
         self._memory = memory
-        self._shared: dict[int, FlatBuffers] = {}  # gradient of each process that shares memory, by peer id
         self._debug = cluster.debug
         self._server = server
         self._published = published
@@ -84,6 +83,8 @@ class ServedTensors(CoordinatorTensors):
 
     def begin(self, workers: Iterable[RemoteWorker]) -> None:
         """Begin at the servers of the other shards; each worker gets its version with its task."""
+        if self._memory is not None and self._memory.is_shared:
+            self._memory.is_shared = self._shards.share(self._memory.offer_versions())
         self._shards.init(self.parameters.first_version)
         self._offer(workers)
 
@@ -102,13 +103,14 @@ class ServedTensors(CoordinatorTensors):
 
     def _offer(self, workers: Iterable[RemoteWorker]) -> None:
         for worker in workers:
-            if self._memory is not None and worker.connection.is_on_this_host:
+            if self._memory is not None and self._memory.is_shared and worker.connection.is_on_this_host:
                 worker.connection.send(self._memory.offer(worker.peer_id))
 
     def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
         """Return the version, if the worker does not have it."""
         is_new = worker.newest_sent != version
-        shared, storage = self._shared.get(worker.peer_id), self._published[version]
+        storage = self._published[version]
+        shared = self._memory.gradient(worker.peer_id) if self._memory is not None else None
         if shared is not None and isinstance(storage, SharedBuffers):
             self._gradients[worker.worker] = shared
             return SentVersion(is_new, slot=storage.slot)
@@ -119,11 +121,13 @@ class ServedTensors(CoordinatorTensors):
 
     def on_message(self, worker: RemoteWorker, message: Message) -> bool:
         """Note that a worker shares memory; gradients are received before."""
-        is_mapped = isinstance(message, MemoryMapped)
-        if is_mapped and self._memory is not None:
-            self._shared[worker.peer_id] = self._memory.mapped(worker.peer_id)
+        if not isinstance(message, MemoryMapped):
+            return False
+        if message.is_mapped and self._memory is not None:
+            file = self._memory.mapped(worker.peer_id)
+            self._shards.send(GradientMapped(worker.peer_id, file))
             LOG.info("worker %d shares memory with the server", worker.worker)
-        return is_mapped
+        return True
 
     def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
         """Note how long the link of this process was used for a gradient, if it was sent."""
@@ -139,7 +143,6 @@ class ServedTensors(CoordinatorTensors):
 
     def lose(self, worker: RemoteWorker) -> None:
         """Count with the link of one worker less, and forget its memory."""
-        self._shared.pop(worker.peer_id, None)
         if self._memory is not None:
             self._memory.forget(worker.peer_id)
         self._log(self._link_monitor.on_lost(worker.worker))

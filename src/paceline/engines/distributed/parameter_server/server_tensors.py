@@ -10,10 +10,9 @@ from paceline.core.events import Measured
 from paceline.engines.distributed.parameter_server.host_memory import OfferedMemory, map_offered
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
 from paceline.engines.distributed.rendezvous.session import ClientSession
+from paceline.engines.distributed.transport.memory_messages import MemoryMapped, MemoryOffered
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.task_messages import (
-    MemoryMapped,
-    MemoryOffered,
     RemoteEvaluateTask,
     RemoteTask,
     RemoteTaskDone,
@@ -86,11 +85,10 @@ class ServerTensors(WorkerTensors):
 
     def _map(self, offer: MemoryOffered) -> None:
         """Map the memory of the server, if it is one of this host; else tensors are sent as before."""
-        shared = map_offered(offer, self._layout)
-        if shared is not None:
-            self._pin_once(shared.gradient)
-            self._shared = shared
-            self._channels[0].connection.send(MemoryMapped())
+        self._shared = map_offered(offer, self._layout)
+        if self._shared is not None:
+            self._pin_once(self._shared.gradient)
+        self._channels[0].connection.send(MemoryMapped(self._shared is not None))
 
     def begin(self, draw: int) -> None:
         """Begin a gradient."""
@@ -134,17 +132,10 @@ class ServerTensors(WorkerTensors):
     def _on_task(self, channel: ShardChannel, task: Message) -> None:
         """Handle one shard's part of a task; the part that arrives last starts the task."""
         assert isinstance(task, RemoteTask | RemoteEvaluateTask)
-        if isinstance(task, RemoteTask) and task.slot >= 0:
-            assert self._shared is not None
-            self.gradient = self._shared.gradient
-            version = self._shared.version(task.slot)
-            self._pin_once(version)
-            self._start(task, version, time.monotonic())
-            return
-        self.gradient = self._own_gradient
+        slot = task.slot if isinstance(task, RemoteTask) else -1
         if isinstance(task, RemoteEvaluateTask):
             channel.unpack_version()
-        elif task.sends_version:
+        elif task.sends_version and slot < 0:
             channel.unpack_version(is_difference=task.is_difference)
         self._received[channel] = task
         if len(self._received) < len(self._channels):
@@ -154,4 +145,12 @@ class ServerTensors(WorkerTensors):
         assert all(each.version == complete.version for each in received.values()), (
             received
         )  # no server is ahead of another
-        self._start(complete, self._version, time.monotonic())
+        if slot < 0:
+            self.gradient = self._own_gradient
+            version = self._version
+        else:
+            assert self._shared is not None
+            self.gradient = self._shared.gradient
+            version = self._shared.version(slot)
+            self._pin_once(version)
+        self._start(complete, version, time.monotonic())

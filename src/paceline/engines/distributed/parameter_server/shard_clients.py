@@ -15,6 +15,7 @@ from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.encoded import encoded
 from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.memory_messages import MemoryMapped, MemoryOffered
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.transport import Address
 from paceline.errors import RunError
@@ -95,6 +96,14 @@ class ShardClients(ShardPeers):
         state = json.dumps(codec.encode(dict(self._loaded), tensors)) if self._loaded is not None else ""
         self._loaded = None
         self.send(messages.InitShard(state, version, tensors=tensors))
+
+    def share(self, offer: MemoryOffered) -> bool:
+        """Let all servers map the memory of rank 0; return whether each of them has done so."""
+        if not all(connection.is_on_this_host for connection in self._connections.values()):
+            return False
+        self.send(offer)
+        answers = [self._await(number, lambda message: isinstance(message, MemoryMapped)) for number in self.numbers]
+        return all(answer.is_mapped for answer in answers)
 
     def send(self, message: Message) -> None:
         """Send a message to all servers."""

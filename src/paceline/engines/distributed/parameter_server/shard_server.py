@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from paceline.clusters.devices import cores
 from paceline.core.index_bits import IndexBits
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
+from paceline.engines.distributed.parameter_server.host_memory import OfferedShard
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
@@ -32,12 +33,14 @@ from paceline.engines.distributed.rendezvous.session import describe_process, ra
 from paceline.engines.distributed.transport import messages, task_messages
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.event_queue import EventQueue
+from paceline.engines.distributed.transport.memory_messages import GradientMapped, MemoryMapped, MemoryOffered
 from paceline.engines.distributed.transport.messages import Message
-from paceline.engines.distributed.transport.wire import WireBuffer
+from paceline.engines.distributed.transport.wire import Wire, WireBuffer
 from paceline.engines.distributed.transport.wires import make_wire
 from paceline.engines.signals import ignoring_ctrl_c
 from paceline.errors import RunError
 from paceline.policies.compensation.base import Compensator, compensators_of
+from paceline.processes.shared_memory import SharedBuffers
 from paceline.server.outer_optimizer import server_job
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
@@ -63,7 +66,8 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
     rank.host.lifecycle.set_num_threads(max(1, cores() // cluster.ranks.local_world_size))
     number = cluster.shard
     assert number is not None
-    layout = FlatLayout(model, cluster.shards, only=number)
+    whole = FlatLayout(model, cluster.shards)
+    layout = whole.shard_layouts[number]
     hello = messages.Hello.of(describe_process(f"the server of shard {number}", cluster), cluster.worker, job_spec)
     with raising_run_error(), ignoring_ctrl_c(), closing(join_rank_0(cluster, rank.transport, hello)) as session:
         if isinstance(end := session.connection.recv(), messages.End):
@@ -93,13 +97,13 @@ def serve_shard(rank: Rank, model: nn.Module, job_spec: dict[str, Any]) -> messa
         session.listen(peers.on_message, peers.on_error)
         session.connection.send(messages.ShardListens(acceptor.address[1]))
         try:
-            published = PublishedVersions(layout, wire)
-            gradients = [buffer.vectors for buffer in buffers]
             named = {repr(each): each for phase in rank.plan.phases for each in compensators_of(phase)}
             return _ShardServer(
                 server=server,
-                published=published,
-                gradients=gradients,
+                layout=whole,
+                shard=number,
+                wire=wire,
+                received=[buffer.vectors for buffer in buffers],
                 compensators=named,
                 rank_0=session.connection,
                 acceptor=acceptor,
@@ -152,15 +156,22 @@ class _ShardServer:
     def __init__(
         self,
         server: ParameterServer,
-        published: PublishedVersions,
-        gradients: list[FlatBuffers],
+        layout: FlatLayout,
+        shard: int,
+        wire: Wire,
+        received: list[FlatBuffers],
         compensators: dict[str, Compensator],
         rank_0: Connection,
         acceptor: Acceptor,
     ) -> None:
         self._server = server
-        self._published = published
-        self._gradients = gradients
+        self._layout = layout
+        self._shard = shard
+        self._published = PublishedVersions(layout.shard_layouts[shard], wire, allocate=self._allocate)
+        self._received = received
+        self._gradients = list(received)  # by worker
+        self._memory: OfferedShard | None = None
+        self._shared: dict[int, FlatBuffers] = {}  # gradients in shared memory, by id at rank 0
         self._compensators = compensators
         self._rank_0 = rank_0
         self._acceptor = acceptor
@@ -210,13 +221,8 @@ class _ShardServer:
 
     def _carry_out(self, message: Message) -> None:
         match message:
-            case task_messages.AssignTask(peer_id=peer_id, draw=draw, version=version, sends_version=sends_version):
-                self._server.flush(self._peers[peer_id].worker)  # whose next gradient overwrites the previous one
-                buckets, is_difference = self._published.message(peer_id, version, sends_version)
-                task = task_messages.RemoteTask(
-                    draw=draw, version=version, sends_version=sends_version, run_s=0.0, is_difference=is_difference
-                )
-                self._send(peer_id, task, buckets)
+            case task_messages.AssignTask():
+                self._assign(message)
             case task_messages.AssignEvaluation(peer_id, version):
                 self._send(peer_id, task_messages.RemoteEvaluateTask(version), [(0, self._published[version].memory)])
             case task_messages.AcceptGradient(worker=worker, weight=weight, step_scale=step_scale, below=below):
@@ -233,6 +239,10 @@ class _ShardServer:
                 compensators = [self._compensators[each] for each in names]
                 gradient, then = self._gradients[worker], self._published[version]
                 self._server.compensate(compensators, gradient, then, staleness, squared_norm)
+            case MemoryOffered():
+                self._rank_0.send(MemoryMapped(self._map(message)))
+            case GradientMapped(peer_id, gradient) if self._memory is not None:
+                self._shared[peer_id] = self._memory.gradient(gradient)
             case messages.RequestShardState(part):
                 self._send_state(part)
             case messages.DisconnectPeer(peer_id):
@@ -243,6 +253,41 @@ class _ShardServer:
                 self._server.publish(self._add(version, self._published.free_storage()))
             case _:
                 LOG.error("unknown message from rank 0: %r", message)
+
+    def _assign(self, command: task_messages.AssignTask) -> None:
+        worker, version = self._peers[command.peer_id].worker, command.version
+        self._server.flush(worker)  # whose next gradient overwrites the previous one
+        is_shared = command.slot >= 0
+        self._gradients[worker] = self._shared[command.peer_id] if is_shared else self._received[worker]
+        buckets: list[tuple[int, Tensor]] = []
+        is_difference = False
+        if is_shared:
+            storage = self._published[version]
+            assert isinstance(storage, SharedBuffers), "the slots of rank 0 are those of this server"
+            assert storage.slot == command.slot, "the slots of rank 0 are those of this server"
+        else:
+            buckets, is_difference = self._published.message(command.peer_id, version, command.sends_version)
+        task = task_messages.RemoteTask(
+            draw=command.draw,
+            version=version,
+            sends_version=command.sends_version,
+            run_s=0.0,
+            is_difference=is_difference,
+            slot=command.slot,
+        )
+        self._send(command.peer_id, task, buckets)
+
+    def _map(self, offer: MemoryOffered) -> bool:
+        """Map the memory of rank 0, and return whether that is possible."""
+        with suppress(OSError):
+            self._memory = OfferedShard(offer, self._layout, self._shard)
+        return self._memory is not None
+
+    def _allocate(self) -> FlatBuffers:
+        """Return storage for a version."""
+        if self._memory is not None:
+            return self._memory.allocate()
+        return self._layout.shard_layouts[self._shard].allocate()
 
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
         update, published = command.decoded(self._accepted), self._published
@@ -277,6 +322,7 @@ class _ShardServer:
     def _disconnect(self, peer_id: int) -> None:
         peer = self._peers.pop(peer_id, None)
         self._published.forget(peer_id)
+        self._shared.pop(peer_id, None)
         if peer is not None:
             del self._rank_0_ids[peer.peer_id]
             self._acceptor.disconnect(peer.peer_id, GRACE_S)

@@ -13,6 +13,7 @@ from paceline.core.bounds import LONGEST_TEXT, Port, Whole
 from paceline.engines.distributed.transport import announced_messages, standby_messages, sum_messages, task_messages
 from paceline.engines.distributed.transport.announced_messages import AnnouncedMessage
 from paceline.engines.distributed.transport.encoded import encoded
+from paceline.engines.distributed.transport.memory_messages import MemoryMapped, MemoryMessage
 from paceline.engines.distributed.transport.message_errors import name_of, with_names
 from paceline.engines.distributed.transport.standby_messages import StandbyMessage
 from paceline.engines.distributed.transport.sum_messages import SumMessage
@@ -310,7 +311,7 @@ ControlMessage = (
 )
 
 # None has a list whose length its receiver does not know.
-Message = ControlMessage | StandbyMessage | SumMessage | AnnouncedMessage | TaskMessage
+Message = ControlMessage | StandbyMessage | SumMessage | AnnouncedMessage | MemoryMessage | TaskMessage
 
 # What a server takes from a process that joins.
 PeerMessage = (
@@ -332,6 +333,7 @@ PeerMessage = (
     | announced_messages.StateFollows
     | announced_messages.SumsMade
     | announced_messages.GradientRecomputed
+    | MemoryMapped
     | task_messages.TaskAnswer
 )
 

@@ -194,12 +194,14 @@ class AssignTask(MessageStruct, frozen=True, kw_only=True):
         draw: number of the worker's task.
         version: version at which the gradient is computed.
         sends_version: whether the version follows the task.
+        slot: as that of `RemoteTask`.
     """
 
     peer_id: int
     draw: int
     version: int
     sends_version: bool
+    slot: int
 
 
 class AssignEvaluation(MessageStruct, frozen=True):
@@ -306,30 +308,6 @@ class GradientReceived(MessageStruct, frozen=True):
     draw: int
 
 
-class MemoryOffered(MessageStruct, frozen=True, kw_only=True):
-    """The server shares its memory with a worker of its host, if that can open it.
-
-    Attributes:
-        process: process id of the server.
-        versions: descriptor of the file of the versions in the server.
-        versions_key: what that file begins with.
-        slots: number of versions in it.
-        gradient: descriptor of the file of the worker's gradient.
-        gradient_key: what that file begins with.
-    """
-
-    process: int
-    versions: int
-    versions_key: bytes
-    slots: int
-    gradient: int
-    gradient_key: bytes
-
-
-class MemoryMapped(MessageStruct, frozen=True):
-    """The worker has mapped the memory that the server has offered."""
-
-
 class PartialSums(MessageStruct, frozen=True):
     """One shard's part of sums over elements, or the sums over all shards."""
 
@@ -352,8 +330,6 @@ TaskMessage = (
     | ApplyUpdate
     | UpdateDone
     | ReleaseVersion
-    | MemoryOffered
-    | MemoryMapped
     | Heartbeat
     | HeartbeatAnswer
     | GradientReceived
@@ -361,12 +337,4 @@ TaskMessage = (
 )
 
 # What a server takes from a worker.
-TaskAnswer = (
-    GradientStarted
-    | RemoteTaskDone
-    | RemoteTaskCancelled
-    | EvaluationResult
-    | MemoryMapped
-    | Heartbeat
-    | HeartbeatAnswer
-)
+TaskAnswer = GradientStarted | RemoteTaskDone | RemoteTaskCancelled | EvaluationResult | Heartbeat | HeartbeatAnswer
