@@ -239,6 +239,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "rules": config.rules.as_json(),
         **identity_of_replica(config.job, model),
         distributed.SAMPLES: getattr(config.job.data, "digest", ""),
+        "order of the samples": getattr(config.job.data, "order", ""),
         "shards": config.cluster.shards,
         "versions": versions(),
         # A spawned sidecar has another main module, and got the parts of this one by pickle.

@@ -25,9 +25,10 @@ from paceline.jobs.shared_memory import why_not_apart
 from paceline.policies.controllers.auto import with_whole_minibatches
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.data.loop_data import UserLoop, check_loader
+from paceline.user_loop.data.loader_checks import check_loader
+from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.data.pieces import check_pieces, log_pieces
-from paceline.user_loop.data.sample_digest import sample_digest
+from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.served_part import ServedPart
@@ -57,7 +58,7 @@ attached: list[SharedRun] = []  # the run of this process, also if the script ha
 def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loader: DataLoader[Any],
+    loader: DataLoader[Any] | None,
     *,
     protocol: AnyProtocol,
     scheduler: LRScheduler | None = None,
@@ -85,10 +86,13 @@ def attach(
             run, so that schedulers work as before. The run begins with its state at rank 0. A copy has that state
             until the end, where ``state_dict()`` reads it; with a server that is so at rank 0 only. With local steps
             each rank has its own state.
-        loader: DataLoader of map-style data, without a DistributedSampler. The ranks are dealt its minibatches of
-            ``batch_size * accumulate`` samples, each once per epoch; without ``drop_last``, the last
-            minibatch is smaller. Samples too few for ``accumulate`` batches are left out. Under ``balanced`` a batch is
-            a lease of samples, whose number varies, and ``run.stepped`` tells whether a step made an update.
+        loader: DataLoader without a DistributedSampler. Of map-style data the ranks are dealt the minibatches of
+            ``batch_size * accumulate`` samples, each once per epoch; without ``drop_last``, the last one is smaller.
+            Samples too few for ``accumulate`` batches are left out. A sampler of your own gives the order, or whole
+            batches, on all ranks with the same random numbers. Under ``balanced`` a batch is a lease of samples, whose
+            number varies, and ``run.stepped`` tells whether a step made an update. An IterableDataset is read by each
+            rank itself, and with None the loop draws its data, and iterates over ``run.steps(1000)``: a gradient that
+            is dropped is then a dropped batch.
         protocol: protocol, phase or plan, as ``pl.k_sync(k=3)``, or its text: "k_sync(k=3)", "all_reduce".
         scheduler: learning-rate scheduler of the optimizer, which the loop steps as before. In a loop over
             ``run.loader`` it goes to W / n steps after W gradients of n ranks, so that all ranks agree whatever their
@@ -135,8 +139,10 @@ def attach(
     callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
-    check_loader(loader)
-    check_pieces(plan, loader, accumulate)
+    if loader is not None:
+        check_loader(loader)
+    loop = UserLoop(model=model, optimizer=optimizer, loader=loader, accumulate=accumulate, clip_norm=clip_norm)
+    check_pieces(plan, loop)
     if isinstance(cluster, str):
         _check_text(cluster)
     if not started_by_torchrun(os.environ):
@@ -156,14 +162,7 @@ def attach(
     cluster = _ranks(cluster)
     chosen.check_folder(cluster)
     stop = Stop.parse(stop) if isinstance(stop, str) else stop
-    loop = UserLoop(
-        model=model,
-        optimizer=optimizer,
-        loader=loader,
-        accumulate=accumulate,
-        clip_norm=clip_norm,
-        digest=sample_digest(loader),
-    )
+    loop = loop._replace(digests=digests_of(loader))
     part: RankPart
     if plan.allreduce is not None:
         cluster = cluster.fitted_to(plan)

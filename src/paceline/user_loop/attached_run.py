@@ -37,7 +37,7 @@ class AttachedRun(ABC):
         optimizer: optimizer of the user.
 
     Attributes:
-        loader: batches of this rank; each iteration is one epoch.
+        loader: batches of this rank; each iteration is one epoch. A loop without a loader iterates over `steps`.
         over: whether the run has ended, for this rank at least; at the end of the run the model is the last version.
         stopped_by: condition that ended the run, empty before its end.
         reason: reason for the end as a sentence, empty before it.
@@ -89,6 +89,15 @@ class AttachedRun(ABC):
 
         Args:
             count: number of epochs, >= 1; it ends the run unless `stop` was given.
+        """
+
+    @abstractmethod
+    def steps(self, count: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the steps of a loop without a loader, and finish the run after the last one.
+
+        Args:
+            count: steps of each of equally fast ranks, >= 1; their gradients end the run unless `stop` was given. None
+                for a run that `stop` ends.
         """
 
     @abstractmethod

@@ -19,8 +19,9 @@ from paceline.engines.distributed import End
 from paceline.errors import RunError, UsageError
 from paceline.recording.why_ended import why_left
 from paceline.user_loop.attached_run import AttachedRun
-from paceline.user_loop.data.leased_loader import LeasedLoader
+from paceline.user_loop.data.dealt_batches import dealt_to
 from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.data.run_loader import RunLoader
 from paceline.user_loop.data.task_source import TaskSource
 from paceline.user_loop.hooks.gradient_sender import GradientSender
 from paceline.user_loop.hooks.interruptible_batch import InterruptibleBatch
@@ -58,7 +59,7 @@ class SharedRun(AttachedRun):
         returns: whether a run that diverges or is interrupted raises nothing in the loop.
     """
 
-    loader: LeasedLoader
+    loader: RunLoader
 
     def __init__(self, loop: UserLoop, stop: Stop | None, part: RankPart, *, returns: bool = False) -> None:
         super().__init__(loop.optimizer)
@@ -67,11 +68,11 @@ class SharedRun(AttachedRun):
         self._exchange = part.exchange
         self._stop = stop
         self._returns = returns
-        self._accumulate = loop.accumulate
+        self._loop = loop
         self._watch = LoopWatch(loop.model, loop.optimizer)
         self._exchange.kept = self._watch.frozen
         self._tasks = TaskSource(self._begin, self._settle_without_step)
-        self.loader = LeasedLoader(self._tasks, loop.loader, loop.accumulate, part.ranks, self._watch.frozen)
+        self.loader = RunLoader(self._tasks, loop.loader, loop.accumulate, part.ranks, self._watch.frozen)
         self.ends_together = self._steps.are_common
         self._server = ServerLink()
         self._worker: WorkerThread | None = None
@@ -82,11 +83,11 @@ class SharedRun(AttachedRun):
             loop,
             self._watch,
             self._exchange,
-            samples=self._samples,
+            samples=lambda: self.loader.samples(self._tasks.task),
             step_of_scaler=self._step_of_scaler,
             keeps_scale=self._keeps_scale,
         )
-        self._interruptible = InterruptibleBatch(loop.model, self._check_interrupt, self._gradients.drop)
+        self._interruptible = InterruptibleBatch(loop.model, self._tasks.check, self._gradients.drop)
         self._step_hooks = StepHooks(loop.optimizer, self._before_step, self._after_step)
         self._hooks = ExitStack()  # on the objects of the user
         for hooks in (self._step_hooks, self._interruptible, self._steps):
@@ -100,6 +101,16 @@ class SharedRun(AttachedRun):
                 break
             self._tasks.name_epoch(epoch)
             yield epoch
+        self.finish()
+
+    def steps(self, count: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the steps of a loop without a loader, and finish the run after the last one."""
+        if self._loop.loader is not None:
+            raise UsageError("run.steps() is for a loop that draws its data without a loader: iterate over run.loader")
+        if count is not None:
+            self._stop = self._stop or Stop(gradients=count * self._part.ranks)
+        self._begin()
+        yield from self._tasks.steps(self.loader.iterating)
         self.finish()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -213,20 +224,17 @@ class SharedRun(AttachedRun):
         self._gradients.start(self._config.plan, self._stop)
         assert isinstance(self._config.cluster, Torchrun)
         self._watch.start(debug=self._config.cluster.debug)
-        self.loader.start(self._config.cluster.worker)
+        self.loader.start(self._config.cluster.worker, dealt_to(self._loop, self._config.job, self._config.seed))
         print_start_line(self._config)
         self._server = ServerLink(self._part.start_server(self._stop))
         self._steps.start(self._server.read_state)
-        self._worker = WorkerThread(self._take_part, self._exchange, self._part.lifecycle)
+        self._worker = WorkerThread(lambda: self._part.take_part(self._config), self._exchange, self._part.lifecycle)
         self._signals = LoopSignals(self._on_signal)
         atexit.register(self._leave_at_exit)
         self._hooks.callback(atexit.unregister, self._leave_at_exit)
         self._receive()  # the first task says how far the run is, for the schedule
         if not self._steps.are_common and begin_schedule(self._scheduler, self._optimizer, self._steps_of_each()):
             self._gradients.omit_rates_once()
-
-    def _take_part(self) -> LoopEnd:
-        return self._part.take_part(self._config)
 
     def _on_signal(self, name: str) -> bool:
         """Leave the run after the gradient under way; rank 0 ends it for all. Return False before it takes part."""
@@ -282,7 +290,7 @@ class SharedRun(AttachedRun):
             raise RunError(f"the run is over ({reason}): check run.over before optimizer.step()")
         task = self._tasks.task
         if task is None:
-            raise RunError("optimizer.step() without a batch of run.loader: iterate over run.loader")
+            raise RunError(f"optimizer.step() without a batch of the run: iterate over {self.loader.name}")
         arguments = self._gradients.send(task, args, kwargs)
         if self._steps.are_here:
             message = self._get()
@@ -322,15 +330,6 @@ class SharedRun(AttachedRun):
             )
         self._gradients.settle(task)
         self._receive()
-
-    def _samples(self) -> int:
-        """Return the samples of one batch of the present task."""
-        task = self._tasks.task
-        return len(task.lease.indices) // self._accumulate if task is not None else 0
-
-    def _check_interrupt(self) -> None:
-        if self._tasks.task is not None:
-            self._tasks.task.check()
 
     def _position(self) -> int | None:
         """Return the steps of a scheduler that every rank has made by now, None between two epochs."""

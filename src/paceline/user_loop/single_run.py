@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from paceline.errors import UsageError
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.hooks.step_closure import StepArguments, call_closure
 from paceline.worker.task_progress import TaskProgress
@@ -23,17 +24,18 @@ class SingleRun(AttachedRun):
 
     Args:
         optimizer: optimizer of the user.
-        loader: DataLoader of the user.
+        loader: DataLoader of the user; None for a loop without one.
         clip_norm: largest norm of a step's gradient, None for no clipping.
     """
 
     ends_together = True
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], clip_norm: float | None = None
+        self, optimizer: torch.optim.Optimizer, loader: DataLoader[Any] | None, clip_norm: float | None = None
     ) -> None:
         super().__init__(optimizer)
-        self.loader = loader
+        if loader is not None:
+            self.loader = loader
         self._hooks = [optimizer.register_step_post_hook(self._after_step)]
         if clip_norm is not None:
             self._hooks.append(optimizer.register_step_pre_hook(partial(_clip, clip_norm)))
@@ -43,6 +45,15 @@ class SingleRun(AttachedRun):
         yield from range(count)
         self.stopped_by = "epochs"
         self.reason = f"{count} epochs"
+        self.finish()
+
+    def steps(self, count: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the steps."""
+        if count is None:
+            raise UsageError("run.steps() of a process that trains alone has no end: give it a count, as steps(1000)")
+        yield from range(count)
+        self.stopped_by = "gradients"
+        self.reason = f"{count} gradients"
         self.finish()
 
     def begin_epoch(self, epoch: int) -> None:

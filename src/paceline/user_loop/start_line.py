@@ -10,7 +10,15 @@ from paceline.utils.rank_logger import rank_label
 from paceline.utils.wording import counted
 
 
-def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = True, on_one_host: bool = True) -> str:
+def start_line(
+    plan: Plan,
+    ranks: int,
+    folder: object,
+    *,
+    has_server: bool = True,
+    on_one_host: bool = True,
+    draws_itself: bool = False,
+) -> str:
     """Return the line.
 
     Args:
@@ -19,6 +27,7 @@ def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = Tru
         folder: folder of the run, None for a run without one.
         has_server: whether a server makes the steps, where the protocol can have one.
         on_one_host: whether all ranks are on one host.
+        draws_itself: whether each rank draws its own data, which are dealt to no other one.
 
     >>> from paceline.catalogue.parser import parse_plan
     >>> start_line(parse_plan("bsp"), 2, None)
@@ -28,7 +37,8 @@ def start_line(plan: Plan, ranks: int, folder: object, *, has_server: bool = Tru
     step = _step(plan, has_server=has_server)
     is_open = not on_one_host and (plan.allreduce is not None or not has_server)
     sums = "; sums between hosts are not encrypted" if is_open else ""
-    return f"{plan} on {counted(ranks, 'rank')}, {record}; optimizer.step() {step}{sums}"
+    data = "; each rank draws its own data, so a dropped gradient is a dropped batch" if draws_itself else ""
+    return f"{plan} on {counted(ranks, 'rank')}, {record}; optimizer.step() {step}{data}{sums}"
 
 
 def _step(plan: Plan, *, has_server: bool) -> str:
@@ -57,6 +67,7 @@ def print_start_line(config: RunConfig) -> None:
         config.folder,
         has_server=cluster.has_server,
         on_one_host=cluster.ranks.local_world_size == cluster.ranks.world_size,
+        draws_itself=config.job.is_iterable,
     )
     text = f"{rank_label(0)}paceline: {line}"
     stderr_console().print(text, highlight=False, markup=False, soft_wrap=True)

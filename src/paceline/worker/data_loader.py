@@ -103,7 +103,7 @@ class MinibatchLoader:
             return stream(self._seed, "epoch", shard, epoch).permutation(self._shard(shard))
         seed = derived_seed(self._seed, "sampler", epoch)
         if type(self._job.sampler) in SAMPLERS_OF_TORCH:
-            return np.fromiter(_drawn_apart(self._job.sampler, seed), dtype=np.int64)
+            return np.fromiter(drawn_apart(self._job.sampler, seed), dtype=np.int64)
         if hasattr(self._job.sampler, "set_epoch"):
             self._job.sampler.set_epoch(epoch)
         own = getattr(self._job.sampler, "generator", None)
@@ -121,7 +121,7 @@ class MinibatchLoader:
         return shuffled[shard * per_shard : (shard + 1) * per_shard]
 
 
-def _drawn_apart(sampler: Sampler[int], seed: int) -> Sampler[int]:
+def drawn_apart(sampler: Sampler[int], seed: int) -> Sampler[int]:
     """Return a sampler with a generator of its own: other threads draw from the global one meanwhile."""
     apart = copy(sampler)
     if not isinstance(apart, SequentialSampler):

@@ -9,7 +9,7 @@ from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.user_loop.data.loop_data import UserLoop
-from paceline.user_loop.data.sample_digest import sample_digest
+from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.shared_run import SharedRun
 from paceline.user_loop.worker.allreduce_part import AllReducePart
@@ -57,7 +57,7 @@ class AllReduceLoops:
         self._make_parts = make_parts
         self._threads = {}
         self.parts = [make_parts() for _ in range(count)]
-        self._digests = [sample_digest(loader) for _, _, loader in self.parts]
+        self._digests = [digests_of(loader) for _, _, loader in self.parts]
         self.runs = [None] * count
         self.answers = [None] * count
 
@@ -97,7 +97,7 @@ class AllReduceLoops:
             loader=loader,
             accumulate=self._accumulate,
             clip_norm=self._clip_norm,
-            digest=self._digests[rank],
+            digests=self._digests[rank],
         )
         part = AllReducePart(loop, self._plan, self._cluster(rank), self._options, self._callbacks)
         transport = MemoryTransport(self._network)

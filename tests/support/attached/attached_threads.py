@@ -12,7 +12,7 @@ from paceline.engines.distributed import Host, WholeProcess
 from paceline.run.session import take_part
 from paceline.run.train import run_session
 from paceline.user_loop.data.loop_data import UserLoop
-from paceline.user_loop.data.sample_digest import sample_digest
+from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_end import end_of
 from paceline.user_loop.run_options import RunOptions
@@ -83,7 +83,7 @@ class ThreadPart(RankPart):
         return self._ranks.options.config(job, self._ranks.plan, self._ranks.cluster(number), stop)
 
     def _describe(self):
-        return describe(*self._loop, steps_here=self._ranks.steps_here, has_server=self._ranks.has_server)
+        return describe(self._loop, steps_here=self._ranks.steps_here, has_server=self._ranks.has_server)
 
     def _make_transport(self, cluster, security):
         self._transport.token = cluster.ranks.token
@@ -164,7 +164,7 @@ class AttachedThreads:
         self.steps_here = self.plan.local_steps is not None
         self.server = None
         self.parts = [make_parts() for _ in range(count)]
-        self._digests = [sample_digest(loader) for _, _, loader in self.parts]
+        self._digests = [digests_of(loader) for _, _, loader in self.parts]
         self._of_ranks = [None] * count
         self.answers = [None] * count
 
@@ -210,7 +210,7 @@ class AttachedThreads:
             loader=loader,
             accumulate=self._accumulate,
             clip_norm=self._clip_norm,
-            digest=self._digests[rank],
+            digests=self._digests[rank],
         )
         part = self._of_ranks[rank] = ThreadPart(self, rank, loop)
         return SharedRun(loop, Stop.parse(self._stop) if self._stop else None, part, returns=self._returns)

@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.user_loop.data.loop_data import UserLoop
+
 SAMPLES, BATCH = 48, 4
 
 
@@ -61,6 +63,11 @@ def derived_sgd(model):
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def loop_of(model, optimizer, loader, accumulate=1, clip_norm=None):
+    """Return the parts of a loop as attach gets them."""
+    return UserLoop(model=model, optimizer=optimizer, loader=loader, accumulate=accumulate, clip_norm=clip_norm)
 
 
 def make_parts(network, data, make_optimizer=sgd, **loader):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from loop_parts import loop_of
 from paceline.jobs.job import trainable
 from paceline.protocols.protocol import as_plan
 from paceline.run.plan_json import plan_as_json, plan_of
@@ -51,7 +52,7 @@ def description(model, kind=torch.optim.AdamW):
     matrices = [each for each in trainable(model) if each.ndim == 2]
     groups = [{"params": [*matrices, *model.frozen.parameters()]}, {"params": vectors, "weight_decay": 0.0}]
     loader = torch.utils.data.DataLoader(range(10), batch_size=1)
-    return describe(model, kind(groups, lr=0.25, betas=(0.8, 0.9)), loader, accumulate=2, clip_norm=1.5)
+    return describe(loop_of(model, kind(groups, lr=0.25, betas=(0.8, 0.9)), loader, accumulate=2, clip_norm=1.5))
 
 
 def test_a_bag_has_the_trainable_parameters_and_the_buffers_in_the_model_s_order(model):
@@ -106,7 +107,7 @@ class Named(nn.Module):
 def test_a_module_may_have_the_name_of_a_method():
     model = Named()
     loader = torch.utils.data.DataLoader(range(10), batch_size=1)
-    described = describe(model, torch.optim.SGD(trainable(model)), loader, accumulate=1, clip_norm=None)
+    described = describe(loop_of(model, torch.optim.SGD(trainable(model)), loader))
     for made in (ParameterBag(described, tensors_of(model)), shared_parameters(model)):
         assert list(made.state_dict()) == list(model.state_dict())
 
@@ -118,7 +119,7 @@ def test_numbers_of_an_optimizer_are_received_as_python_s(number, model):
         parameters, lr=number(0.5), etas=(number(0.25), 2.0), step_sizes=(number(0.125), float("inf"))
     )
     loader = torch.utils.data.DataLoader(range(10), batch_size=1)
-    described = describe(model, optimizer, loader, accumulate=1, clip_norm=np.float64(1.5))
+    described = describe(loop_of(model, optimizer, loader, clip_norm=np.float64(1.5)))
     stream = io.BytesIO()
     send_run(
         stream,
@@ -136,7 +137,7 @@ def test_an_option_of_an_optimizer_that_is_no_number_is_refused_by_name(model):
     optimizer = torch.optim.SGD(trainable(model), lr=0.1, weight_decay=Fraction(1, 8))
     loader = torch.utils.data.DataLoader(range(10), batch_size=1)
     with pytest.raises(pl.UsageError, match="parameter group 0 has weight_decay of type Fraction, expected a number"):
-        describe(model, optimizer, loader, accumulate=1, clip_norm=None)
+        describe(loop_of(model, optimizer, loader))
 
 
 def test_tensors_of_complex128_are_received_as_they_were_sent():

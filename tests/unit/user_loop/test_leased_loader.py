@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,9 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 import paceline as pl
 from attached_threads import AttachedThreads
 from paceline.core.events import Minibatch
-from paceline.user_loop.data.leased_loader import AheadLoader
-from paceline.user_loop.worker.exchange import Lease, LoopTask
+from paceline.user_loop.data.ahead_loader import AheadLoader
+from paceline.user_loop.data.dealt_batches import DealtBatches
+from paceline.user_loop.data.loop_data import LoopData, UserLoop
+from paceline.user_loop.worker.exchange import LoopTask
 from selections import parametrize_few
+from tiny_jobs import tiny_job
 
 BATCH = 4
 
@@ -101,20 +103,31 @@ def test_samples_too_few_for_the_batches_of_a_step_are_left_out():
     assert applied(answers) == dict.fromkeys(range(8), 2)
 
 
-def leases(numbers):
-    samples = np.arange(1000)
-    return tuple(Lease(Minibatch(0, 0, each), samples[each * BATCH : each * BATCH + BATCH]) for each in numbers)
+def ahead_loader(loader, accumulate=1):
+    """Return the loader of a rank that is dealt minibatches of samples in their order."""
+    loop = UserLoop(model=None, optimizer=None, loader=loader, accumulate=accumulate, clip_norm=None)
+    job = tiny_job(**without_the_rest(LoopData.of_loop(loop).job_settings()))
+    return AheadLoader(loader, DealtBatches(job, 0, loader, accumulate), 0)
+
+
+def without_the_rest(settings):
+    return {name: settings[name] for name in ("data", "sampler", "sampling", "batch_size")}
+
+
+def task_of(number, upcoming=()):
+    upcoming = tuple(Minibatch(0, 0, each) for each in upcoming)
+    return LoopTask(minibatch=Minibatch(0, 0, number), upcoming=upcoming, model=nn.Identity(), gradient=None)
 
 
 def check_tasks(workers, tasks, accumulate=1):
-    loader = AheadLoader(DataLoader(Numbers(1000), BATCH, num_workers=workers), accumulate, 0)
+    loader = ahead_loader(DataLoader(Numbers(1000), BATCH, num_workers=workers), accumulate)
     for number, *upcoming in tasks:
-        [lease] = leases([number])
-        batches = list(
-            loader.batches(LoopTask(lease=lease, upcoming=leases(upcoming), model=nn.Identity(), gradient=None))
-        )
+        task = task_of(number, upcoming)
+        batches = list(loader.batches(task))
+        size = BATCH * accumulate
         assert len(batches) == accumulate
-        assert torch.cat(batches).flatten().tolist() == lease.indices.tolist()
+        assert torch.cat(batches).flatten().tolist() == list(range(number * size, (number + 1) * size))
+        assert loader.samples(task) == size
 
 
 CHANGED = [(0, 1, 2, 3, 4), (1, 2, 3, 4, 5), (4, 6, 7), (8,), (6, 7, 9), (8, 1), (10,), (11,), (7, 9, 11, 12, 13)]
@@ -176,10 +189,9 @@ def test_with_processes_on_several_ranks_every_sample_is_used(protocol, tmp_path
 @pytest.mark.slow
 @pytest.mark.processes
 def test_an_error_of_the_data_set_ends_the_loop_with_its_message():
-    loader = AheadLoader(DataLoader(Numbers(1000, bad=6), BATCH, num_workers=2), 1, 0)
-    [first, second, third] = leases([0, 1, 2])
-    assert list(loader.batches(LoopTask(lease=first, upcoming=(second, third), model=nn.Identity(), gradient=None)))
+    loader = ahead_loader(DataLoader(Numbers(1000, bad=6), BATCH, num_workers=2))
+    assert list(loader.batches(task_of(0, [1, 2])))
     with pytest.raises(ValueError, match="number 6 is bad"):
-        list(loader.batches(LoopTask(lease=second, upcoming=(third,), model=nn.Identity(), gradient=None)))
-    [batch] = loader.batches(LoopTask(lease=third, upcoming=(), model=nn.Identity(), gradient=None))
+        list(loader.batches(task_of(1, [2])))
+    [batch] = loader.batches(task_of(2))
     assert batch.flatten().tolist() == [8, 9, 10, 11]

@@ -226,7 +226,7 @@ def test_the_minibatches_that_follow_in_a_work_are_loaded_ahead(network, data, m
         for _ in run.epochs(1):
             for batch in run.loader:
                 task = run._tasks.task
-                seen.append([task.lease.minibatch.number, *(each.minibatch.number for each in task.upcoming)])
+                seen.append([task.minibatch.number, *(each.number for each in task.upcoming)])
                 step(model, optimizer, [batch])
         return seen
 

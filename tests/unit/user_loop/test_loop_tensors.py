@@ -9,7 +9,7 @@ from paceline.core.records import GradientArrived
 from paceline.tensors.flat_buffers import FlatLayout
 from paceline.tensors.squared_norms import PIECE, squared_norm
 from paceline.user_loop.hooks.loop_tensors import hand_in
-from paceline.user_loop.worker.exchange import Lease, LoopTask
+from paceline.user_loop.worker.exchange import LoopTask
 from paceline.worker import replica
 
 
@@ -19,9 +19,7 @@ def test_the_norm_of_each_gradient_that_is_handed_in_is_that_of_the_memory():
     model(torch.randn(2, 3)).sum().backward()
     unused.grad = None
     gradient = FlatLayout(model).allocate()
-    task = LoopTask(
-        lease=Lease(None, None), upcoming=(), model=model, gradient=gradient, progress=None, check=None, step=0
-    )
+    task = LoopTask(minibatch=None, upcoming=(), model=model, gradient=gradient, progress=None, check=None, step=0)
     norms = hand_in(task, [*model.parameters()], [])
     assert set(norms) == gradient.written == {1, 2, 3}
     assert all(torch.equal(norm, squared_norm(gradient.parameters[i])) for i, norm in norms.items())

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from attached_threads import AttachedThreads
-from loop_parts import make_parts, sgd, step
+from loop_parts import loop_of, make_parts, sgd, step
 from paceline.user_loop.server.description import HeldOptimizer, describe, make_job, tensors_of
 from selections import parametrize_few
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_copied_is_refused_by_name(kind, server, text, data):
 
 def test_the_coordinator_holds_the_state_and_does_not_step(data):
     model, optimizer, loader = make_parts(network(), data, own)()
-    training = describe(model, optimizer, loader, 1, None, has_server=False)
+    training = describe(loop_of(model, optimizer, loader), has_server=False)
     job = make_job(training, tensors_of(model))
     held = job.optimizer([(name, each) for name, each in job.model.named_parameters() if each.requires_grad])
     assert isinstance(held, HeldOptimizer)
@@ -183,4 +183,4 @@ def test_the_coordinator_holds_the_state_and_does_not_step(data):
 
 def test_sgd_of_torch_is_made_anew_as_before(data):
     model, optimizer, loader = make_parts(network(), data, sgd)()
-    assert describe(model, optimizer, loader, 1, None).is_of_torch
+    assert describe(loop_of(model, optimizer, loader)).is_of_torch

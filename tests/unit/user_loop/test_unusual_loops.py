@@ -187,4 +187,4 @@ def test_a_step_within_a_pause_is_refused():
                     optimizer.step()
 
     for error in AttachedThreads(2, make_parts(make_network(), numbered_data()), "bsp").run(loop):
-        assert "optimizer.step() without a batch of run.loader" in str(error)
+        assert "optimizer.step() without a batch of the run: iterate over run.loader" in str(error)

@@ -8,22 +8,27 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.jobs.sample_numbers import SampleNumbers
+from paceline.jobs.sample_numbers import DrawnSamples, SampleNumbers
+from paceline.user_loop.data.loader_checks import draws_itself, own_sampler, stacks_samples
 from paceline.utils.wording import counted
 
 ATTACHED = "attached"  # name of the job of an attached loop
+
+
+class DataDigests(NamedTuple):
+    """Digests of the data of a loop, by which ranks that read other data are noticed.
+
+    Attributes:
+        samples: digest of the first and the last sample, empty if unknown.
+        order: name and first items of the order that a sampler of the user gives, empty for an order of torch.
+    """
+
+    samples: str = ""
+    order: str = ""
 
 
 class UserLoop(NamedTuple):
@@ -32,75 +37,83 @@ class UserLoop(NamedTuple):
     Attributes:
         model: model of the user.
         optimizer: optimizer of the user.
-        loader: DataLoader of the user.
+        loader: DataLoader of the user; None if the loop draws its data without one.
         accumulate: batches of each step, >= 1.
         clip_norm: largest norm of the mean gradient, None for no clipping.
-        digest: digest of the first and the last sample of the data, empty if unknown.
+        digests: digests of the data.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loader: DataLoader[Any]
+    loader: DataLoader[Any] | None
     accumulate: int
     clip_norm: float | None
-    digest: str = ""
+    digests: DataDigests = DataDigests()
 
 
 class LoopData(msgspec.Struct, frozen=True, kw_only=True):
     """Data of a loop, equal on all ranks.
 
     Attributes:
-        samples: samples of the training data, >= 1.
-        batch_size: samples in the minibatch of one step, >= 1.
+        samples: samples of the training data, >= 1, or the batches that a batch sampler of the user makes of them; 0 if
+            each rank draws its own data.
+        batch_size: samples, or batches of a batch sampler, in the minibatch of one step, >= 1.
         drop_last: whether an epoch leaves out the samples after the last whole minibatch.
         ahead: minibatches that each rank loads ahead, >= 0.
         shuffles: whether each epoch shuffles the samples.
         drawn: samples that each epoch draws at random, >= 1; None for an epoch of every sample once.
         replacement: whether they are drawn with replacement.
-        digest: digest of the first and the last sample, empty if unknown.
+        digests: digests of them.
     """
 
     samples: int
     batch_size: int
-    drop_last: bool
-    ahead: int
-    shuffles: bool
-    drawn: int | None
-    replacement: bool
-    digest: str
+    drop_last: bool = False
+    ahead: int = 0
+    shuffles: bool = False
+    drawn: int | None = None
+    replacement: bool = False
+    digests: DataDigests = DataDigests()
 
     @classmethod
-    def of_loader(cls, loader: DataLoader[Any], accumulate: int, digest: str) -> LoopData:
-        """Return the data of a loop whose steps take several batches of a DataLoader."""
+    def of_loop(cls, loop: UserLoop) -> LoopData:
+        """Return the data of a loop whose steps take several batches."""
+        loader, accumulate = loop.loader, loop.accumulate
+        if loader is None or draws_itself(loader):
+            size = 1 if loader is None else loader.batch_size or 1
+            return cls(samples=0, batch_size=size * accumulate)
+        ahead = -(-loader.num_workers * (loader.prefetch_factor or 0) // accumulate)
+        if (sampler := own_sampler(loader)) is not None and not stacks_samples(loader):
+            return cls(samples=len(sampler), batch_size=accumulate, drop_last=True, ahead=ahead, digests=loop.digests)
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
+        batch_size = batches.batch_size * accumulate
+        count = len(batches.sampler)  # type: ignore[arg-type]  # checked by `check_loader`
+        drop_last = batches.drop_last or count % batch_size < accumulate  # no batch of a step may be empty
+        if sampler is not None:
+            return cls(samples=count, batch_size=batch_size, drop_last=drop_last, ahead=ahead, digests=loop.digests)
         order = batches.sampler
         assert isinstance(order, RandomSampler | SequentialSampler)
         samples = len(order.data_source)
         replacement = isinstance(order, RandomSampler) and order.replacement
-        batch_size = batches.batch_size * accumulate
         return cls(
             samples=samples,
             batch_size=batch_size,
-            drop_last=batches.drop_last or len(order) % batch_size < accumulate,  # no batch of a step may be empty
-            ahead=-(-loader.num_workers * (loader.prefetch_factor or 0) // accumulate),
+            drop_last=drop_last,
             shuffles=isinstance(order, RandomSampler),
-            drawn=len(order) if replacement or len(order) != samples else None,
+            drawn=count if replacement or count != samples else None,
             replacement=replacement,
-            digest=digest,
+            ahead=ahead,
+            digests=loop.digests,
         )
 
     def job_settings(self) -> dict[str, Any]:
         """Return the arguments of a `LoopJob` with these data, of which it holds only the numbers of the samples."""
-        data = SampleNumbers(self.samples, self.digest)
-        return {
-            "data": data,
-            "sampler": self._sampler(data),
-            "sampling": "epoch",
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "ahead": self.ahead,
-        }
+        shared = {"batch_size": self.batch_size, "drop_last": self.drop_last, "ahead": self.ahead}
+        if not self.samples:
+            return {"data": DrawnSamples(), "sampling": "replacement", **shared}
+        data = SampleNumbers(self.samples, self.digests.samples, self.digests.order)
+        return {"data": data, "sampler": self._sampler(data), "sampling": "epoch", **shared}
 
     def _sampler(self, data: SampleNumbers) -> Sampler[int] | None:
         """Return the order of an epoch, None for that of a job without a sampler: each sample once, shuffled."""
@@ -128,8 +141,10 @@ class LoopJob(Job):
         """Minibatches that the coordinator forecasts for each rank."""
         return self.ahead
 
-    def minibatches_per_epoch(self, shards: int = 1) -> int:
-        """Return the number of minibatches in an epoch, of which the last one may be smaller."""
+    def minibatches_per_epoch(self, shards: int = 1) -> int | None:
+        """Return the number of minibatches in an epoch, of which the last one may be smaller; None without epochs."""
+        if self.is_iterable:
+            return None
         samples = len(self.data if self.sampler is None else self.sampler)  # type: ignore[arg-type]  # sized here
         whole, rest = divmod(samples, self.batch_size)
         per_epoch = whole + (rest > 0 and not self.drop_last)
@@ -139,38 +154,6 @@ class LoopJob(Job):
                 "loader a smaller batch_size"
             )
         return per_epoch
-
-
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Check that the samples of a DataLoader can be dealt to the ranks.
-
-    Raises:
-        UsageError: they have no numbers, or an order of their own.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        raise UsageError(
-            "the loader is over an IterableDataset, whose samples have no numbers that the coordinator could deal to "
-            "the ranks: give a map-style data set"
-        )
-    batches = loader.batch_sampler
-    if batches is None:
-        raise UsageError("the loader has no batch_size, by which the coordinator deals the samples: give one")
-    if type(batches) is not BatchSampler:
-        raise UsageError(
-            f"the loader has a {type(batches).__name__} as batch_sampler, but the coordinator deals minibatches of "
-            "equal size: omit batch_sampler, and give batch_size= and shuffle="
-        )
-    sampler = batches.sampler
-    if isinstance(sampler, DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, but the coordinator deals the samples to the ranks: omit it, and "
-            "give shuffle=True"
-        )
-    if type(sampler) not in (RandomSampler, SequentialSampler):  # a subclass has another order
-        raise UsageError(
-            f"the loader has a {type(sampler).__name__}, but the coordinator deals the samples in order or as "
-            "a RandomSampler draws them: omit sampler, and give shuffle="
-        )
 
 
 def rebuild_loader(loader: DataLoader[Any], **sampling: Any) -> DataLoader[Any]:

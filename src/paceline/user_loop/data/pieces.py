@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch.utils.data import DataLoader
-
 from paceline.errors import UsageError
 from paceline.jobs.model_checks import note_on_pieces
 from paceline.policies.controllers.balance import balances_of
 from paceline.protocols.protocol import Plan
+from paceline.user_loop.data.loader_checks import draws_itself, stacks_samples
 from paceline.user_loop.data.loop_data import LoopData, UserLoop
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.wording import counted
@@ -17,20 +14,24 @@ from paceline.utils.wording import counted
 LOG = RankLogger(__name__)
 
 
-def check_pieces(plan: Plan, loader: DataLoader[Any], accumulate: int) -> None:
+def check_pieces(plan: Plan, loop: UserLoop) -> None:
     """Check that the minibatches of a loop can be cut, if the protocol cuts them.
 
     Args:
         plan: protocol of each phase.
-        loader: DataLoader of the user.
-        accumulate: batches of each step, >= 1.
+        loop: parts of the loop.
 
     Raises:
-        UsageError: the last minibatch of an epoch is smaller than the others, or a piece is not of whole batches.
+        UsageError: the samples are not dealt one by one, the last minibatch of an epoch is smaller than the others, or
+            a piece is not of whole batches.
     """
     if not plan.sets_shares:
         return
-    data = LoopData.of_loader(loader, accumulate, "")
+    loader, accumulate = loop.loader, loop.accumulate
+    if loader is None or draws_itself(loader) or not stacks_samples(loader):
+        reason = "are of each rank" if loader is None or draws_itself(loader) else "are those of a batch sampler"
+        raise UsageError(f"{plan} cuts minibatches into pieces, but the batches {reason}: type bsp")
+    data = LoopData.of_loop(loop)
     left = (data.samples if data.drawn is None else data.drawn) % data.batch_size
     if left and not data.drop_last:
         raise UsageError(
@@ -53,7 +54,7 @@ def log_pieces(plan: Plan, loop: UserLoop) -> None:
         plan: protocol of each phase.
         loop: parts of the loop.
     """
-    batch_size = LoopData.of_loader(loop.loader, loop.accumulate, loop.digest).batch_size
+    batch_size = LoopData.of_loop(loop).batch_size
     for size in sorted({each.sizes(batch_size).size // loop.accumulate for each in balances_of(plan)}):
         if note := note_on_pieces(loop.model, plan, size):
             LOG.warning(note)

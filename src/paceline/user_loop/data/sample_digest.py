@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from paceline.checkpoint.fingerprint import digest_of
+from paceline.user_loop.data.dealt_batches import order_digest
+from paceline.user_loop.data.loader_checks import draws_itself
+from paceline.user_loop.data.loop_data import DataDigests
 from paceline.worker.seeding import seeded, set_seed
 
 SEED = 0
 
 
+def digests_of(loader: DataLoader[Any] | None) -> DataDigests:
+    """Return the digests of the data of a loop."""
+    return DataDigests() if loader is None else DataDigests(sample_digest(loader), order_digest(loader))
+
+
 def sample_digest(loader: DataLoader[Any]) -> str:
-    """Return a digest of the first and the last sample, empty if each access draws them anew.
+    """Return a digest of the first and the last sample, empty if each access draws them anew, or if there are none.
 
     The samples are read where the DataLoader reads them: files that a data set opens at its first access may not be
     open before its processes start.
     """
-    last = len(cast(Sized, loader.dataset)) - 1
-    if last < 0:
+    if draws_itself(loader) or not isinstance(loader.dataset, Sized) or not len(loader.dataset):
         return ""
+    last = len(loader.dataset) - 1
     reading = DataLoader(
         loader.dataset,
         batch_sampler=[[0, last]] * 2,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import count
 
 from paceline.user_loop.data.epoch_cursor import EpochCursor
 from paceline.user_loop.worker.exchange import LoopTask
@@ -49,6 +51,30 @@ class TaskSource:
     def next_task(self) -> LoopTask | None:
         """Return the task of this rank, None if it is of a later epoch or the run is over."""
         return self.task if self.task is not None and self.task.epoch <= self._cursor.epoch else None
+
+    def steps(self, iterating: Callable[[], AbstractContextManager[None]]) -> Iterator[int]:
+        """Yield the numbers of the steps of a loop that has no loader, until the run is over.
+
+        Args:
+            iterating: returns the context of each step.
+        """
+        for number in count():
+            task = self.task
+            if task is None:
+                return
+            with iterating():
+                yield number
+            if self.task is task and task.is_interrupted:
+                self._settle(task)
+
+    def check(self) -> None:
+        """Check that the present task goes on.
+
+        Raises:
+            Interrupted: the protocol has interrupted it.
+        """
+        if self.task is not None:
+            self.task.check()
 
     def settle_without_step(self, task: LoopTask) -> None:
         """Settle a task whose batches were used without a step: it is interrupted, or the loop has skipped the step.

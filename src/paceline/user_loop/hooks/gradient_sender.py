@@ -30,7 +30,7 @@ class GradientSender:
         loop: parts of the loop.
         watch: watch over its objects, with one look for each gradient.
         exchange: exchange with the thread of the worker.
-        samples: returns the samples of the batch of this rank.
+        samples: returns the samples of the task of this rank.
         step_of_scaler: called with the step of a GradScaler, which it makes and whose value it returns.
         keeps_scale: returns whether the latest step leaves the scale of a GradScaler as it is.
 
@@ -52,7 +52,8 @@ class GradientSender:
         self._accumulate = loop.accumulate
         self._parameters = watch.parameters
         self._exchange = exchange
-        self.weight = LossWeight(samples)
+        self._samples = samples
+        self.weight = LossWeight(lambda: samples() // loop.accumulate)
         self._losses = LossReader(self.weight.look)
         self._scalers = ScalerWatch(loop.optimizer, self._on_unscaled, step_of_scaler, keeps_scale)
         self._others: OtherOptimizers | None = None
@@ -177,7 +178,7 @@ class GradientSender:
 
     def _answer(self, loss: float | None, **about: Any) -> None:
         with_rates, self._omits_rates = not self._omits_rates, False
-        message = answer(loss, self._optimizer, with_rates=with_rates)
+        message = answer(loss, self._samples(), self._optimizer, with_rates=with_rates)
         self._exchange.to_worker.put(message._replace(**about))
 
     def _take_loss(self, *, is_needed: bool) -> float | None:

@@ -47,8 +47,11 @@ def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: 
     torch._foreach_copy_(ours, theirs)  # one call in place of one for each tensor
 
 
-def answer(loss: float | None, optimizer: torch.optim.Optimizer, *, with_rates: bool = True) -> LoopAnswer:
+def answer(
+    loss: float | None, samples: int, optimizer: torch.optim.Optimizer, *, with_rates: bool = True
+) -> LoopAnswer:
     """Return the answer to a task, with the options of the user's optimizer for its step unless the server's apply."""
     groups = enumerate(optimizer.param_groups if with_rates else [])
     options = [plain_options(number, group, optimizer.defaults) for number, group in groups]
-    return LoopAnswer(loss, tuple(float(each.pop("lr")) for each in options), tuple(options))
+    rates = tuple(float(each.pop("lr")) for each in options)
+    return LoopAnswer(loss=loss, samples=samples, learning_rates=rates, options=tuple(options))

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.user_loop.data.loop_data import ATTACHED, LoopData, LoopJob
+from paceline.user_loop.data.loop_data import ATTACHED, LoopData, LoopJob, UserLoop
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.frames import from_json, read_frame, read_tensors, to_json, write_frame, write_tensors
 
@@ -89,26 +88,11 @@ class FirstTensors(NamedTuple):
     state: dict[str, Tensor]
 
 
-def describe(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: DataLoader[Any],
-    accumulate: int,
-    clip_norm: float | None,
-    digest: str = "",
-    *,
-    steps_here: bool = False,
-    has_server: bool = True,
-) -> Description:
+def describe(loop: UserLoop, *, steps_here: bool = False, has_server: bool = True) -> Description:
     """Return the description of a training.
 
     Args:
-        model: model of the user.
-        optimizer: optimizer of the user.
-        loader: DataLoader of the user.
-        accumulate: batches of each step, >= 1.
-        clip_norm: largest norm of the mean gradient, None for no clipping.
-        digest: digest of the first and the last sample, empty if unknown.
+        loop: parts of the loop.
         steps_here: whether the optimizer steps on each rank, so that the server needs its name only.
         has_server: whether a server steps a copy of the optimizer, in a process without the user's code; else each rank
             does.
@@ -116,6 +100,7 @@ def describe(
     Raises:
         UsageError: the optimizer cannot be made anew in another process, or holds parameters of another model.
     """
+    model, optimizer = loop.model, loop.optimizer
     if not steps_here:
         _check_optimizer(optimizer, has_server=has_server)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -127,8 +112,8 @@ def describe(
         optimizer=type(optimizer).__name__,
         is_of_torch=_is_of_torch(optimizer),
         groups=[_describe_group(number, group, names, optimizer.defaults) for number, group in groups],
-        data=LoopData.of_loader(loader, accumulate, digest),
-        clip_norm=None if clip_norm is None else float(clip_norm),
+        data=LoopData.of_loop(loop),
+        clip_norm=None if loop.clip_norm is None else float(loop.clip_norm),
     )
 
 

@@ -125,7 +125,7 @@ class ServedPart(RankPart):
         return self._describe()
 
     def _describe(self) -> Description:
-        return describe(*self._loop, steps_here=self._steps_here, has_server=self._cluster.has_server)
+        return describe(self._loop, steps_here=self._steps_here, has_server=self._cluster.has_server)
 
 
 def _check_plan(plan: Plan) -> None:

@@ -90,5 +90,5 @@ def make_stepping_job(loop: UserLoop, exchange: Exchange) -> Job:
         optimizer=lambda parameters: LoopOptimizer(loop.optimizer, exchange),
         step=computed_by_the_user,
         clip_norm=loop.clip_norm,
-        **LoopData.of_loader(loop.loader, loop.accumulate, loop.digest).job_settings(),
+        **LoopData.of_loop(loop).job_settings(),
     )

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.core.bounds import Option
@@ -23,23 +21,11 @@ from paceline.worker.task_progress import TaskProgress
 CHECK_S = 1.0
 
 
-class Lease(NamedTuple):
-    """Minibatch of a rank.
-
-    Attributes:
-        minibatch: number of the minibatch.
-        indices: its samples.
-    """
-
-    minibatch: Minibatch
-    indices: NDArray[np.int64]
-
-
 class LoopTask(NamedTuple):
     """Task of the user's loop.
 
     Attributes:
-        lease: minibatch of the task.
+        minibatch: number of the minibatch of the task; None if this rank draws its own data.
         upcoming: forecast of the minibatches that follow.
         model: parameters and buffers of the version; buffers are changed in place.
         gradient: flat buffers for the gradient.
@@ -48,8 +34,8 @@ class LoopTask(NamedTuple):
         step: local steps before this minibatch in the same work, >= 0.
     """
 
-    lease: Lease
-    upcoming: tuple[Lease, ...]
+    minibatch: Minibatch | None
+    upcoming: tuple[Minibatch, ...]
     model: nn.Module
     gradient: FlatBuffers
     progress: TaskProgress = TaskProgress()
@@ -67,9 +53,8 @@ class LoopTask(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the minibatch, >= 0."""
-        assert self.lease.minibatch.epoch is not None
-        return self.lease.minibatch.epoch
+        """Epoch of the minibatch, >= 0; 0 for data of this rank."""
+        return 0 if self.minibatch is None or self.minibatch.epoch is None else self.minibatch.epoch
 
 
 class LoopAnswer(NamedTuple):
@@ -77,6 +62,7 @@ class LoopAnswer(NamedTuple):
 
     Attributes:
         loss: mean loss of the samples, None if it is not known.
+        samples: samples of the gradient, >= 1.
         learning_rates: learning rate of each parameter group for the step of this gradient.
         options: other options of each parameter group, which the loop or a scheduler may change.
         skipped: whether the loop skipped the step.
@@ -86,6 +72,7 @@ class LoopAnswer(NamedTuple):
     """
 
     loss: float | None
+    samples: int
     learning_rates: tuple[float, ...]
     options: tuple[dict[str, Option], ...]
     skipped: bool = False

@@ -8,30 +8,26 @@ from math import nan
 from torch import nn
 
 from paceline.core.events import Minibatch
-from paceline.jobs.job import Batch, Job
+from paceline.jobs.job import Batch
 from paceline.tensors.flat_buffers import FlatBuffers
-from paceline.user_loop.worker.exchange import Exchange, Lease, LoopAnswer, LoopTask
-from paceline.worker.data_loader import MinibatchLoader
+from paceline.user_loop.worker.exchange import Exchange, LoopAnswer, LoopTask
 from paceline.worker.gradient_source import GradientSource, PartialGradient
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.task_progress import TaskProgress
 
 
 class LoopGradients(GradientSource):
-    """Gradients of the user's loop, to which each minibatch is a lease of samples.
+    """Gradients of the user's loop, which loads the samples of each minibatch.
 
     Args:
-        job: described job.
-        seed: seed of the run, >= 0.
-        n: workers of the run, >= 1.
+        ahead: minibatches that the rank loads ahead, >= 0.
         exchange: exchange with the loop.
     """
 
-    def __init__(self, job: Job, seed: int, n: int, exchange: Exchange) -> None:
+    def __init__(self, ahead: int, exchange: Exchange) -> None:
         self._exchange = exchange
         self._check: Callable[[], None] = lambda: None
-        self._loader = MinibatchLoader(job, seed, n)
-        self._ahead = job.minibatches_ahead
+        self._ahead = ahead
         self._known: tuple[UpcomingMinibatch, ...] = ()
         self._local_step = 0  # of the next gradient
 
@@ -50,16 +46,16 @@ class LoopGradients(GradientSource):
 
     def begin_local_step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> None:
         """Set the forecast of the minibatches that follow in the same work."""
-        assert minibatch is not None
         self._local_step = steps
+        if minibatch is None:
+            return
         last = min(minibatch.length, steps + 1 + self._ahead)
         following = [minibatch.after(number)._replace(length=1) for number in range(steps + 1, last)]
         self._known = tuple(UpcomingMinibatch(worker, draw, each) for each in following)
 
     def load(self, worker: int, draw: int, minibatch: Minibatch | None) -> Batch:
-        """Return the lease of a minibatch, and those of the forecast."""
-        first = UpcomingMinibatch(worker, draw, minibatch)
-        return [self._lease(*each) for each in (first, *self._known)]
+        """Return the number of a minibatch, and those of the forecast; the loop loads the samples."""
+        return [minibatch, *(each.minibatch for each in self._known)]
 
     def compute(
         self,
@@ -75,10 +71,10 @@ class LoopGradients(GradientSource):
             Interrupted: the task is cancelled, or the loop pauses or has ended.
         """
         assert batch is not None
-        lease, *upcoming = batch
+        minibatch, *upcoming = batch
         self._check()
         task = LoopTask(
-            lease=lease,
+            minibatch=minibatch,
             upcoming=tuple(upcoming),
             model=model,
             gradient=gradient,
@@ -91,7 +87,7 @@ class LoopGradients(GradientSource):
         self._check()
         return PartialGradient(
             loss=nan if answer.loss is None else answer.loss,
-            samples=len(lease.indices),
+            samples=answer.samples,
             squared_norms=answer.squared_norms,
             is_loss_known=answer.loss is not None,
             skipped=answer.skipped,
@@ -103,7 +99,3 @@ class LoopGradients(GradientSource):
 
     def close(self) -> None:
         """Do nothing: the loop ends the processes of its DataLoader."""
-
-    def _lease(self, worker: int, draw: int, minibatch: Minibatch | None) -> Lease:
-        assert minibatch is not None
-        return Lease(minibatch, self._loader.indices(worker, draw, minibatch))

@@ -37,7 +37,7 @@ class LoopReplicas:
         self, job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
     ) -> Replica:
         """Return the replica of a rank."""
-        settings["source"] = LoopGradients(job, seed, n, self._exchange)
+        settings["source"] = LoopGradients(job.minibatches_ahead, self._exchange)
         if local_steps is None:
             own = job if self._model is None else replace(job, model=self._model)
             replica = Replica(own, seed, n, **settings)
