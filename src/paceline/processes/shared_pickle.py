@@ -104,7 +104,7 @@ def by_value(content: object) -> bytes:
 def from_value(data: bytes) -> Any:
     """Return the object that `by_value` has pickled."""
     with _marked_as_unpickling():
-        return _ValueUnpickler(io.BytesIO(data)).load()
+        return ValueUnpickler(io.BytesIO(data)).load()
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -162,7 +162,9 @@ class ArrayPickler(ValuePickler):
         return offset
 
 
-class _ValueUnpickler(pickle.Unpickler):
+class ValueUnpickler(pickle.Unpickler):
+    """Unpickler of what `ValuePickler` has written."""
+
     def find_class(self, module: str, name: str) -> Any:
         """Return an object that was pickled by name."""
         if module == "__main__":
@@ -173,7 +175,7 @@ class _ValueUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-class _Unpacker(_ValueUnpickler):
+class _Unpacker(ValueUnpickler):
     def __init__(self, stream: io.BytesIO, memory: mmap.mmap, buffers: list[memoryview]) -> None:
         super().__init__(stream, buffers=buffers)
         self._memory = memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -77,6 +78,8 @@ class Session:
         self.layout = _layout(self.model, len(ranks), config.plan.allreduce)
         check_memory(self.layout, config.plan, self._sharing, is_compressed=_is_compressed(cluster))
         trained = server_job(job, config.plan.local_steps)
+        if host.make_optimizer is not None:
+            trained = replace(trained, optimizer=host.make_optimizer)
         self.server = ParameterServer(
             job=trained,
             model=self.model,

@@ -22,6 +22,7 @@ from paceline.utils.user_code import at_place
 from paceline.utils.wording import printable
 
 LONGEST_REASON = 1000  # characters
+OWN_OPTIONS = "_paceline_own_options"  # attribute of a copy of an optimizer
 
 
 def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
@@ -219,17 +220,26 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float])
         ValueError: there is another number of groups.
     """
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):  # which some optimizers keep
+            group["lr"] = torch.full_like(group["lr"], rate)
+        else:
+            group["lr"] = rate
+
+
+def own_options(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Return the names of the options that the steps of an optimizer change, as a count of its steps."""
+    return set(vars(optimizer).get(OWN_OPTIONS, ()))
 
 
 def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]]) -> str:
-    """Set options of each parameter group of an optimizer of torch, none for no change.
+    """Set options of each parameter group of an optimizer, but for those that its steps change; none for no change.
 
     Returns:
         Why the optimizer does not take them, empty if it does.
     """
+    own = own_options(optimizer)
     changes = [
-        {name: value for name, value in new.items() if group.get(name) != value}
+        {name: value for name, value in new.items() if name not in own and group.get(name) != value}
         for group, new in zip(optimizer.param_groups, options, strict=False)
     ]
     for group, changed in zip(optimizer.param_groups, changes, strict=False):
@@ -300,6 +310,8 @@ def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
             given = group.setdefault(name, value)  # an earlier version of torch may not have had it
             if name != "params" and not _are_alike(given, value):
                 raise ValueError(f"{name} of the optimizer is {str(given)[:40]!r}, expected a value like {value!r}")
+            if isinstance(value, torch.Tensor) and isinstance(given, Real):
+                group[name] = torch.full_like(value, float(given))
         options = before.keys() & optimizer.defaults.keys()
         changed = {name: group[name] for name in options if group[name] != before[name]}
         if changed and _is_of_torch(optimizer) and (reason := _why_refused(optimizer, before, changed)):

@@ -44,7 +44,6 @@ LOG = RankLogger(__name__)
 AnyProtocol = str | Protocol | Phase | Plan
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
-    "shards": 1,
     "workers": "process",
     "device": "cpu",
     "standby": 0,
@@ -82,7 +81,7 @@ def attach(
 
     Args:
         model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
-        optimizer: optimizer of `torch.optim`; where it steps itself, any but LBFGS. Its learning rates are those of the
+        optimizer: optimizer whose ``step()`` needs gradients only, so not LBFGS. Its learning rates are those of the
             run, so that schedulers work as before. The run begins with its state at rank 0. A copy has that state
             until the end, where ``state_dict()`` reads it; with a server that is so at rank 0 only. With local steps
             each rank has its own state.
@@ -110,7 +109,8 @@ def attach(
         options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
             ``measure_steps``, as in `pl.train`; ``lr_rule`` and ``lr_of``, as in `Job`; ``metrics``, a port or
             "HOST:PORT" for `Prometheus`; ``on_end="return"`` for a loop that reads ``run.stopped_by`` after a run that
-            has diverged or was interrupted, in place of the exceptions below; without a server also ``callbacks``.
+            has diverged or was interrupted, in place of the exceptions below; ``callbacks``, which run in the process
+            of the coordinator.
 
     Raises:
         UsageError: the arguments cannot work.
@@ -136,7 +136,7 @@ def attach(
     """
     check_range("[1, inf)", accumulate=accumulate)
     plan = with_whole_minibatches(parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol))
-    callbacks = options.pop("callbacks", ()) if plan.allreduce is not None else ()
+    callbacks = tuple(options.pop("callbacks", ()))
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
     if loader is not None:
@@ -171,7 +171,7 @@ def attach(
     else:
         _check_cluster(cluster)
         cluster = _with_server_if_needed(cluster, plan)
-        part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen)
+        part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen, callbacks)
     if not cluster.ranks.launch_rank:
         log_pieces(plan, loop)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")

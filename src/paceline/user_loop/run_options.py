@@ -28,11 +28,6 @@ from paceline.run.session import Session
 from paceline.run.train import is_restarted, open_session
 from paceline.utils.wording import join_words
 
-CALLBACKS = (
-    "callbacks would run in the process of the server, which has no code of yours: read run.update and run.last in the "
-    "loop, or give out= and read the folder, or metrics= for Prometheus; omit callbacks"
-)
-
 
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a run, as the arguments of `pl.train`; the folders are absolute paths."""
@@ -59,12 +54,10 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """
         options = dict(given)
         for name in options:
-            if name == "callbacks":
-                raise UsageError(CALLBACKS)
             if name not in cls.__struct_fields__:
                 known = [field for field in cls.__struct_fields__ if field not in ("seed", "out")]
                 raise UsageError(
-                    f"attach has no argument {name!r}, expected {join_words(known)} beside its own: omit it"
+                    f"attach has no argument {name!r}, expected callbacks, {join_words(known)} beside its own: omit it"
                 )
         for name in ("out", "resume"):
             if options.get(name) is not None:

@@ -66,13 +66,22 @@ class ServerSteps(StepPolicy):
         optimizer: optimizer of the user.
         model: model of the user.
         read_copy: returns the state of the copy at this rank; None with a server.
+        has_shards: whether the state is at several servers until the run ends.
     """
 
     leader = "the coordinator"
     are_here = False
     are_common = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, read_copy: ReadState | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        read_copy: ReadState | None = None,
+        *,
+        has_shards: bool = False,
+    ) -> None:
+        self._has_shards = has_shards
         self._optimizer = optimizer
         self._model = model
         self._read_copy = read_copy
@@ -81,7 +90,7 @@ class ServerSteps(StepPolicy):
 
     def start(self, read_state: ReadState | None) -> None:
         """Free the state here, which has been sent."""
-        self._read_state = self._read_copy or read_state
+        self._read_state = self._read_copy or (None if self._has_shards else read_state)
         self._optimizer.state.clear()
         self._hooks = [  # first that of `state_dict()`, see `close`
             self._optimizer.register_state_dict_pre_hook(self._on_save),
@@ -115,7 +124,9 @@ class ServerSteps(StepPolicy):
         if self._read_state is not None:
             load_named_state(self._optimizer, self._model, self._read_state())
         elif not self._optimizer.state:
-            LOG.warning("state_dict() of the optimizer has no state on this rank: that of rank 0 has the server's")
+            at_the_end = "with several shards rank 0 has it after the end of the run"
+            where = at_the_end if self._has_shards else "that of rank 0 has the server's"
+            LOG.warning("state_dict() of the optimizer has no state on this rank: %s", where)
 
     def _on_load(self, *_: object) -> None:
         raise RunError(

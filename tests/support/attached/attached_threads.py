@@ -24,7 +24,7 @@ from paceline.user_loop.step_policies import RankSteps, ServerSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 from paceline.user_loop.worker.loop_replicas import LoopReplicas
-from paceline.user_loop.worker.optimizer_copy import copies_of
+from paceline.user_loop.worker.optimizer_copy import copies_of, copies_of_pickle, pickled_by_value
 from rank_threads import LIMIT_S, TOKEN
 
 START_TIMEOUT_S = scaled(10.0)
@@ -83,7 +83,7 @@ class ThreadPart(RankPart):
         return self._ranks.options.config(job, self._ranks.plan, self._ranks.cluster(number), stop)
 
     def _describe(self):
-        return describe(self._loop, steps_here=self._ranks.steps_here, has_server=self._ranks.has_server)
+        return describe(self._loop, steps_here=self._ranks.steps_here)
 
     def _make_transport(self, cluster, security):
         self._transport.token = cluster.ranks.token
@@ -218,6 +218,8 @@ class AttachedThreads:
     def start_server(self, config, loop):
         """Start the server with the state of the optimizer of a loop."""
         first = {} if self.steps_here else named_state(loop.optimizer, loop.model)
+        is_sent = self.has_server and not self.steps_here and not describe(loop).is_of_torch
+        sent = pickled_by_value(loop.optimizer, loop.model) if is_sent else b""
         requested = RequestedEnd()
 
         def make_transport(cluster, security):
@@ -226,7 +228,11 @@ class AttachedThreads:
             return transport
 
         def serve_run(server):
-            host = Host(lifecycle=ServerLifecycle(requested.make_signals), make_transport=make_transport)
+            host = Host(
+                lifecycle=ServerLifecycle(requested.make_signals),
+                make_transport=make_transport,
+                make_optimizer=copies_of_pickle(sent) if sent else None,
+            )
             session, folder, resumption, policy = self.options.open_session(config, host)
             load_named_state(session.server.optimizer, session.model, first)
             server.read_state = dict if self.steps_here else state_reader(session.server)

@@ -1,7 +1,5 @@
 """`pl.attach`: what it refuses, and a process that torchrun has not started."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import nn
@@ -19,7 +17,6 @@ from torch.utils.data import (
 import paceline as pl
 from paceline.catalogue.parser import parse_plan
 from paceline.integrations.alone import with_plain_shuffling
-from paceline.policies.compensation.base import Compensator
 from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.start_line import start_line
 from paceline.user_loop.step_policies import RankSteps
@@ -94,16 +91,6 @@ class OwnOptimizer(torch.optim.SGD):
     pass
 
 
-@dataclass(frozen=True)
-class OwnCompensator(Compensator):
-    name = "own"
-    kind = "scale"
-    formula = "1"
-
-    def compensate(self, stale, memory):
-        return 1.0
-
-
 class FullyShardedDataParallel(nn.Module):
     """Stand-in: the real one needs a process group."""
 
@@ -128,16 +115,10 @@ def parallel():
         ({"loader": DataLoader(DATA, batch_size=2, sampler=iter(range(8)))}, "a range_iterator, which has no length"),
         ({"loader": DataLoader(DATA, batch_sampler=iter([[0, 1]]))}, "deals a number of batches per epoch: give it a"),
         ({"optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())}, "LBFGS evaluates the loss within a step"),
-        (
-            {"protocol": "asp", "optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())},
-            "OwnOptimizer is not of torch.optim, but the server steps a copy of it",
-        ),
         ({"optimizer": OwnOptimizer(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
         ({"optimizer": torch.optim.SGD(nn.Linear(2, 1).parameters())}, "parameters that are not in the model"),
-        ({"callbacks": ()}, "read run.update and run.last in the loop"),
-        ({"progress": True}, "attach has no argument 'progress', expected overwrite, resume"),
+        ({"progress": True}, "attach has no argument 'progress', expected callbacks, overwrite, resume"),
         ({"keep_checkpoints": "3"}, "Expected `int`, got `str` - at `$.keep_checkpoints`"),
-        ({"protocol": pl.asp() + OwnCompensator()}, "has a part of your own"),
         (
             {"protocol": "all_reduce", "optimizer": torch.optim.LBFGS(nn.Linear(2, 1).parameters())},
             "but each step has one gradient",

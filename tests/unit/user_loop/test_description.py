@@ -17,6 +17,7 @@ from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.description import (
     FirstTensors,
     ParameterBag,
+    SentRun,
     ServerRun,
     describe,
     make_job,
@@ -79,9 +80,10 @@ def test_a_run_is_received_as_it_was_sent(model):
     )
     stream = io.BytesIO()
     state = {"exp_avg last.weight": torch.ones(2, 3)}
-    send_run(stream, run, FirstTensors(tensors_of(model), state))
+    send_run(stream, SentRun(run, FirstTensors(tensors_of(model), state), b"optimizer"))
     stream.seek(0)
-    received, (tensors, received_state) = recv_run(stream)
+    received, (tensors, received_state), optimizer = recv_run(stream)
+    assert optimizer == b"optimizer"
     assert received.training.groups[1].options["weight_decay"] == 0.0
     assert (received.stop, received.options, received.cluster) == ("epochs=3", options, run.cluster)
     assert plan_of(received.plan) == as_plan(pl.bsp().until(0.25) >> pl.asp())
@@ -123,11 +125,13 @@ def test_numbers_of_an_optimizer_are_received_as_python_s(number, model):
     stream = io.BytesIO()
     send_run(
         stream,
-        ServerRun(training=described, plan=[], stop="epochs=3", options=RunOptions(), cluster={}, ranks={}),
-        FirstTensors({}, {}),
+        SentRun(
+            ServerRun(training=described, plan=[], stop="epochs=3", options=RunOptions(), cluster={}, ranks={}),
+            FirstTensors({}, {}),
+        ),
     )
     stream.seek(0)
-    received = recv_run(stream)[0].training
+    received = recv_run(stream).run.training
     options = received.groups[0].options
     assert (options["lr"], [*options["etas"]], [*options["step_sizes"]]) == (0.5, [0.25, 2.0], [0.125, float("inf")])
     assert {type(options["lr"]), *map(type, options["etas"]), type(described.clip_norm)} == {float}

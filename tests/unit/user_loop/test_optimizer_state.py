@@ -14,7 +14,7 @@ from machine_speed import scaled
 from paceline.server.optimizer_rules import AdamRule
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatLayout
-from paceline.user_loop.server.optimizer_state import named_state, state_reader
+from paceline.user_loop.server.optimizer_state import load_named_state, named_state, state_reader
 from paceline.user_loop.step_policies import ServerSteps
 from paceline.worker.torch_utils import build_model
 from selections import parametrize_few
@@ -127,9 +127,19 @@ def test_an_optimizer_for_graphs_of_a_gpu_is_stepped_by_the_server(network, data
     check_equal_states(last["state"], expected.state_dict()["state"])
 
 
-def test_a_state_that_is_no_tensor_is_refused(network):
+def test_a_state_of_nested_values_comes_back(network):
+    optimizer, other = sgd(network), sgd(network)
+    nested = {"rows": [torch.ones(2), None, (torch.zeros(3, dtype=torch.int64), 2.5)], "kind": "left", "is_on": True}
+    optimizer.state[network.last.bias] |= {"nested": nested, "list": [], "steps": 3}
+    load_named_state(other, network, named_state(optimizer, network))
+    loaded = other.state[network.last.bias]
+    assert (loaded["list"], loaded["steps"]) == ([], 3)
+    assert repr(loaded["nested"]) == repr(nested)
+
+
+def test_a_state_of_other_objects_is_refused(network):
     optimizer = sgd(network)
-    optimizer.state[network.last.bias]["counts"] = [3]
+    optimizer.state[network.last.bias]["counts"] = [object()]
     with pytest.raises(pl.UsageError, match=r"counts of last.bias in the state of the optimizer is of type list"):
         named_state(optimizer, network)
 

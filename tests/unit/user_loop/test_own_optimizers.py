@@ -3,13 +3,14 @@
 import threading
 
 import pytest
+import pytorch_optimizer
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from attached_threads import AttachedThreads
-from loop_parts import loop_of, make_parts, sgd, step
+from loop_parts import loop_of, make_parts, of_the_mean_gradient, sgd, step, train
 from paceline.user_loop.server.description import HeldOptimizer, describe, make_job, tensors_of
 from selections import parametrize_few
 
@@ -78,9 +79,10 @@ def parameters_of(ranks, rank=0):
 
 
 @pytest.mark.parametrize("with_schedule", [False, True], ids=["constant", "schedule"])
+@pytest.mark.parametrize("server", [False, True], ids=["no server", "server"])
 @parametrize_few("protocol", ["balanced(m=4)", "bsp"], keep=2)
-def test_the_updates_are_those_of_the_optimizer_of_torch(protocol, with_schedule, data):
-    ours, _ = trained(data, protocol, own, with_schedule=with_schedule)
+def test_the_updates_are_those_of_the_optimizer_of_torch(protocol, server, with_schedule, data):
+    ours, _ = trained(data, protocol, own, server=server, with_schedule=with_schedule)
     theirs, _ = trained(data, "bsp", torch_sgd, with_schedule=with_schedule)
     for rank in range(RANKS):
         assert (parameters_of(ours, rank) - parameters_of(theirs)).abs().max() < EXACT
@@ -99,11 +101,89 @@ def test_each_rank_has_the_state_of_its_copy_in_the_run_and_after_it(data):
     assert all(map(torch.equal, first, second))
 
 
-def test_a_run_is_resumed_with_the_state_of_its_optimizer(data, tmp_path):
-    whole, _ = trained(data, "bsp", own)
-    trained(data, "bsp", own, out=tmp_path / "run", stop="updates=3")
-    resumed, _ = trained(data, "bsp", own, resume=tmp_path / "run")
-    assert torch.equal(parameters_of(resumed), parameters_of(whole))
+class Warming(OwnSGD):
+    """SGD whose momentum grows with its steps, which it counts in its options."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        for group in self.param_groups:
+            group |= {"k": 0, "is_warm": False}
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            group["momentum"] = 0.9 - 0.5 / group["k"]
+            group["is_warm"] = group["k"] > 2
+        super().step(closure)
+
+
+def warming(model):
+    return Warming(model.parameters())
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["no server", "server"])
+@pytest.mark.parametrize("make", [own, warming])
+def test_a_run_is_resumed_with_the_state_of_its_optimizer(make, server, data, tmp_path):
+    whole, _ = trained(data, "bsp", make, server=server)
+    trained(data, "bsp", make, server=server, out=tmp_path / "run", stop="updates=3")
+    resumed, _ = trained(data, "bsp", make, server=server, resume=tmp_path / "run")
+    assert (parameters_of(resumed) - parameters_of(whole)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["no server", "server"])
+def test_options_that_its_steps_change_are_its_own(server, data):
+    ranks, states = trained(data, "bsp", warming, server=server)
+    updates = ranks.server.result.history.totals.updates
+    _, optimizer, _ = ranks.parts[0]
+    assert optimizer.param_groups[0] | {"params": None} == {
+        "params": None,
+        "lr": 0.05,
+        "momentum": 0.9 - 0.5 / updates,
+        "k": updates,
+        "is_warm": True,
+    }
+    assert states[0]["param_groups"][0]["k"] == updates
+
+
+def matrices():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 1, bias=False)).double()
+
+
+def free_of_schedules(model):
+    optimizer = pytorch_optimizer.ScheduleFreeAdamW(model.parameters(), lr=0.01, warmup_steps=3)
+    optimizer.train()
+    return optimizer
+
+
+OF_LIBRARIES = {
+    "Lion": lambda model: pytorch_optimizer.Lion(model.parameters(), lr=0.01),
+    "Prodigy": lambda model: pytorch_optimizer.Prodigy(model.parameters(), lr=0.5),
+    "Shampoo": lambda model: pytorch_optimizer.Shampoo(model.parameters(), lr=0.01),
+    "SOAP": lambda model: pytorch_optimizer.SOAP(model.parameters(), lr=0.01),
+    "schedule-free": free_of_schedules,
+    "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01),
+    "Muon": lambda model: torch.optim.Muon(model.parameters(), lr=0.02),
+}
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["no server", "server"])
+@parametrize_few("name", list(OF_LIBRARIES), keep=3)
+def test_optimizers_of_libraries_step_as_in_one_process(name, server, data):
+    if name == "Muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this version of torch has none")
+    if name == "SOAP" and server:
+        pytest.skip("its eigenvectors turn the rounding of another order of sums into other steps")
+    make = OF_LIBRARIES[name]
+    ranks = AttachedThreads(RANKS, make_parts(matrices(), data, make), "bsp", server=server)
+    steps = ranks.run(train(epochs=1))
+    for each in steps:
+        if isinstance(each, BaseException):
+            raise each
+    expected = of_the_mean_gradient(matrices(), make, steps)
+    for model, _, _ in ranks.parts:
+        for own, alone in zip(model.parameters(), expected, strict=True):
+            assert (own - alone).abs().max() < EXACT
 
 
 class Half(torch.optim.SGD):
@@ -127,16 +207,22 @@ def test_a_subclass_with_the_name_of_a_class_of_torch_steps_itself(data):
     assert torch.equal(parameters_of(halved, 0), parameters_of(halved, 1))
 
 
-class CountingOption(OwnSGD):
+class Decaying(OwnSGD):
     def step(self, closure=None):
         super().step(closure)
         self.param_groups[0]["lr"] *= 0.9
 
 
-class ListState(OwnSGD):
+class OpaqueOption(OwnSGD):
+    def step(self, closure=None):
+        super().step(closure)
+        self.param_groups[0]["last"] = object()
+
+
+class OpaqueState(OwnSGD):
     def change(self, group, parameter, state):
         super().change(group, parameter, state)
-        state.setdefault("history", []).append(1)
+        state.setdefault("history", []).append(object())
 
 
 class WithLock(OwnSGD):
@@ -148,18 +234,17 @@ class WithLock(OwnSGD):
 @pytest.mark.parametrize(
     ("kind", "server", "text"),
     [
-        (CountingOption, False, "a step of the optimizer CountingOption changes its option lr, but those of the loop"),
-        (ListState, False, "is of type list, expected a tensor or a number"),
+        (Decaying, False, "a step of the optimizer Decaying changes its learning rate, but that of the loop is used"),
+        (Decaying, True, "a step of the optimizer Decaying changes its learning rate, but that of the loop is used"),
+        (OpaqueOption, False, "changes its option last, which is of type object, expected tensors, numbers and plain"),
+        (OpaqueState, False, "is of type list, expected tensors, numbers and plain containers of them"),
+        (OpaqueState, True, "is of type list, expected tensors, numbers and plain containers of them"),
         (
             WithLock,
             False,
             "the optimizer WithLock cannot be copied, but without a server a copy of it steps on each rank",
         ),
-        (
-            OwnSGD,
-            True,
-            "the optimizer OwnSGD is not of torch.optim, but the server steps a copy of it without your code",
-        ),
+        (WithLock, True, "the optimizer WithLock cannot be sent to the process of the server, which steps a copy"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -171,7 +256,7 @@ def test_what_cannot_be_copied_is_refused_by_name(kind, server, text, data):
 
 def test_the_coordinator_holds_the_state_and_does_not_step(data):
     model, optimizer, loader = make_parts(network(), data, own)()
-    training = describe(loop_of(model, optimizer, loader), has_server=False)
+    training = describe(loop_of(model, optimizer, loader))
     job = make_job(training, tensors_of(model))
     held = job.optimizer([(name, each) for name, each in job.model.named_parameters() if each.requires_grad])
     assert isinstance(held, HeldOptimizer)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 REPLICAS = "paceline/replicas"  # in the launcher's store: ranks of each replica, where one has several
 LOSSES = "paceline/losses"  # in that store: number of losses in each replica, and the rank of each of them
 CAME = "paceline/came"  # in that store, for each replica and number of losses: ranks that have begun again
+GO_ON, LEAVE = "go on", "leave"  # in that store, what the ranks of a replica do once they have begun again
 POLL_S = 0.02
 
 
@@ -77,23 +78,29 @@ def loss_of(members: Sequence[int], number: int, rank: int) -> str:
     return f"{_losses(members)}/{number}/{rank}"
 
 
-def await_replica(store: Any, members: Sequence[int], rank: int, check: Callable[[], object]) -> int:
+def await_replica(store: Any, members: Sequence[int], rank: int, have_ended: Callable[[], bool]) -> int | None:
     """Wait until all ranks of a replica have begun again, and return the number of losses in it until then.
+
+    The first rank that knows decides for all: else one could wait for another that has left.
 
     Args:
         store: launcher's store.
         members: ranks of the replica.
         rank: number of this rank.
-        check: function that is called while this rank waits, and may raise an error.
+        have_ended: returns whether the other replicas have ended.
+
+    Returns:
+        the number of losses; None if the others have ended before.
     """
     while True:
         number = losses_so_far(store, members)
         keys = {each: f"{CAME}/{members[0]}/{number}/{each}" for each in members}
         store.set(keys[rank], "1")
         while losses_so_far(store, members) == number:
-            if store.check(list(keys.values())):
-                return number
-            check()
+            found = GO_ON if store.check(list(keys.values())) else LEAVE if have_ended() else ""
+            if found:
+                decided = store.compare_set(f"{CAME}/{members[0]}/{number}", "", found).decode()
+                return number if decided == GO_ON else None
             time.sleep(POLL_S)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -74,7 +74,9 @@ class SurvivingGroups:
             return False
         members = calls.replicas.of(self._rank)
         self.replica = OwnReplica(members, self._rank)
-        losses = await_replica(calls.store, members, self._rank, self.check_others)
+        losses = await_replica(calls.store, members, self._rank, calls.others_have_ended)
+        if losses is None:
+            self._leave()
         self.replica.watch(self._connect(), losses)
         self._begin(is_alone=True)
         if self.replica.is_several:
@@ -89,9 +91,12 @@ class SurvivingGroups:
             SystemExit: they have.
         """
         if self.calls.others_have_ended():
-            self.calls.leave()
-            print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
-            raise SystemExit(0)
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        self.calls.leave()
+        print("paceline: the others have ended without this rank", file=sys.stderr, flush=True)
+        raise SystemExit(0)
 
     def begin_with_model(self, module: torch.nn.Module, group: Any) -> str:
         """Begin with a model that DDP wraps; return why this rank cannot live on, empty if it can.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isinf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,11 @@ def answer(
 ) -> LoopAnswer:
     """Return the answer to a task, with the options of the user's optimizer for its step unless the server's apply."""
     groups = enumerate(optimizer.param_groups if with_rates else [])
-    options = [plain_options(number, group, optimizer.defaults) for number, group in groups]
+    options = [_finite(plain_options(number, group, optimizer.defaults)) for number, group in groups]
     rates = tuple(float(each.pop("lr")) for each in options)
     return LoopAnswer(loss=loss, samples=samples, learning_rates=rates, options=tuple(options))
+
+
+def _finite(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options without an infinite one, as a limit that is off: no message has it, and the copy keeps it."""
+    return {name: value for name, value in options.items() if not (isinstance(value, float) and isinf(value))}

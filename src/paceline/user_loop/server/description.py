@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.processes.shared_pickle import by_value, from_value
+from paceline.protocols.protocol import Plan
+from paceline.recording.callback import Callback
 from paceline.user_loop.data.loop_data import ATTACHED, LoopData, LoopJob, UserLoop
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.frames import from_json, read_frame, read_tensors, to_json, write_frame, write_tensors
@@ -39,8 +42,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         modules: names of all modules, each before its children.
         parameters: names of the trainable parameters, in the model's order.
         buffers: names of the buffers, in the model's order.
-        optimizer: name of the optimizer's class, which is in `torch.optim` if the server steps it.
-        is_of_torch: whether the class is in `torch.optim`.
+        optimizer: name of the optimizer's class.
+        is_of_torch: whether the class is in `torch.optim`, so that another process makes it anew.
         groups: its parameter groups; empty if it steps on each rank.
         data: training data.
         clip_norm: largest norm of the mean gradient, None for no clipping.
@@ -88,21 +91,69 @@ class FirstTensors(NamedTuple):
     state: dict[str, Tensor]
 
 
-def describe(loop: UserLoop, *, steps_here: bool = False, has_server: bool = True) -> Description:
+class SentRun(NamedTuple):
+    """What the process of the server receives of a run.
+
+    Attributes:
+        run: the run.
+        first: tensors with which it begins.
+        optimizer: optimizer that is pickled by value; empty if it is of torch, or steps on each rank.
+        own: `OwnCode` that is pickled by value; empty for none.
+    """
+
+    run: ServerRun
+    first: FirstTensors
+    optimizer: bytes = b""
+    own: bytes = b""
+
+
+class OwnCode(NamedTuple):
+    """Objects of the user that the process of the server calls; they travel over its pipe alone.
+
+    Attributes:
+        plan: protocol of each phase, if it has controllers or compensators of the user; else None.
+        callbacks: callbacks of the run.
+    """
+
+    plan: Plan | None = None
+    callbacks: tuple[Callback, ...] = ()
+
+    def by_value(self) -> bytes:
+        """Return the objects pickled by value; empty for none.
+
+        Raises:
+            UsageError: they cannot be pickled.
+        """
+        if self == OwnCode():
+            return b""
+        try:
+            return by_value(tuple(self))
+        except Exception as error:
+            what = "the callbacks" if self.plan is None else f"the protocol {self.plan}"
+            raise UsageError(
+                f"{what} cannot be sent to the process of the coordinator, which calls them "
+                f"({type(error).__name__}: {error}): let them open files and connections in on_start"
+            ) from error
+
+    @classmethod
+    def of(cls, content: bytes) -> OwnCode:
+        """Return what `by_value` has pickled."""
+        return cls(*from_value(content)) if content else cls()
+
+
+def describe(loop: UserLoop, *, steps_here: bool = False) -> Description:
     """Return the description of a training.
 
     Args:
         loop: parts of the loop.
         steps_here: whether the optimizer steps on each rank, so that the server needs its name only.
-        has_server: whether a server steps a copy of the optimizer, in a process without the user's code; else each rank
-            does.
 
     Raises:
-        UsageError: the optimizer cannot be made anew in another process, or holds parameters of another model.
+        UsageError: the optimizer needs more than gradients, or holds parameters of another model.
     """
     model, optimizer = loop.model, loop.optimizer
     if not steps_here:
-        _check_optimizer(optimizer, has_server=has_server)
+        _check_optimizer(optimizer)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups = [] if steps_here else enumerate(optimizer.param_groups)
     return Description(
@@ -121,17 +172,12 @@ def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, *, has_server: bool) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
             f"the optimizer {kind} evaluates the loss within a step, but a copy of it steps from gradients alone: give "
             "an optimizer whose step() needs gradients only"
-        )
-    if has_server and not _is_of_torch(optimizer):
-        raise UsageError(
-            f"the optimizer {kind} is not of torch.optim, but the server steps a copy of it without your code: give an "
-            "optimizer of torch.optim, or a protocol that needs no server, as balanced(m=8) or bsp"
         )
 
 
@@ -274,14 +320,17 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in [*named, *model.named_buffers()]}
 
 
-def send_run(stream: IO[bytes], run: ServerRun, first: FirstTensors) -> None:
-    """Write a run and its first tensors."""
-    write_frame(stream, to_json(run))
-    for tensors in first:
+def send_run(stream: IO[bytes], sent: SentRun) -> None:
+    """Write a run to the process of its server."""
+    write_frame(stream, to_json(sent.run))
+    for tensors in sent.first:
         write_tensors(stream, tensors)
+    write_frame(stream, sent.optimizer)
+    write_frame(stream, sent.own)
 
 
-def recv_run(stream: IO[bytes]) -> tuple[ServerRun, FirstTensors]:
+def recv_run(stream: IO[bytes]) -> SentRun:
     """Read what `send_run` has written."""
     run = from_json(read_frame(stream), ServerRun)
-    return run, FirstTensors(read_tensors(stream), read_tensors(stream))
+    first = FirstTensors(read_tensors(stream), read_tensors(stream))
+    return SentRun(run, first, optimizer=read_frame(stream), own=read_frame(stream))

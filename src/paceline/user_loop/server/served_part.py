@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from paceline.clusters.launch_env import LaunchEnv
@@ -12,13 +12,24 @@ from paceline.core.stop import Stop
 from paceline.engines.distributed import Host
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
+from paceline.recording.callback import Callback
 from paceline.run.config import RunConfig
 from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.run.session import take_part
+from paceline.run.spawned_sidecar import SpawnedSidecar
 from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
-from paceline.user_loop.server.description import Description, FirstTensors, ServerRun, describe, make_job, tensors_of
+from paceline.user_loop.server.description import (
+    Description,
+    FirstTensors,
+    OwnCode,
+    SentRun,
+    ServerRun,
+    describe,
+    make_job,
+    tensors_of,
+)
 from paceline.user_loop.server.optimizer_state import named_state
 from paceline.user_loop.server.server_process import ServerProcess
 from paceline.user_loop.step_policies import RankSteps, ServerSteps
@@ -26,13 +37,14 @@ from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
 from paceline.user_loop.worker.loop_optimizer import check_local_steps
 from paceline.user_loop.worker.loop_replicas import LoopReplicas
-from paceline.user_loop.worker.optimizer_copy import copies_of
+from paceline.user_loop.worker.optimizer_copy import copies_of, pickled_by_value
 
 TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = (
     "address",
     "server",
     "wire",
+    "shards",
     *TLS,
     "min_workers",
     "max_workers",
@@ -56,13 +68,20 @@ class ServedPart(RankPart):
         cluster: how the processes reach each other.
         environment: launch settings of this process.
         options: seed, folder, checkpoints and limits.
+        callbacks: callbacks, which run in the process of the coordinator.
 
     Raises:
-        UsageError: the server cannot step the optimizer, or the plan has parts that are not of paceline.
+        UsageError: the server cannot step the optimizer.
     """
 
     def __init__(
-        self, loop: UserLoop, plan: Plan, cluster: Torchrun, environment: LaunchEnv, options: RunOptions
+        self,
+        loop: UserLoop,
+        plan: Plan,
+        cluster: Torchrun,
+        environment: LaunchEnv,
+        options: RunOptions,
+        callbacks: tuple[Callback, ...] = (),
     ) -> None:
         self._steps_here = plan.local_steps is not None
         if self._steps_here:
@@ -70,13 +89,20 @@ class ServedPart(RankPart):
         self._loop = loop
         self._cluster = cluster
         is_of_torch = self._describe().is_of_torch  # else only checked; the run reads it when it begins (decision 0022)
-        _check_plan(plan)
+        if cluster.shards > 1 and not is_of_torch and not self._steps_here:
+            raise UsageError(
+                f"shards={cluster.shards}: the servers of several shards step optimizers of torch.optim, but the loop "
+                f"has a {type(loop.optimizer).__name__}: omit shards"
+            )
+        self._own = OwnCode(None if _is_of_paceline(plan) else plan, callbacks)
         self.ranks = environment.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
         read_copy = None if cluster.has_server else lambda: self.lifecycle.read_state()
         self.steps = (
-            RankSteps(loop.optimizer) if self._steps_here else ServerSteps(loop.optimizer, loop.model, read_copy)
+            RankSteps(loop.optimizer)
+            if self._steps_here
+            else ServerSteps(loop.optimizer, loop.model, read_copy, has_shards=cluster.shards > 1)
         )
         self.host = Host(
             lifecycle=self.lifecycle,
@@ -114,30 +140,29 @@ class ServedPart(RankPart):
         )
         model, optimizer = self._loop.model, self._loop.optimizer
         state = {} if self._steps_here else named_state(optimizer, model)
-        return ServerProcess(run, FirstTensors(tensors_of(model), state))
+        is_sent = self._cluster.has_server and not self._steps_here and not self._training.is_of_torch
+        sent = pickled_by_value(optimizer, model) if is_sent else b""
+        first = FirstTensors(tensors_of(model), state)
+        return ServerProcess(SentRun(run, first, optimizer=sent, own=self._own.by_value()))
 
     def take_part(self, config: RunConfig) -> LoopEnd:
         """Take part in the run until its end."""
-        return LoopEnd(*take_part(config, self.host))
+        return LoopEnd(*take_part(config, replace(self.host, start_sidecar=partial(SpawnedSidecar, config))))
 
     @cached_property
     def _training(self) -> Description:
         return self._describe()
 
     def _describe(self) -> Description:
-        return describe(self._loop, steps_here=self._steps_here, has_server=self._cluster.has_server)
+        return describe(self._loop, steps_here=self._steps_here)
 
 
-def _check_plan(plan: Plan) -> None:
+def _is_of_paceline(plan: Plan) -> bool:
+    """Return whether another process can make a plan from its JSON, without code of the user."""
     try:
-        can_be_sent = plan_of(plan_as_json(plan)).phases == plan.phases
+        return plan_of(plan_as_json(plan)).phases == plan.phases
     except UsageError:
-        can_be_sent = False
-    if not can_be_sent:
-        raise UsageError(
-            f"the protocol {plan} has a part of your own, but the server runs no code of yours: give a protocol of "
-            "paceline, as k_sync(k=3)"
-        )
+        return False
 
 
 def _ranks(environment: LaunchEnv, rank: int) -> LaunchEnv:

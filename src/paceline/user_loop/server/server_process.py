@@ -1,8 +1,8 @@
 """Process of the server beside rank 0: `python -m paceline.user_loop.server.server_process` reads its run from stdin.
 
-It runs no code of the user and holds none of the data. Rank 0 writes requests of one byte to its standard input, and
-reads the replies and the end of the run from its standard output. The process ends when its standard input does, so
-with rank 0.
+It holds none of the data. Of the user's code it runs an optimizer that is not of torch, callbacks, and controllers
+and compensators alone. Rank 0 writes requests of one byte to its standard input, and reads the replies and the end of
+the run from its standard output. The process ends when its standard input does, so with rank 0.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from paceline.run.plan_json import plan_of
 from paceline.run.train import run_session
 from paceline.tensors import tensor_file
 from paceline.user_loop.run_end import end_of
-from paceline.user_loop.server.description import FirstTensors, ServerRun, make_job, recv_run, send_run
+from paceline.user_loop.server.description import OwnCode, SentRun, make_job, recv_run, send_run
 from paceline.user_loop.server.frames import frame, from_json, read_frame, to_json, write_frame
 from paceline.user_loop.server.optimizer_state import load_named_state, state_reader
+from paceline.user_loop.worker.optimizer_copy import copies_of_pickle
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -44,14 +45,13 @@ class ServerProcess:
     """Server that rank 0 has started.
 
     Args:
-        run: run of the server.
-        first: tensors with which it begins.
+        sent: run of the server.
 
     Attributes:
         end: end of the run, None before it.
     """
 
-    def __init__(self, run: ServerRun, first: FirstTensors) -> None:
+    def __init__(self, sent: SentRun) -> None:
         # -P: a file of the working directory, as queue.py, hides no module of Python.
         command = [sys.executable, "-P", "-m", __name__]
         with ignoring_ctrl_c():  # also in the process, which rank 0 asks to end its run
@@ -60,7 +60,7 @@ class ServerProcess:
         self._requests = self._process.stdin
         self._replies = self._process.stdout
         assert self._requests is not None
-        send_run(self._requests, run, first)
+        send_run(self._requests, sent)
 
     def check(self, timeout_s: float = 0.0) -> None:
         """Raise the error of the process if it fails within a time; else record the end of the run if it has come.
@@ -229,12 +229,14 @@ class Requests(threading.Thread):
 @holding_sigterm(acts_at_end=False)
 def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     """Serve the run that is described in a stream; return the exit status."""
-    run, first = recv_run(stream)
+    sent = recv_run(stream)
     requested = RequestedEnd()
-    requests = Requests(stream, replies, requested.end_run, lambda: first.state)
+    requests = Requests(stream, replies, requested.end_run, lambda: sent.first.state)
     requests.start()
     try:
-        end = serve(run, first, Host(lifecycle=WholeProcess(requested.make_signals)), requests)
+        make_own = copies_of_pickle(sent.optimizer) if sent.optimizer else None
+        host = Host(lifecycle=WholeProcess(requested.make_signals), make_optimizer=make_own)
+        end = serve(sent, host, requests)
     except Exception as error:
         if not isinstance(error, PacelineError):
             LOG.exception("the server of the run has failed")
@@ -245,17 +247,22 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     return 0
 
 
-def serve(run: ServerRun, first: FirstTensors, host: Host, requests: Requests) -> End:
+def serve(sent: SentRun, host: Host, requests: Requests) -> End:
     """Serve a run to its end."""
+    run, first, _, own = sent
+    plan, callbacks = OwnCode.of(own)
     ranks = LaunchEnv(**{**run.ranks, "master": tuple(run.ranks["master"])})
     job = make_job(run.training, first.model)
     cluster = Torchrun(**run.cluster, ranks=ranks)
-    config = run.options.config(job, plan_of(run.plan), cluster, Stop.parse(run.stop))
+    config = run.options.config(job, plan or plan_of(run.plan), cluster, Stop.parse(run.stop))
     session, folder, resumption, policy = run.options.open_session(config, host)
     load_named_state(session.server.optimizer, session.model, first.state)
     if config.plan.local_steps is None:  # else the user's optimizer is on each rank
         requests.state = state_reader(session.server)
-    callbacks = run.options.callbacks()
+        if cluster.shards > 1:
+            session.server.share_first_state()
+            session.server.gathers_optimizer = True
+    callbacks = (*callbacks, *run.options.callbacks())
     return end_of(session, run_session(session, folder, resumption, callbacks, policy, has_loops=True))
 
 

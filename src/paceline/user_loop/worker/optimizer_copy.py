@@ -1,33 +1,77 @@
-"""Copy of a user's optimizer of any class, which steps the parameters of its rank."""
+"""Copy of a user's optimizer of any class, which steps the parameters of a server, or those of its rank."""
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.user_loop.server.optimizer_state import PLAIN
+from paceline.processes.shared_pickle import ValuePickler, ValueUnpickler
+from paceline.server.optimizer import OWN_OPTIONS, own_options
+from paceline.user_loop.server.optimizer_state import can_travel
 
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 HOOKS = "_optimizer_"  # beginning of the names of torch's attributes for the hooks of one optimizer
 
 
-def copies_of(
-    optimizer: torch.optim.Optimizer, model: nn.Module
-) -> Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]:
+def copies_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> OptimizerFactory:
     """Return a factory of copies of an optimizer, as a job has one.
 
     Args:
         optimizer: optimizer of the user; the copies have its options, without its state, its hooks and its scheduler.
         model: model of the user, whose parameters it has.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return partial(_copy, optimizer=optimizer, names=names)
+    return partial(_copy, optimizer=optimizer, names=_names(model))
+
+
+def pickled_by_value(optimizer: torch.optim.Optimizer, model: nn.Module) -> bytes:
+    """Return an optimizer for a child process, which makes copies of it by `copies_of_pickle`.
+
+    Its parameters are their names. A class of the main module is pickled by value, another one by name.
+
+    Args:
+        optimizer: optimizer of the user; the copies have its options, without its state, its hooks and its scheduler.
+        model: model of the user, whose parameters it has.
+
+    Raises:
+        UsageError: the optimizer cannot be pickled.
+    """
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, _names(model)).dump((type(optimizer), _parts(optimizer)))
+    except Exception as error:
+        kind = type(optimizer).__name__
+        raise UsageError(
+            f"the optimizer {kind} cannot be sent to the process of the server, which steps a copy of it "
+            f"({type(error).__name__}: {error}): give a protocol that needs no server, as balanced(m=8) or bsp"
+        ) from error
+    return stream.getvalue()
+
+
+def copies_of_pickle(content: bytes) -> OptimizerFactory:
+    """Return a factory of copies of what `pickled_by_value` has returned, as a job has one."""
+    return partial(_unpickle, content=content)
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer but for its state, its hooks and the step that a scheduler has replaced."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in ("state", "step") and not name.startswith(HOOKS)
+    }
 
 
 def _copy(
@@ -41,17 +85,32 @@ def _copy(
     own = dict(named_parameters)
     theirs = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     memo: dict[int, Any] = {id(each): own.get(names.get(id(each), ""), each) for each in theirs}  # frozen ones stay
-    left_out = {name for name in vars(optimizer) if name.startswith(HOOKS)} | {"state", "step"}  # a scheduler's step
     try:
-        parts = deepcopy({name: value for name, value in vars(optimizer).items() if name not in left_out}, memo)
+        parts = deepcopy(_parts(optimizer), memo)
     except Exception as error:
         raise UsageError(
             f"the optimizer {type(optimizer).__name__} cannot be copied, but without a server a copy of it steps on "
             f"each rank ({type(error).__name__}: {error}): give all_reduce, under which it steps itself"
         ) from error
-    copied: torch.optim.Optimizer = object.__new__(type(optimizer))
-    vars(copied).update(parts, state=defaultdict(dict))
-    vars(copied).update({name: OrderedDict() for name in left_out if name.startswith(HOOKS)})
+    return _assembled(type(optimizer), parts, own)
+
+
+def _unpickle(named_parameters: Iterable[tuple[str, nn.Parameter]], *, content: bytes) -> torch.optim.Optimizer:
+    """Return a copy that holds these parameters in place of those of the user."""
+    own = dict(named_parameters)
+    kind, parts = _Unpickler(io.BytesIO(content), own).load()
+    unpickled = _assembled(kind, parts, own)
+    unpickled._patch_step_function()  # for the hooks of torch, which pickling has left out
+    return unpickled
+
+
+def _assembled(
+    kind: type[torch.optim.Optimizer], parts: dict[str, Any], own: dict[str, nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of these attributes, without frozen parameters."""
+    copied = object.__new__(kind)
+    hooks = {name: OrderedDict[int, Any]() for name in vars(torch.optim.SGD(own.values())) if name.startswith(HOOKS)}
+    vars(copied).update(parts, state=defaultdict(dict), **hooks)
     trained = set(own.values())
     for group in copied.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter in trained]
@@ -59,8 +118,65 @@ def _copy(
     return copied
 
 
+class _Pickler(ValuePickler):
+    """Pickler that leaves out the parameters of a model.
+
+    Args:
+        stream: stream that is written.
+        names: names of the parameters, by identity.
+    """
+
+    def __init__(self, stream: io.BytesIO, names: dict[int, str]) -> None:
+        super().__init__(stream)
+        self._names = names
+
+    def reducer_override(self, content: Any) -> Any:
+        """Return how to rebuild an object: a step without hooks of torch and of paceline, which are of this process."""
+        if isinstance(content, FunctionType) and (own := _without_hooks(content)) is not content:
+            return _same, (own,)
+        return super().reducer_override(content)
+
+    def persistent_id(self, content: object) -> str | None:
+        """Return the name of a parameter; None for another object."""
+        return self._names.get(id(content)) if isinstance(content, nn.Parameter) else None
+
+
+def _without_hooks(function: Any) -> Any:
+    """Return what a step is below all wrappers that call hooks; wrappers of the user stay."""
+    found, inner = function, function
+    while inner is not None:
+        is_hook = getattr(inner, "hooked", False) or inner.__globals__.get("__name__", "").startswith("paceline.")
+        inner = getattr(inner, "__wrapped__", None)
+        if is_hook and inner is not None:
+            found = inner
+    return found
+
+
+def _same(function: FunctionType) -> FunctionType:
+    return function
+
+
+class _Unpickler(ValueUnpickler):
+    """Unpickler of what `_Pickler` has written.
+
+    Args:
+        stream: stream that is read.
+        parameters: parameters by name; a frozen one has no elements.
+    """
+
+    def __init__(self, stream: io.BytesIO, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__(stream)
+        self._parameters = parameters
+
+    def persistent_load(self, name: str) -> nn.Parameter:
+        """Return the parameter of a name."""
+        if name not in self._parameters:
+            return nn.Parameter(torch.empty(0), requires_grad=False)
+        return self._parameters[name]
+
+
 class _StepWatch:
-    """Watch over the steps of a copy, whose options come from the loop and whose state has to travel.
+    """Watch over the steps of a copy, whose options come from the loop, but for its own, and whose state has to travel.
 
     Args:
         optimizer: the copy.
@@ -75,25 +191,34 @@ class _StepWatch:
         self._options = _options_of(optimizer)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Check a step.
+        """Check a step, and note the options that it has changed, which are its own from now on.
 
         Raises:
-            UsageError: it has changed an option, or its state is not of tensors and numbers.
+            UsageError: it has changed the learning rate, or its own options or its state cannot travel.
         """
         kind = type(optimizer).__name__
+        own = own_options(optimizer)
         for before, after in zip(self._options, _options_of(optimizer), strict=True):
-            changed = sorted(name for name in after if name not in before or not _are_equal(before[name], after[name]))
-            if changed:
+            own |= {name for name in after if name not in before or not _are_equal(before[name], after[name])}
+            if "lr" in own:
                 raise UsageError(
-                    f"a step of the optimizer {kind} changes its option {changed[0]}, but those of the loop are used "
-                    "on each rank: give all_reduce, under which it steps itself"
+                    f"a step of the optimizer {kind} changes its learning rate, but that of the loop is used: give "
+                    "all_reduce, under which it steps itself"
                 )
+            for name in own & after.keys():
+                if not can_travel(after[name]):
+                    raise UsageError(
+                        f"a step of the optimizer {kind} changes its option {name}, which is of type "
+                        f"{type(after[name]).__name__}, expected tensors, numbers and plain containers of them: give "
+                        "all_reduce, under which it steps itself"
+                    )
+        vars(optimizer)[OWN_OPTIONS] = own
         for state in optimizer.state.values():
             for key, value in state.items():
-                if value is not None and not isinstance(value, torch.Tensor | PLAIN):
+                if not can_travel(value):
                     raise UsageError(
-                        f"{key} in the state of the optimizer {kind} is of type {type(value).__name__}, expected a "
-                        "tensor or a number: give all_reduce, under which it steps itself"
+                        f"{key} in the state of the optimizer {kind} is of type {type(value).__name__}, expected "
+                        "tensors, numbers and plain containers of them: give all_reduce, under which it steps itself"
                     )
 
 

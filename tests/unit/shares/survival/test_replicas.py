@@ -86,21 +86,30 @@ def test_all_ranks_of_a_replica_come_back(store):
 @pytest.mark.parametrize("dies", [False, True])
 def test_ranks_meet_after_the_losses_of_their_replica(store, dies):
     tell_replica(store, TWO, 3)
-    found, first = [], threading.Thread(target=lambda: found.append(await_replica(store, MEMBERS, 2, lambda: None)))
+    found, first = [], threading.Thread(target=lambda: found.append(await_replica(store, MEMBERS, 2, lambda: False)))
     first.start()
     if dies:  # the other one waits by then, or comes later
         tell_replica(store, TWO, 3)
-    assert await_replica(store, MEMBERS, 3, lambda: None) == 1 + dies
+    assert await_replica(store, MEMBERS, 3, lambda: False) == 1 + dies
     first.join(LIMIT_S)
     assert found == [1 + dies]
 
 
-def test_a_rank_that_waits_for_its_replica_ends_with_the_run(store):
-    def check():
-        raise SystemExit
+def test_the_first_rank_that_knows_decides_for_its_replica_whether_it_goes_on(store):
+    assert await_replica(store, MEMBERS, 2, lambda: True) is None
+    assert await_replica(store, MEMBERS, 3, lambda: False) is None, "although both have come by now"
 
-    with pytest.raises(SystemExit):
-        await_replica(store, MEMBERS, 2, check)
+    tell_replica(store, TWO, 3)
+    found = []
+
+    def decide_meanwhile():
+        """Say that the others have ended, after the other rank of the replica has gone on."""
+        if not found:
+            found.append(await_replica(store, MEMBERS, 2, lambda: False))
+        return True
+
+    assert await_replica(store, MEMBERS, 3, decide_meanwhile) == 1
+    assert found == [1]
 
 
 WATCHING = """
