@@ -50,7 +50,6 @@ class ParameterServer:
         scheduler: schedule of the learning rate.
         on_mean: callback with the mean gradient of each update before its step.
         optimizer_lock: context of each step, in which no other thread may read the state of the optimizer.
-        gathers_optimizer: whether `gather_shards` also brings the state of the optimizer.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class ParameterServer:
         self._monitor: ZeroGradientMonitor | None = None
         self.on_mean: Callable[[FlatBuffers, Apply], None] | None = None
         self.optimizer_lock: AbstractContextManager[object] = nullcontext()
-        self.gathers_optimizer = False
         self._not_finite = ""
         self._infinite = count_not_finite(self.state.flat_buffers)  # elements from the beginning
         self._memories: dict[str, dict[str, list[Tensor]]] = {}  # of compensators and outer optimizers
@@ -259,17 +257,8 @@ class ParameterServer:
 
     def gather_shards(self) -> None:
         """Copy the current parameters and buffers of the other shards into this server's model."""
-        if self.gathers_optimizer:
-            self.optimizer.load_state_dict(self.state_dict()["optimizer"])
-            return
         for tensors in self._peers.gather("model"):
             self._copy_into_model(tensors)
-
-    def share_first_state(self) -> None:
-        """Let the servers of the other shards begin with the state of this one, which has all of it before a run."""
-        self._peers.load(
-            {**self.shard_state(), "model": self._tensors(), "optimizer": dict(self.optimizer.state_dict())}
-        )
 
     def shard_state(self) -> dict[str, Any]:
         """Return the state of this shard, as in `state_dict`."""

@@ -166,12 +166,14 @@ def attach(
     part: RankPart
     if plan.allreduce is not None:
         cluster = cluster.fitted_to(plan)
-        _check_cluster(cluster, debug=False)
+        _check_cluster(cluster, debug=False, shards=1)
         part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
         cluster = _with_server_if_needed(cluster, plan)
-        part = ServedPart(loop, plan, cluster, LaunchEnv.from_environment(os.environ), chosen, callbacks)
+        part = ServedPart(
+            loop, plan, cluster, LaunchEnv.from_environment(os.environ), options=chosen, callbacks=callbacks
+        )
     if not cluster.ranks.launch_rank:
         log_pieces(plan, loop)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
@@ -223,7 +225,7 @@ def _with_server_if_needed(cluster: Torchrun, plan: Plan) -> Torchrun:
     return cluster if needs_server else replace(cluster, server=False)
 
 
-def _check_cluster(cluster: Torchrun, **also: bool) -> None:
+def _check_cluster(cluster: Torchrun, **also: Any) -> None:
     for name, expected in {**SUPPORTED, **also}.items():
         if getattr(cluster, name) != expected:
             raise UsageError(f"cluster has {name}={getattr(cluster, name)!r}, which attach does not support: omit it")

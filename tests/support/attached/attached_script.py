@@ -87,7 +87,7 @@ def main(settings):
         loader,
         scheduler=scheduler,
         accumulate=accumulate,
-        cluster=pl.Torchrun(),
+        cluster=pl.Torchrun(**settings.get("cluster", {})),
         **arguments,
     )
     steps, batches = [], []
@@ -102,6 +102,7 @@ def main(settings):
             batches = []
     answer = {"rank": rank, "steps": len(steps), "over": run.over, "stopped_by": run.stopped_by}
     answer["samples"] = [int(i) for _, done in steps for x, _ in done for i in numbers_of(x, data)]
+    answer["states"] = len(optimizer.state)
     if settings.get("compare"):
         answer["difference"] = difference_from_ddp(model, reference, [done for _, done in steps], settings)
     os.write(1, f"ANSWER {json.dumps(answer)}\n".encode())  # in one piece: other ranks write too

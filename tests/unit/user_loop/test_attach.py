@@ -145,11 +145,9 @@ def parallel():
             "1.running_mean of the model has no shape yet",
         ),
         ({"model": nn.Linear(2, 1, device="meta")}, "call model.to_empty(device='cpu'), and initialize it, before"),
-        ({"cluster_options": {"shards": 2}}, "cluster has shards=2, which attach does not support: omit it"),
         ({"cluster": "torchrun(standby=1)"}, "cluster has standby=1, which attach does not support: omit it"),
         ({"cluster": "torchrun(standby_sync=true)"}, "cluster has standby_sync=True, which attach does not"),
         ({"cluster": "torchrun(standby_address='h:1')"}, "cluster has standby_address='h:1', which attach does not"),
-        ({"cluster": "torchrun(shards=2)"}, "cluster has shards=2, which attach does not support: omit it"),
         (
             {"protocol": "asp", "cluster": "torchrun(server=false)"},
             "asp with server=False: an update of a single stale",
@@ -166,6 +164,13 @@ def test_what_cannot_work_is_refused_with_what_to_type(changes, expected):
     with pytest.raises(pl.UsageError) as refused:
         attach(**changes)
     assert expected in str(refused.value)
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_several_shards_need_an_optimizer_of_torch():
+    model = nn.Linear(2, 1)
+    with pytest.raises(pl.UsageError, match=r"shards=2: .* but the loop has a OwnOptimizer: omit shards"):
+        attach(model=model, optimizer=OwnOptimizer(model.parameters()), cluster="torchrun(shards=2)")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def test_a_run_is_received_as_it_was_sent(model):
     state = {"exp_avg last.weight": torch.ones(2, 3)}
     send_run(stream, SentRun(run, FirstTensors(tensors_of(model), state), b"optimizer"))
     stream.seek(0)
-    received, (tensors, received_state), optimizer = recv_run(stream)
+    received, (tensors, received_state), optimizer, own = recv_run(stream)
+    assert own == b""
     assert optimizer == b"optimizer"
     assert received.training.groups[1].options["weight_decay"] == 0.0
     assert (received.stop, received.options, received.cluster) == ("epochs=3", options, run.cluster)

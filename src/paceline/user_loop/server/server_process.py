@@ -26,6 +26,7 @@ from paceline.engines.distributed import End, Host, WholeProcess, failed_end
 from paceline.engines.signals import Signals, holding_sigterm, ignoring_ctrl_c
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.run.plan_json import plan_of
+from paceline.run.session import Session
 from paceline.run.train import run_session
 from paceline.tensors import tensor_file
 from paceline.user_loop.run_end import end_of
@@ -260,10 +261,17 @@ def serve(sent: SentRun, host: Host, requests: Requests) -> End:
     if config.plan.local_steps is None:  # else the user's optimizer is on each rank
         requests.state = state_reader(session.server)
         if cluster.shards > 1:
-            session.server.share_first_state()
-            session.server.gathers_optimizer = True
+            _share_state(session)
+            session.shards.gathers_optimizer = True
     callbacks = (*callbacks, *run.options.callbacks())
     return end_of(session, run_session(session, folder, resumption, callbacks, policy, has_loops=True))
+
+
+def _share_state(session: Session) -> None:
+    """Let the servers of the other shards begin with the state of the first one, which has all of it before a run."""
+    server = session.server
+    tensors = {name: each.detach() for name, each in [*server.model.named_parameters(), *server.model.named_buffers()]}
+    session.shards.load({**server.shard_state(), "model": tensors, "optimizer": server.optimizer.state_dict()})
 
 
 def _pipe_to_rank_0() -> IO[bytes]:

@@ -119,7 +119,7 @@ def _assembled(
 
 
 class _Pickler(ValuePickler):
-    """Pickler that leaves out the parameters of a model.
+    """Pickler that leaves out the parameters of a model, and the hooks around steps.
 
     Args:
         stream: stream that is written.
@@ -130,15 +130,12 @@ class _Pickler(ValuePickler):
         super().__init__(stream)
         self._names = names
 
-    def reducer_override(self, content: Any) -> Any:
-        """Return how to rebuild an object: a step without hooks of torch and of paceline, which are of this process."""
-        if isinstance(content, FunctionType) and (own := _without_hooks(content)) is not content:
-            return _same, (own,)
-        return super().reducer_override(content)
-
-    def persistent_id(self, content: object) -> str | None:
-        """Return the name of a parameter; None for another object."""
-        return self._names.get(id(content)) if isinstance(content, nn.Parameter) else None
+    def persistent_id(self, content: object) -> str | tuple[object] | None:
+        """Return the name of a parameter, and a step without hooks, which are of this process; None otherwise."""
+        if isinstance(content, nn.Parameter):
+            return self._names.get(id(content))
+        own = _without_hooks(content) if isinstance(content, FunctionType) else content
+        return None if own is content else (own,)
 
 
 def _without_hooks(function: Any) -> Any:
@@ -150,10 +147,6 @@ def _without_hooks(function: Any) -> Any:
         if is_hook and inner is not None:
             found = inner
     return found
-
-
-def _same(function: FunctionType) -> FunctionType:
-    return function
 
 
 class _Unpickler(ValueUnpickler):
@@ -168,11 +161,13 @@ class _Unpickler(ValueUnpickler):
         super().__init__(stream)
         self._parameters = parameters
 
-    def persistent_load(self, name: str) -> nn.Parameter:
-        """Return the parameter of a name."""
-        if name not in self._parameters:
+    def persistent_load(self, left_out: str | tuple[object]) -> object:
+        """Return the parameter of a name, or a step."""
+        if isinstance(left_out, tuple):
+            return left_out[0]
+        if left_out not in self._parameters:
             return nn.Parameter(torch.empty(0), requires_grad=False)
-        return self._parameters[name]
+        return self._parameters[left_out]
 
 
 class _StepWatch:

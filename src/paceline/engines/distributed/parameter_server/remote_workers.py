@@ -123,6 +123,7 @@ class RemoteWorkers(Workers):
         self._peer_events: EventQueue[PeerEvent] = EventQueue()
         shards.events = self._peer_events
         self._loop_options = LoopOptions(server)
+        shards.step_options = lambda: self._loop_options.newest
         self._tensors = self._make_tensors(layout, QueueHandler(self._peer_events))
         self.parameters = self._tensors.parameters
         self.signals = rank.host.lifecycle.signals(cluster.notice)

@@ -148,9 +148,12 @@ class ServedTensors(CoordinatorTensors):
         self._log(self._link_monitor.on_lost(worker.worker))
 
     def ended(self) -> None:
-        """Bring the parameters of the other shards here."""
+        """Bring the parameters of the other shards here, and the state of their optimizers if that is wanted."""
         self._log(self._link_monitor.final_report())
-        self._server.gather_shards()
+        if self._shards.gathers_optimizer:
+            self._server.optimizer.load_state_dict(self._server.state_dict()["optimizer"])
+        else:
+            self._server.gather_shards()
 
     def close(self) -> None:
         """Close the files of shared memory."""

@@ -40,12 +40,16 @@ class ShardClients(ShardPeers):
     Attributes:
         numbers: numbers of the shards.
         events: queue in which the messages of the servers arrive.
+        gathers_optimizer: whether the state of the optimizer is brought to rank 0 at the end.
+        step_options: returns the newest options of steps that the loops of workers have set, encoded.
     """
 
     events: EventQueue[PeerEvent]
+    step_options: Callable[[], bytes]
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.numbers = range(1, len(ranks))
+        self.gathers_optimizer = False
         self._ranks = ranks
         self._connections: dict[int, Connection] = {}  # by shard
         self._addresses: dict[int, Address] = {}  # by shard, of those that listen
@@ -119,7 +123,7 @@ class ShardClients(ShardPeers):
         """
         for number in list(self._busy):
             self.on_message(number, self._await(number, lambda message: isinstance(message, task_messages.UpdateDone)))
-        command = task_messages.ApplyUpdate(encoded(update), is_read)
+        command = task_messages.ApplyUpdate(encoded(update), is_read, self.step_options())
         for number, connection in self._connections.items():
             connection.send(command)
             self._busy.add(number)

@@ -16,6 +16,7 @@ from paceline.core.index_bits import IndexBits
 from paceline.core.sharding import ShardPeers
 from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.parameter_server.host_memory import OfferedShard
+from paceline.engines.distributed.parameter_server.loop_options import set_step_options
 from paceline.engines.distributed.parameter_server.published_versions import PublishedVersions
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.acceptor import (
@@ -292,6 +293,7 @@ class _ShardServer:
     def _apply(self, command: task_messages.ApplyUpdate) -> None:
         update, published = command.decoded(self._accepted), self._published
         self._accepted = 0
+        set_step_options(self._server, command.options)
         version = update.version
         # In place unless a worker reads the newest version (decision 0011).
         storage = published.free_storage() if command.is_read else published[published.newest]

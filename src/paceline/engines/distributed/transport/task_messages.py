@@ -251,10 +251,12 @@ class ApplyUpdate(MessageStruct, frozen=True):
     Attributes:
         update: update to make, encoded.
         is_read: whether the previous version is still read, so that the next one needs other memory.
+        options: options of the step, as `StepOptions` encodes them; empty where no loop sets them.
     """
 
     update: bytes
     is_read: bool
+    options: bytes = b""
 
     def decoded(self, gradients: int) -> Apply:
         """Return the update.
