@@ -84,7 +84,8 @@ def test_a_worker_that_is_killed_between_two_parts_of_a_gradient_is_lost_with_it
     monkeypatch.setattr(ShardChannel, "send_remaining", send_remaining)
     monkeypatch.setattr(ShardChannel, "use", use)
     monkeypatch.setattr(RemoteWorker, method, note)
-    with ranks(3, train, {"shards": 2}, protocol="bsp", stop=f"epochs={epochs}") as job:
+    sharded = {"shards": 2, "share_memory": False}
+    with ranks(3, train, sharded, protocol="bsp", stop=f"epochs={epochs}") as job:
         job.start_workers()
         end = job.serve()
     assert came == [4]

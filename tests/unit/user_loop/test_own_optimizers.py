@@ -12,6 +12,7 @@ import paceline as pl
 from attached_threads import AttachedThreads
 from loop_parts import loop_of, make_parts, of_the_mean_gradient, sgd, step, train
 from paceline.user_loop.server.description import HeldOptimizer, describe, make_job, tensors_of
+from paceline.user_loop.worker.optimizer_copy import pickled_by_value
 from selections import parametrize_few
 
 EXACT = 1e-12
@@ -244,7 +245,6 @@ class WithLock(OwnSGD):
             False,
             "the optimizer WithLock cannot be copied, but without a server a copy of it steps on each rank",
         ),
-        (WithLock, True, "the optimizer WithLock cannot be sent to the process of the server, which steps a copy"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -252,6 +252,12 @@ def test_what_cannot_be_copied_is_refused_by_name(kind, server, text, data):
     with pytest.raises(pl.PacelineError) as error:
         trained(data, "bsp", lambda model: kind(model.parameters()), server=server)
     assert text in f"{error.value} {getattr(error.value, '__notes__', '')}"
+
+
+def test_what_cannot_be_pickled_is_refused_by_name():
+    model = network()
+    with pytest.raises(pl.UsageError, match="the optimizer WithLock cannot be sent to the process of the server"):
+        pickled_by_value(WithLock(model.parameters()), model)
 
 
 def test_the_coordinator_holds_the_state_and_does_not_step(data):

@@ -52,6 +52,7 @@ def valid_fields(kind):
         b"\xc4\x00",
         b"\x90",
         b"\x80",
+        msgspec.msgpack.encode([1, 1, b"key"]),  # a file
         b"\x98" + b"\x01" * 4 + b"\xc3\x01\xc2\x01",
     ]
     fields = []
