@@ -42,21 +42,21 @@ def why_not_apart(model: nn.Module, *, with_frozen: bool = True) -> str:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors in one storage have an element in common."""
+    """Return whether two tensors in one storage, perhaps of different types, have a byte in common."""
     (start, end), (other_start, other_end) = _span(one), _span(other)
-    return start < other_end and other_start < end and bool(torch.isin(_elements(one), _elements(other)).any())
+    return start < other_end and other_start < end and bool(torch.isin(_bytes(one), _bytes(other)).any())
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the range of elements of the storage in which a tensor lies."""
+    """Return the range of bytes of the storage in which a tensor lies."""
     start = int(tensor.storage_offset())
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + steps + 1
+    return start * tensor.itemsize, (start + steps + 1) * tensor.itemsize
 
 
-def _elements(tensor: Tensor) -> Tensor:
-    """Return the numbers of the elements of a tensor in its storage."""
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the numbers of the bytes of a tensor in its storage."""
     numbers = torch.tensor(tensor.storage_offset())
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers = numbers[..., None] + stride * torch.arange(size)
-    return numbers.reshape(-1)
+    return (numbers[..., None] * tensor.itemsize + torch.arange(tensor.itemsize)).reshape(-1)

@@ -65,6 +65,12 @@ def parts_of_one_vector(model):
     model[0].weight, model[1].weight = (nn.Parameter(part.view(4, 4)) for part in flat.split(16))
 
 
+def parts_of_two_types(model):
+    memory = torch.zeros(3 * 64, dtype=torch.uint8)
+    model[0].weight = nn.Parameter(memory[:64].view(torch.float32).view(4, 4))
+    model[1].weight = nn.Parameter(memory[64:].view(torch.float64).view(4, 4))
+
+
 def interleaved_columns(model):
     both = torch.zeros(4, 8)
     model[0].weight, model[1].weight = nn.Parameter(both[:, ::2]), nn.Parameter(both[:, 1::2])
@@ -79,7 +85,9 @@ def empty(model):
     model[1].bias, model[0].bias = nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0))
 
 
-@pytest.mark.parametrize("share", [one_parameter, parts_of_one_vector, interleaved_columns, frozen_only, empty])
+@pytest.mark.parametrize(
+    "share", [one_parameter, parts_of_one_vector, parts_of_two_types, interleaved_columns, frozen_only, empty]
+)
 def test_memory_of_their_own_is_accepted(share):
     model = network()
     share(model)
