@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import RunError
+from paceline.user_loop.hooks.optimizer_modes import OptimizerModes
 from paceline.user_loop.server.optimizer_state import load_named_state
 from paceline.utils.rank_logger import RankLogger
 
@@ -86,12 +87,14 @@ class ServerSteps(StepPolicy):
         self._model = model
         self._read_copy = read_copy
         self._read_state: ReadState | None = None
+        self._modes: OptimizerModes | None = None
         self._hooks: list[RemovableHandle] = []
 
     def start(self, read_state: ReadState | None) -> None:
         """Free the state here, which has been sent."""
         self._read_state = self._read_copy or (None if self._has_shards else read_state)
         self._optimizer.state.clear()
+        self._modes = OptimizerModes(self._optimizer, self._model, self._read_state)
         self._hooks = [  # first that of `state_dict()`, see `close`
             self._optimizer.register_state_dict_pre_hook(self._on_save),
             self._optimizer.register_load_state_dict_pre_hook(self._on_load),
@@ -110,6 +113,8 @@ class ServerSteps(StepPolicy):
 
         Without one, `state_dict()` on another rank than 0 still warns that there is no state.
         """
+        if self._modes is not None and self._read_state is not None:
+            self._modes.close()
         if self._read_copy is not None and self._hooks:
             load_named_state(self._optimizer, self._model, self._read_copy())
         for hook in self._hooks[self._read_state is None :]:
@@ -117,6 +122,8 @@ class ServerSteps(StepPolicy):
 
     def release(self) -> None:
         """Warn no more: the next run does."""
+        if self._modes is not None:
+            self._modes.close()
         for hook in self._hooks:
             hook.remove()
 

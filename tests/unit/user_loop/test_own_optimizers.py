@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from attached_threads import AttachedThreads
-from loop_parts import loop_of, make_parts, of_the_mean_gradient, sgd, step, train
+from loop_parts import loop_of, loss_of, make_parts, of_the_mean_gradient, sgd, step, train
 from paceline.user_loop.server.description import HeldOptimizer, describe, make_job, tensors_of
 from paceline.user_loop.worker.optimizer_copy import pickled_by_value
 from selections import parametrize_few
@@ -185,6 +185,55 @@ def test_optimizers_of_libraries_step_as_in_one_process(name, server, data):
     for model, _, _ in ranks.parts:
         for own, alone in zip(model.parameters(), expected, strict=True):
             assert (own - alone).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["no server", "server"])
+def test_a_schedule_free_optimizer_evaluates_at_its_own_point(server, data):
+    def flat(model):
+        return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+    def loop(run, model, optimizer):
+        steps, evaluated = [], []
+        for _ in run.epochs(1):
+            for batch in run.loader:
+                step(model, optimizer, [batch])
+                steps.append([batch])
+                if len(steps) != 3:
+                    continue
+                try:
+                    optimizer.eval()
+                except pl.RunError as error:
+                    evaluated.append(str(error))
+                else:
+                    evaluated.append(flat(model))
+                    optimizer.train()
+        return steps, evaluated
+
+    ranks = AttachedThreads(RANKS, make_parts(matrices(), data, free_of_schedules), "bsp", server=server)
+    (steps, [first]), (of_rank_1, [second]) = ranks.run(loop)
+    alone = matrices()
+    optimizer = free_of_schedules(alone)
+    for number, batches in enumerate(zip(steps, of_rank_1, strict=True), 1):
+        optimizer.zero_grad()
+        for [(x, y)] in batches:
+            (loss_of(alone, x, y) / RANKS).backward()
+        optimizer.step()
+        if number == 3:
+            optimizer.eval()
+            expected = flat(alone)
+            optimizer.train()
+            assert (expected - flat(alone)).abs().max() > 1e-4
+    assert (first - expected).abs().max() < EXACT
+    if server:
+        assert "evaluate there, or give cluster='torchrun(server=false)'" in second
+    else:
+        assert torch.equal(first, second)
+    for model, own, _ in ranks.parts:
+        assert (flat(model) - flat(alone)).abs().max() < EXACT
+        assert ("eval" in vars(own)) == (server and model is ranks.parts[1][0])
+    optimizer.eval()
+    ranks.parts[0][1].eval()
+    assert (flat(ranks.parts[0][0]) - flat(alone)).abs().max() < EXACT
 
 
 class Half(torch.optim.SGD):

@@ -66,11 +66,11 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the attributes of an optimizer but for its state, its hooks and the step that a scheduler has replaced."""
+    """Return the attributes of an optimizer but for its state, its hooks and methods that others have replaced."""
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in ("state", "step") and not name.startswith(HOOKS)
+        if name not in ("state", "step", "eval", "train") and not name.startswith(HOOKS)
     }
 
 
