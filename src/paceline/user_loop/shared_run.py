@@ -6,7 +6,6 @@ import atexit
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from queue import Empty
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -19,8 +18,10 @@ from paceline.engines.distributed import End
 from paceline.errors import RunError, UsageError
 from paceline.recording.why_ended import why_left
 from paceline.user_loop.attached_run import AttachedRun
+from paceline.user_loop.data.data_place import DataPlace
 from paceline.user_loop.data.dealt_batches import dealt_to
 from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.data.loop_values import LoopValues
 from paceline.user_loop.data.run_loader import RunLoader
 from paceline.user_loop.data.task_source import TaskSource
 from paceline.user_loop.hooks.gradient_sender import GradientSender
@@ -70,9 +71,9 @@ class SharedRun(AttachedRun):
         self._returns = returns
         self._loop = loop
         self._watch = LoopWatch(loop.model, loop.optimizer)
-        self._exchange.kept = self._watch.frozen
+        self._exchange.kept = self._kept = LoopValues(self._watch.frozen, DataPlace(loop.loader))
         self._tasks = TaskSource(self._begin, self._settle_without_step)
-        self.loader = RunLoader(self._tasks, loop.loader, loop.accumulate, part.ranks, self._watch.frozen)
+        self.loader = RunLoader(self._tasks, loop.loader, loop.accumulate, part.ranks, self._kept)
         self.ends_together = self._steps.are_common
         self._server = ServerLink()
         self._worker: WorkerThread | None = None
@@ -249,17 +250,14 @@ class SharedRun(AttachedRun):
             LOG.warning("this rank leaves the run, which has not ended: %s%s", reason, advice)
             self._worker.stop(reason, outcome, waits=self._exchange.has_begun)
         self._end()
-        self._watch.frozen.end()
+        self._kept.end()
         if self._steps.are_common and not had_ended:
             self._take_end()
 
     def _take_end(self) -> None:
         """Take over the end of the run that this rank has left, if all ranks have left it by now."""
-        while True:
-            try:
-                message = self._exchange.to_loop.get_nowait()
-            except Empty:
-                return
+        while not self._exchange.to_loop.empty():
+            message = self._exchange.to_loop.get()
             if isinstance(message, LoopEnd) and not message.end.has_failed:
                 self._on_message(message)
 
@@ -325,8 +323,8 @@ class SharedRun(AttachedRun):
     def _settle_without_step(self, task: LoopTask) -> None:
         if self._step_hooks.is_open:  # the gradient was handed in, so no second answer may follow
             raise RunError(
-                "optimizer.step() has raised an error and the loop went on, but the gradient of that step has been "
-                "handed in: let the error end the loop, or catch it where it arises"
+                "optimizer.step() has raised an error and the loop went on, but its gradient has been handed in: let "
+                "the error end the loop, or catch it where it arises"
             )
         self._gradients.settle(task)
         self._receive()

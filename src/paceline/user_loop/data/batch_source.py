@@ -40,7 +40,8 @@ class DrawnBatches:
     def __init__(self, loader: DataLoader[Any] | None, accumulate: int) -> None:
         self._loader = loader
         self._accumulate = accumulate
-        self._unused = None if loader is None else iter(loader)  # its processes start before this one has connections
+        # Its processes start before this one has connections, but not before a saved place is restored.
+        self._unused = None if loader is None or hasattr(loader, "load_state_dict") else iter(loader)
         self._iterator: Iterator[Any] = iter(())
         self._samples = 1  # without a loader each gradient counts alike
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from paceline.recording.run_folder import MODEL
 from paceline.tensors import tensor_file
 from paceline.utils import files
-from paceline.worker.kept_values import KeptValues
 from paceline.worker.write_watch import WriteWatch
 
 
-class FrozenParameters(KeptValues):
+class FrozenParameters:
     """Frozen parameters of a rank's model.
 
     No version has them, because they may be the largest part of a model. The file of the trained model has those of
@@ -24,38 +23,22 @@ class FrozenParameters(KeptValues):
 
     Args:
         model: model of the user.
-
-    Attributes:
-        save: see `KeptValues`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
         self._writes = WriteWatch(self._frozen)
         self._changing: set[str] = set()
-        self._at_start: Mapping[str, Tensor] = {}
-        self.save = None
 
     def start(self) -> None:
         """Take the parameters as they are when the run starts."""
         self._writes.mark()
 
-    def start_task(self) -> None:
-        """Copy the parameters that change, for the task of which the loop takes the first batch."""
+    def values(self) -> dict[str, Tensor]:
+        """Return copies of the parameters that change."""
         self._changing.update(self._writes.changed())
         self._writes.mark()
-        self._at_start = self._copies()
-
-    def take_start(self) -> Mapping[str, Tensor]:
-        """Return the copies of the newest task, once."""
-        taken, self._at_start = self._at_start, {}
-        return taken
-
-    def end(self) -> None:
-        """Save the parameters after the last task, if a checkpoint needs them."""
-        save, self.save = self.save, None
-        if save is not None:
-            save(self._copies())
+        return {name: self._frozen[name].detach().clone() for name in sorted(self._changing)}
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
@@ -82,6 +65,3 @@ class FrozenParameters(KeptValues):
             # safetensors takes no tensors that share memory.
             own = {name: each.detach().cpu().contiguous().clone() for name, each in self._frozen.items()}
             files.replace_file(path, tensor_file.to_bytes({**tensor_file.from_bytes(path.read_bytes()), **own}))
-
-    def _copies(self) -> dict[str, Tensor]:
-        return {name: self._frozen[name].detach().clone() for name in sorted(self._changing)}

@@ -12,8 +12,8 @@ from paceline.errors import UsageError
 from paceline.user_loop.data.ahead_loader import AheadLoader
 from paceline.user_loop.data.batch_source import BatchSource, DrawnBatches
 from paceline.user_loop.data.dealt_batches import DealtBatches
-from paceline.user_loop.data.frozen_parameters import FrozenParameters
 from paceline.user_loop.data.loader_checks import draws_itself
+from paceline.user_loop.data.loop_values import LoopValues
 from paceline.user_loop.worker.exchange import LoopTask
 
 
@@ -42,7 +42,7 @@ class RunLoader:
         loader: DataLoader of the user, of which all but the order of the samples is used; None without one.
         accumulate: batches of each step, >= 1.
         ranks: ranks that share the batches, >= 1.
-        frozen: frozen parameters, of which a checkpoint may need the values at the start of each task.
+        kept: values of the loop, of which a checkpoint may need those at the start of each task.
 
     Attributes:
         begun: newest task of which a batch was returned.
@@ -55,10 +55,10 @@ class RunLoader:
         loader: DataLoader[Any] | None,
         accumulate: int,
         ranks: int,
-        frozen: FrozenParameters,
+        kept: LoopValues,
     ) -> None:
         self._tasks = tasks
-        self._frozen = frozen
+        self._kept = kept
         self._loader = loader
         self._accumulate = accumulate
         self._ranks = ranks
@@ -115,12 +115,12 @@ class RunLoader:
 
     def _epoch(self, source: BatchSource) -> Iterator[Any]:
         while (task := self._tasks.next_task()) is not None:
+            if not task.step:
+                self._kept.start_task()
             batches = source.batches(task)
             if batches is None:
                 return
             self.begun = task
-            if not task.step:
-                self._frozen.start_task()
             yield from batches
             if self._tasks.next_task() is task:
                 self._tasks.settle_without_step(task)
