@@ -185,6 +185,19 @@ def test_an_order_of_the_global_generators_is_the_same_on_all_ranks_and_leaves_t
     assert RandomStates() == before_again
 
 
+def test_an_old_epoch_is_drawn_again_where_the_sampler_can_name_it():
+    named, with_state = OwnOrder(ByEpoch(), 1), OwnOrder(WithState(), 1)
+    first, drawn = named.epoch(0), with_state.epoch(0)
+    for number in range(5):
+        named.epoch(number)
+        with_state.epoch(number)
+    assert named.epoch(0) == first
+    assert named.epoch(4) != first
+    assert with_state.epoch(2) != drawn
+    with pytest.raises(pl.UsageError, match=r"epoch 1 is dealt again, whose order the WithState .* give it a method"):
+        with_state.epoch(1)
+
+
 class Shrinking(ByEpoch):
     """Order with fewer samples in each epoch."""
 

@@ -89,21 +89,29 @@ class OwnOrder:
         """Return the items of an epoch.
 
         Raises:
-            UsageError: an epoch has another number of items than the sampler has said.
+            UsageError: an epoch has another number of items than the sampler has said, or is too old.
         """
-        if hasattr(self._sampler, "set_epoch"):
-            self._next = max(self._next, number)
-        while self._next <= number:
-            items = _items(self._sampler, self._seed, self._next)
-            if len(items) != len(self._sampler):
-                raise UsageError(
-                    f"the {type(self._sampler).__name__} of the loader gives {len(items)} items in epoch {self._next}, "
-                    f"and has a length of {len(self._sampler)}: let __len__ return their number, the same in each epoch"
-                )
-            self._epochs[self._next] = items
-            self._epochs.pop(self._next - KEPT, None)
-            self._next += 1
+        if number not in self._epochs:
+            for each in range(number if hasattr(self._sampler, "set_epoch") else self._next, number + 1):
+                self._draw(each)
+        if number not in self._epochs:
+            raise UsageError(
+                f"a minibatch of epoch {number} is dealt again, whose order the {type(self._sampler).__name__} of the "
+                "loader cannot give any more: give it a method set_epoch"
+            )
         return self._epochs[number]
+
+    def _draw(self, number: int) -> None:
+        items = _items(self._sampler, self._seed, number)
+        if len(items) != len(self._sampler):
+            raise UsageError(
+                f"the {type(self._sampler).__name__} of the loader gives {len(items)} items in epoch {number}, and has "
+                f"a length of {len(self._sampler)}: let __len__ return their number, the same in each epoch"
+            )
+        self._next = max(self._next, number + 1)
+        self._epochs[number] = items
+        for earlier in list(self._epochs)[:-KEPT]:
+            del self._epochs[earlier]
 
 
 def order_digest(loader: DataLoader[Any]) -> str:
