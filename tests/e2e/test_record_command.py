@@ -66,7 +66,8 @@ def check_straggler(recording, part, expected_s):
     assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, part, True)
     assert not any(each.is_persistent for each in others)
     assert straggler.excess_s > expected_s - 0.005
-    assert np.median(recording.work_s[1] - recording.work_s[0]) == pytest.approx(expected_s, abs=0.005)
+    later_s = np.median(recording.work_s[1] - recording.work_s[0])
+    assert expected_s - 0.005 < later_s < 1.5 * expected_s, "a sleep takes longer on a busy machine"
 
 
 def sum_in(output):
