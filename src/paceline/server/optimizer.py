@@ -22,7 +22,8 @@ from paceline.utils.user_code import at_place
 from paceline.utils.wording import printable
 
 LONGEST_REASON = 1000  # characters
-OWN_OPTIONS = "_paceline_own_options"  # attribute of a copy of an optimizer
+# Option of the groups of a copy of an optimizer, so that checkpoints and states that ranks send have it.
+OWN_OPTIONS = "paceline_own_options"
 
 
 def make_optimizer(job: Job, parameters: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
@@ -228,7 +229,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float])
 
 def own_options(optimizer: torch.optim.Optimizer) -> set[str]:
     """Return the names of the options that the steps of an optimizer change, as a count of its steps."""
-    return set(vars(optimizer).get(OWN_OPTIONS, ()))
+    return {name for group in optimizer.param_groups for name in group.get(OWN_OPTIONS, ())}
 
 
 def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]]) -> str:
@@ -308,7 +309,7 @@ def load_checked(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
     for group, before in zip(optimizer.param_groups, own, strict=True):
         for name, value in before.items():
             given = group.setdefault(name, value)  # an earlier version of torch may not have had it
-            if name != "params" and not _are_alike(given, value):
+            if name not in ("params", OWN_OPTIONS) and not _are_alike(given, value):
                 raise ValueError(f"{name} of the optimizer is {str(given)[:40]!r}, expected a value like {value!r}")
             if isinstance(value, torch.Tensor) and isinstance(given, Real):
                 group[name] = torch.full_like(value, float(given))

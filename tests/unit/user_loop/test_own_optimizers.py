@@ -106,9 +106,7 @@ class Warming(OwnSGD):
     """SGD whose momentum grows with its steps, which it counts in its options."""
 
     def __init__(self, params):
-        super().__init__(params)
-        for group in self.param_groups:
-            group |= {"k": 0, "is_warm": False}
+        torch.optim.Optimizer.__init__(self, params, {"lr": 0.05, "momentum": 0.9, "k": 0, "is_warm": False})
 
     def step(self, closure=None):
         for group in self.param_groups:

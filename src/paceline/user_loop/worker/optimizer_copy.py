@@ -178,12 +178,12 @@ class _StepWatch:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._options: list[dict[str, Any]] = []
+        self._options: list[list[dict[str, Any]]] = []  # a step may call that of its base class, with its hooks
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._options = _options_of(optimizer)
+        self._options.append(_options_of(optimizer))
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Check a step, and note the options that it has changed, which are its own from now on.
@@ -193,7 +193,7 @@ class _StepWatch:
         """
         kind = type(optimizer).__name__
         own = own_options(optimizer)
-        for before, after in zip(self._options, _options_of(optimizer), strict=True):
+        for before, after in zip(self._options.pop(), _options_of(optimizer), strict=True):
             own |= {name for name in after if name not in before or not _are_equal(before[name], after[name])}
             if "lr" in own:
                 raise UsageError(
@@ -207,7 +207,9 @@ class _StepWatch:
                         f"{type(after[name]).__name__}, expected tensors, numbers and plain containers of them: give "
                         "all_reduce, under which it steps itself"
                     )
-        vars(optimizer)[OWN_OPTIONS] = own
+        if own:
+            for group in optimizer.param_groups:
+                group[OWN_OPTIONS] = sorted(own)
         for state in optimizer.state.values():
             for key, value in state.items():
                 if not can_travel(value):
@@ -218,7 +220,8 @@ class _StepWatch:
 
 
 def _options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    left_out = ("params", OWN_OPTIONS)
+    return [{name: value for name, value in group.items() if name not in left_out} for group in optimizer.param_groups]
 
 
 def _are_equal(one: object, other: object) -> bool:
