@@ -9,10 +9,14 @@ from paceline.coordinator.run_state import RunState
 from paceline.coordinator.step_scaling import StepScaling
 from paceline.coordinator.worker_table import BUSY, EXCLUDED, IDLE, NEVER, PROBED, WorkerState
 from paceline.core import events
+from paceline.core.gradient import NO_STEP, StepPlace
 from paceline.core.stop import StopMonitor
 
 STALE = "too stale"
 LATE_RETURN = "its worker had been declared lost"
+OTHER_STEP = "of another step of the loop than the update"
+NO_BATCH = "none, as its loop waits for a batch"
+AFTER_LAST_ITERATION = "after the last iteration"
 PROBE = "only a probe of its worker"
 REJECTIONS_IN_A_ROW = 10
 SKIPS_IN_A_ROW = 50  # a GradScaler lowers its scale by a factor of 2 at each one
@@ -51,6 +55,7 @@ class GradientAdmission:
         self._update = update
         self._membership = membership
         self._dispatcher = membership.dispatcher
+        self._iterations = membership.dispatcher.iterations
         self._table = membership.table
         self._workers = membership.table.workers
         self._phases = phases
@@ -71,7 +76,10 @@ class GradientAdmission:
             self._membership.observe(event.worker, event.complete_s - worker.started_s)
         self._dispatcher.deliver(event.worker, worker)
         accepted = False
-        if not event.measured.finite:
+        step_place = event.measured.step_place
+        if step_place is not None and self._is_elsewhere(event, worker, step_place):
+            pass
+        elif not event.measured.finite:
             self._reject(event, worker, staleness)
         elif staleness > phases.protocol.max_staleness:
             self._drop(event, staleness, STALE)
@@ -94,10 +102,39 @@ class GradientAdmission:
                 share=worker.share,
             )
 
+    def _is_elsewhere(self, event: events.Arrival, worker: WorkerState, step_place: StepPlace) -> bool:
+        """Drop a gradient of a loop with several optimizers if the update in progress is of another step."""
+        iterations = self._iterations
+        iterations.are_several = True
+        staleness = self._run.version - worker.version
+        end = iterations.end if event.measured.minibatches else None
+        if end is not None:
+            reason = AFTER_LAST_ITERATION
+        elif step_place == NO_STEP:
+            reason = NO_BATCH
+            iterations.waiting.add(event.worker)
+            self._update.awaited.discard(event.worker)
+        elif self._phases.protocol.max_staleness:
+            return False
+        elif staleness:
+            iterations.pass_by(event.worker, step_place)
+            self._update.awaited.discard(event.worker)
+            return False
+        elif iterations.admits(event.worker, step_place, self._table.active()):
+            return False
+        else:
+            reason = OTHER_STEP
+            self._update.awaited.discard(event.worker)
+        self._drop(event, staleness, reason)
+        self._dispatcher.return_minibatch(event.worker, worker)
+        if end is not None:
+            self._run.end(end)
+        return True
+
     def _accept(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
         command = events.Accept.of(event, staleness)
         self._run.commands.append(command)
-        self._dispatcher.accept(worker, event.draw, event.measured.minibatches)
+        self._dispatcher.accept(event.worker, worker, event.draw, event.measured.minibatches)
         self._update.hold(command)
         if self._dispatcher.queue is not None:
             self._end_lease(event.worker)
@@ -116,8 +153,9 @@ class GradientAdmission:
             self.overtaken = interrupt.worker
 
     def _reject(self, event: events.Arrival, worker: WorkerState, staleness: int) -> None:
-        # The minibatch is not returned: it would break the next gradient too.
+        # A minibatch that was read is not returned: it would break the next gradient too.
         measured = event.measured
+        is_read = measured.minibatches > 0
         reason = events.OVERFLOW if measured.overflowed else events.SKIPPED if measured.skipped else events.NOT_FINITE
         self._drop(event, staleness, reason)
         if measured.skipped:
@@ -125,9 +163,13 @@ class GradientAdmission:
         else:
             worker.rejections += 1
         if self._are_cut and reason != events.SKIPPED and not staleness:
-            self._skip_update(event.worker)
+            self._skip_update(event.worker, is_read=is_read)
         else:
             self._end_lease(event.worker)
+        if measured.step_place is not None:  # its loop goes on to the next step
+            self._update.awaited.discard(event.worker)
+        if not is_read:
+            self._dispatcher.return_minibatch(event.worker, worker)
         if not self._has_server:
             self._update_without(event.worker, worker)
         self.check_rejections(event.worker, worker)
@@ -139,13 +181,14 @@ class GradientAdmission:
         is_queue = self._dispatcher.queue is not None or phases.protocol.refill == "share"
         return is_queue or phases.controllers.has_one_share
 
-    def _skip_update(self, worker: int) -> None:
+    def _skip_update(self, worker: int, *, is_read: bool) -> None:
         """Drop all gradients of the update in progress, of which each worker has a part, and what is under way."""
-        interrupts = self._dispatcher.use_up()
+        interrupts = self._dispatcher.use_up(are_read=is_read)
         self._run.commands += interrupts
         queue = self._dispatcher.queue
         minibatches = len(self._update.held) + 1 + len(interrupts) if queue is None else queue.minibatches
-        self._update.skip(f"skipped, because the gradient of worker {worker} is not finite", minibatches)
+        reason = f"skipped, because the gradient of worker {worker} is not finite"
+        self._update.skip(reason, minibatches if is_read else 0)
 
     def _update_without(self, number: int, worker: WorkerState) -> None:
         """Make the update without this worker; if no other worker is left, all compute this update again."""

@@ -9,6 +9,7 @@ from itertools import takewhile
 from math import inf
 from typing import Any, ClassVar
 
+from paceline.coordinator.iterations import Iterations
 from paceline.coordinator.lease_queue import LeaseQueue
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
 from paceline.coordinator.minibatch_slices import cut, slices_of
@@ -29,6 +30,7 @@ class Dispatcher(Stateful):
         local_steps: local steps of a worker's work; None for one gradient.
 
     Attributes:
+        iterations: iterations of loops with several optimizers.
         table: status of every worker.
         is_limited: whether the number of minibatches is limited.
         is_due: whether an idle worker may have become free to start.
@@ -44,6 +46,7 @@ class Dispatcher(Stateful):
         self.is_limited = minibatches is not None and minibatches.is_limited
         self.is_due = False
         self.queue: LeaseQueue | None = None
+        self.iterations = Iterations()
         self._queues = 0  # so far, each with the next draws
         self._minibatches = minibatches
         self._local_steps = local_steps
@@ -89,7 +92,9 @@ class Dispatcher(Stateful):
             return self.queue.has_next(worker)
         if self._once_an_update and self._workers[worker].contributed_to == version:
             return False
-        if self.is_limited and not self.has_data(worker):
+        if self.is_limited and not self.has_data(worker) and not self.iterations.goes_on(worker):
+            return False
+        if self.iterations.are_several and not self.iterations.may_start(worker, self.table.active()):
             return False
         return self._ssp_bound is None or self._ssp_bound.may_start(worker)
 
@@ -143,13 +148,16 @@ class Dispatcher(Stateful):
         other = self.queue.end(worker) if self.queue is not None else None
         return None if other is None else self.cancel(other, self._workers[other])
 
-    def use_up(self) -> list[Interrupt]:
-        """Cancel the work of all workers; its samples, and those that are left of the update, count as used."""
+    def use_up(self, *, are_read: bool) -> list[Interrupt]:
+        """Cancel the work of all workers; its samples, and those that are left of the update, count as used if read."""
         if self.queue is not None:
             self.queue.use_up()
         busy = list(self._in_flight.items())
         for worker, state in busy:
             self.table.release(worker, state)
+            self.iterations.skip(worker)
+            if not are_read:
+                self.return_minibatch(worker, state)
         return [Interrupt(worker, state.draw) for worker, state in busy]
 
     def give(self, worker: int, version: int, workload: int, now: float) -> Compute:
@@ -157,11 +165,12 @@ class Dispatcher(Stateful):
         state = self._workers[worker]
         self.table.assign(worker, state, version, now)
         upcoming: tuple[Minibatch, ...] = ()
+        self.iterations.waiting.discard(worker)
         if worker in self._dealt:
             state.minibatch = self._dealt.pop(worker)
         elif self.queue is not None:
             state.minibatch = self.queue.take(worker)
-        elif self._minibatches is None:
+        elif self._minibatches is None or (self.iterations.are_several and not self.has_data(worker)):
             state.minibatch = None
         else:
             count = 1 if self._local_steps is None else self._local_steps.budget(state.minibatches)
@@ -198,19 +207,21 @@ class Dispatcher(Stateful):
             self._minibatches.put_back(state.minibatch)
             self.is_due |= self.is_limited
 
-    def accept(self, state: WorkerState, draw: int, minibatches: int) -> None:
-        """Note that a gradient was accepted, and queue the minibatches that its local steps did not use again."""
+    def accept(self, worker: int, state: WorkerState, draw: int, minibatches: int) -> None:
+        """Note that a gradient was accepted, and queue the minibatches that it was not computed from again."""
         state.accepted = draw
-        if self._local_steps is None:
+        if self._local_steps is not None:
+            state.minibatches = minibatches
+        elif minibatches:
             return
-        state.minibatches = minibatches
         if self._minibatches is not None and state.minibatch is not None and state.minibatch.length > minibatches:
-            self._minibatches.put_back_unused(state.minibatch.after(minibatches))
+            self._minibatches.put_back_unused(state.minibatch.after(minibatches), worker)
             self.is_due |= self.is_limited
 
     def cancel(self, worker: int, state: WorkerState) -> Interrupt:
         """Cancel the work of a busy worker."""
         self.table.release(worker, state)
+        self.iterations.forget(worker)
         self.return_minibatch(worker, state)
         return Interrupt(worker, state.draw)
 
@@ -275,6 +286,9 @@ class Dispatcher(Stateful):
             self.queue.leave(worker)
             self.is_due = True
         self._release_reserve(worker)
+        self.iterations.forget(worker)
+        self.iterations.waiting.discard(worker)
+        self.is_due |= self.iterations.are_several
         self.table.remove(worker, status)
         self._assign_shards()
         if self._ssp_bound is not None and self._ssp_bound.leave(worker):
@@ -289,6 +303,7 @@ class Dispatcher(Stateful):
         for state in self._workers.values():
             if state.status is PROBED:
                 state.status = EXCLUDED
+        self.iterations.restart()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the queue of the update in progress."""

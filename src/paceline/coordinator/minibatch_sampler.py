@@ -118,9 +118,11 @@ class MinibatchSampler:
         if self._requeue:
             self._queues[minibatch.shard].returned.append(minibatch)
 
-    def put_back_unused(self, minibatch: Minibatch) -> None:
-        """Queue minibatches again that were assigned, but not read."""
-        if minibatch.epoch is not None:
+    def put_back_unused(self, minibatch: Minibatch, worker: int) -> None:
+        """Queue minibatches again that were assigned to a worker, but not read; it may have loaded them."""
+        if self._ahead:
+            self._reserves[worker].appendleft(minibatch)
+        elif minibatch.epoch is not None:
             self._queues[minibatch.shard].returned.append(minibatch)
 
     def assign_shards(self, live: list[int]) -> None:

@@ -80,6 +80,11 @@ class PendingUpdate(Stateful):
         elif self.awaited:
             self.awaited = set()
 
+    def wait_again(self, worker: int) -> None:
+        """Await a worker that has work again, if the quorum is all workers and it has not joined during the update."""
+        if self.quorum == inf and worker not in self.joining:
+            self.awaited.add(worker)
+
     def change_quorum(self, k: int, reason: str) -> None:
         """Wait for k gradients in this update only."""
         self.quorum = k

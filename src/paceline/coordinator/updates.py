@@ -77,6 +77,9 @@ class UpdateRunner:
         admission.delivered = None
         if dispatcher.queue is not None:
             return
+        if dispatcher.iterations.are_several and not (update.held or self._in_flight or self._run.awaits_step):
+            dispatcher.iterations.begin_update()  # without one: all loops have gone on
+            self._membership.refill()
         is_limited = dispatcher.is_limited
         # Workers without a minibatch are not awaited, so the last update may be smaller (decision 0002).
         if update.held and not self._in_flight and (is_limited or not update.awaited) and not self._run.awaits_step:
@@ -176,7 +179,7 @@ class UpdateRunner:
         """End the run, or finish the update that was just made and open the next one."""
         run = self._run
         end = self._monitor.after_update(run.version, run.workload)
-        if end is not None:
+        if end is not None and not self._dispatcher.iterations.defers(end):
             run.end(end, cut_short="update")
             return
         if self._evaluations is not None and self._evaluations.is_due(run.version, run.workload, run.now):
@@ -184,6 +187,7 @@ class UpdateRunner:
         self._phases.check()
         self._interrupt_stale()
         self._update.joining.clear()
+        self._dispatcher.iterations.begin_update()
         self.open()
 
     def _interrupt_stale(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from paceline.core.bounds import MOST_COMPENSATORS, Count, CountOrNone, Seconds, Weight
+from paceline.core.bounds import MOST_COMPENSATORS, CountOrNone, Seconds, Weight, Whole
 
 NOT_FINITE = "not finite"
 OLD_DRAW = "finished after its interrupt"
@@ -44,6 +44,23 @@ class Compensation(NamedTuple):
 Compensations = Annotated[tuple[Compensation, ...], Meta(max_length=MOST_COMPENSATORS)]
 
 
+class StepPlace(NamedTuple):
+    """Place of a step in a loop with several optimizers, by which it is known whether ranks are at the same one.
+
+    Attributes:
+        optimizer: number of the optimizer that steps, counted from 1.
+        turn: number of the step among those in a row of this optimizer, counted from 1.
+        position: number of the step among those of its iteration, counted from 1.
+    """
+
+    optimizer: Whole
+    turn: Whole
+    position: Whole
+
+
+NO_STEP = StepPlace(0, 0, 0)
+
+
 class Measured(NamedTuple):
     """What a worker has measured of one gradient.
 
@@ -56,10 +73,13 @@ class Measured(NamedTuple):
         compute_s: seconds of forward and backward pass, with injected slowness, without waiting for other workers. A
             real worker without a server includes its own step.
         skipped: whether the loop of an attached worker skipped the step, so that there is no gradient.
-        minibatches: number of minibatches, each with a local step, >= 1.
+        minibatches: number of minibatches, each with a local step; 0 if a loop has computed the gradient from the batch
+            of an earlier one, so that the minibatch of its work is still unread.
         weight: what the gradient counts in the mean of an update, > 0, as the job or the loop says; None for its
             samples.
         overflowed: whether the step was skipped because the gradient was not finite, as a GradScaler does.
+        step_place: place of its step in a loop with several optimizers; `NO_STEP` if there is no gradient, as the loop
+            waits for a batch; None in a loop with one.
     """
 
     loss: float
@@ -69,9 +89,10 @@ class Measured(NamedTuple):
     finite: bool
     compute_s: Seconds
     skipped: bool = False
-    minibatches: Count = 1
+    minibatches: CountOrNone = 1
     weight: Weight | None = None
     overflowed: bool = False
+    step_place: StepPlace | None = None
 
     @property
     def mean_weight(self) -> float:
@@ -131,6 +152,7 @@ class Accept(NamedTuple):
         step_scale: factor on its weight.
         minibatches: number of minibatches, its share of the workload.
         own_weight: weight that the job or the loop has given it; None for its samples.
+        step_place: place of its step in the loop, as in `Measured`.
     """
 
     worker: int
@@ -140,6 +162,7 @@ class Accept(NamedTuple):
     step_scale: float = 1.0
     minibatches: int = 1
     own_weight: Weight | None = None
+    step_place: StepPlace | None = None
 
     @property
     def weight(self) -> float:
@@ -158,6 +181,7 @@ class Accept(NamedTuple):
             step_scale=arrival.step_scale,
             minibatches=arrival.measured.minibatches,
             own_weight=arrival.measured.weight,
+            step_place=arrival.measured.step_place,
         )
 
 
@@ -188,6 +212,7 @@ class GradientArrived:
         crossed_interrupt: whether its work was cancelled before; it counts as interrupted work.
         event_s: time of the event, in seconds; ``now_s`` is the time at which the server had handled it.
         compensations: formula and applied factor of each compensator.
+        step_place: numbers of its `StepPlace`; empty in a loop with one optimizer.
     """
 
     now_s: float
@@ -214,6 +239,7 @@ class GradientArrived:
     minibatches: int = 1
     unsent_s: float = nan
     weight: float | None = None
+    step_place: Sequence[int] = ()
 
     @classmethod
     def of(cls, arrival: Arrival, command: Accept | Drop, **facts: Any) -> GradientArrived:
@@ -234,6 +260,7 @@ class GradientArrived:
                 **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
                 **{name: getattr(arrival.measured, name) for name in _OF_MEASURED},
                 "compensations": [tuple(each) for each in arrival.compensations],
+                "step_place": tuple(arrival.measured.step_place or ()),
                 **facts,
             },
         )
@@ -247,6 +274,7 @@ class GradientArrived:
         is_skipped = self.reason == SKIPPED or has_overflowed
         is_finite = self.reason != NOT_FINITE and not is_skipped
         measured = {name: getattr(self, name) for name in _OF_MEASURED}
+        measured["step_place"] = StepPlace(*self.step_place) if self.step_place else None
         fields["measured"] = Measured(finite=is_finite, skipped=is_skipped, overflowed=has_overflowed, **measured)
         return Arrival(now=self.event_s, **fields)
 

@@ -238,9 +238,12 @@ def set_options(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str,
     Returns:
         Why the optimizer does not take them, empty if it does.
     """
-    own = own_options(optimizer)
     changes = [
-        {name: value for name, value in new.items() if name not in own and group.get(name) != value}
+        {
+            name: value
+            for name, value in new.items()
+            if name not in group.get(OWN_OPTIONS, ()) and group.get(name) != value
+        }
         for group, new in zip(optimizer.param_groups, options, strict=False)
     ]
     for group, changed in zip(optimizer.param_groups, changes, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from paceline.errors import UsageError
 from paceline.jobs.model_checks import why_not_trained
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.policies.controllers.auto import with_whole_minibatches
+from paceline.policies.controllers.balance import with_one_lease
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.loader_checks import check_loader
@@ -32,6 +34,7 @@ from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.served_part import ServedPart
+from paceline.user_loop.several_optimizers import SeveralOptimizers, as_module, as_one, check_several
 from paceline.user_loop.shared_run import SharedRun
 from paceline.user_loop.single_run import SingleRun
 from paceline.user_loop.worker.allreduce_part import AllReducePart
@@ -55,12 +58,12 @@ attached: list[SharedRun] = []  # the run of this process, also if the script ha
 
 @checked_types
 def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     loader: DataLoader[Any] | None,
     *,
     protocol: AnyProtocol,
-    scheduler: LRScheduler | None = None,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     stop: str | Stop | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
@@ -80,11 +83,13 @@ def attach(
     the ranks average. Without a launcher the loop trains alone.
 
     Args:
-        model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version.
+        model: model without DistributedDataParallel, equal on all ranks; that of rank 0 is the first version. Or
+            several models, as [generator, critic].
         optimizer: optimizer whose ``step()`` needs gradients only, so not LBFGS. Its learning rates are those of the
             run, so that schedulers work as before. The run begins with its state at rank 0. A copy has that state
             until the end, where ``state_dict()`` reads it; with a server that is so at rank 0 only. With local steps
-            each rank has its own state.
+            each rank has its own state. Or several optimizers of different parameters, as [opt_g, opt_d], which the
+            loop steps in turn: each step is an update of its parameters, and an iteration makes several updates.
         loader: DataLoader without a DistributedSampler. Of map-style data the ranks are dealt the minibatches of
             ``batch_size * accumulate`` samples, each once per epoch; without ``drop_last``, the last one is smaller.
             Samples too few for ``accumulate`` batches are left out. A sampler of your own gives the order, or whole
@@ -93,7 +98,7 @@ def attach(
             rank itself, and with None the loop draws its data, and iterates over ``run.steps(1000)``: a gradient that
             is dropped is then a dropped batch.
         protocol: protocol, phase or plan, as ``pl.k_sync(k=3)``, or its text: "k_sync(k=3)", "all_reduce".
-        scheduler: learning-rate scheduler of the optimizer, which the loop steps as before. In a loop over
+        scheduler: learning-rate scheduler of the optimizer, which the loop steps as before, or several. In a loop over
             ``run.loader`` it goes to W / n steps after W gradients of n ranks, so that all ranks agree whatever their
             speed; between two such loops it steps once per epoch. Its length is that of one rank, as with
             DistributedDataParallel. Without a server the loop steps it, as all ranks make the same number of steps.
@@ -135,7 +140,10 @@ def attach(
         True
     """
     check_range("[1, inf)", accumulate=accumulate)
+    model, optimizer = as_module(model), as_one(optimizer)
     plan = with_whole_minibatches(parse_plan(protocol) if isinstance(protocol, str) else as_plan(protocol))
+    if isinstance(optimizer, SeveralOptimizers):
+        plan = with_one_lease(plan)
     callbacks = tuple(options.pop("callbacks", ()))
     chosen = RunOptions.of({**options, "seed": seed, "out": out})
     _check_model(model)
@@ -143,6 +151,9 @@ def attach(
         check_loader(loader)
     loop = UserLoop(model=model, optimizer=optimizer, loader=loader, accumulate=accumulate, clip_norm=clip_norm)
     check_pieces(plan, loop)
+    stop = Stop.parse(stop) if isinstance(stop, str) else stop
+    if isinstance(optimizer, SeveralOptimizers):
+        check_several(plan, stop, accumulate)
     if isinstance(cluster, str):
         _check_text(cluster)
     if not started_by_torchrun(os.environ):
@@ -161,7 +172,6 @@ def attach(
         ended.release()  # else its hooks would refuse the steps of the next run
     cluster = _ranks(cluster)
     chosen.check_folder(cluster)
-    stop = Stop.parse(stop) if isinstance(stop, str) else stop
     loop = loop._replace(digests=digests_of(loader))
     part: RankPart
     if plan.allreduce is not None:
@@ -177,8 +187,8 @@ def attach(
     if not cluster.ranks.launch_rank:
         log_pieces(plan, loop)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
-    if scheduler is not None:
-        run.set_scheduler(scheduler)
+    for each in [scheduler] if isinstance(scheduler, LRScheduler) else scheduler or ():
+        run.set_scheduler(each)
     attached[:] = [run]
     return run
 

@@ -1,4 +1,5 @@
 """Shared run: one rank's loop between the batches that it is dealt and the gradients that it hands in."""
+# Long: it has one class, whose methods share one state.
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import atexit
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -26,14 +28,16 @@ from paceline.user_loop.data.run_loader import RunLoader
 from paceline.user_loop.data.task_source import TaskSource
 from paceline.user_loop.hooks.gradient_sender import GradientSender
 from paceline.user_loop.hooks.interruptible_batch import InterruptibleBatch
-from paceline.user_loop.hooks.loop_scheduler import SchedulerBinding, begin_schedule, check_scheduler
+from paceline.user_loop.hooks.loop_scheduler import LoopSchedules
 from paceline.user_loop.hooks.loop_signals import LoopSignals
 from paceline.user_loop.hooks.loop_watch import LoopWatch
 from paceline.user_loop.hooks.step_closure import StepArguments
+from paceline.user_loop.hooks.step_counter import StepCounter
 from paceline.user_loop.hooks.step_hooks import StepHooks
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_end import how_to_resume, raise_end
 from paceline.user_loop.server.server_link import ServerLink
+from paceline.user_loop.several_optimizers import parts_of
 from paceline.user_loop.start_line import print_start_line
 from paceline.user_loop.worker.exchange import LoopEnd, LoopStep, LoopTask
 from paceline.user_loop.worker.worker_thread import WorkerThread
@@ -72,26 +76,30 @@ class SharedRun(AttachedRun):
         self._loop = loop
         self._watch = LoopWatch(loop.model, loop.optimizer)
         self._exchange.kept = self._kept = LoopValues(self._watch.frozen, DataPlace(loop.loader))
-        self._tasks = TaskSource(self._begin, self._settle_without_step)
+        self._tasks = TaskSource(self._begin, self._settle_without_step, self._wait_for_batch)
+        self._optimizers = parts_of(loop.optimizer)
+        self._loop_steps = StepCounter(self._tasks, are_several=len(self._optimizers) > 1)
         self.loader = RunLoader(self._tasks, loop.loader, loop.accumulate, part.ranks, self._kept)
         self.ends_together = self._steps.are_common
         self._server = ServerLink()
         self._worker: WorkerThread | None = None
         self._signals: LoopSignals | None = None
-        self._scheduler: SchedulerBinding | None = None
+        self._hands_in = False  # whether the step under way has handed in its gradient
         self._makes_step = False  # whether the step under way has the gradient that the worker gave back
         self._gradients = GradientSender(
             loop,
             self._watch,
             self._exchange,
-            samples=lambda: self.loader.samples(self._tasks.task),
+            self._loop_steps,
+            samples=lambda: self.loader.samples(self._tasks.taken or self._tasks.task),
             step_of_scaler=self._step_of_scaler,
             keeps_scale=self._keeps_scale,
         )
         self._interruptible = InterruptibleBatch(loop.model, self._tasks.check, self._gradients.drop)
-        self._step_hooks = StepHooks(loop.optimizer, self._before_step, self._after_step)
+        self._step_hooks = StepHooks(self._optimizers, self._before_step, self._after_step)
+        self._schedules = LoopSchedules(self._optimizers, self._position)
         self._hooks = ExitStack()  # on the objects of the user
-        for hooks in (self._step_hooks, self._interruptible, self._steps):
+        for hooks in (self._step_hooks, self._interruptible, self._steps, self._schedules):
             self._hooks.callback(hooks.close)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -132,7 +140,7 @@ class SharedRun(AttachedRun):
         if self._tasks.task is None or self._worker is None or self._steps.are_common:
             yield
             return
-        if self.loader.begun is self._tasks.task:
+        if self._loop.loader is not None and self._tasks.taken is self._tasks.task:
             raise RunError("run.pause() between a batch and its optimizer.step(): pause after the step")
         self._tasks.task = None
         self._watch.keep_version()
@@ -167,11 +175,8 @@ class SharedRun(AttachedRun):
         Raises:
             UsageError: the scheduler follows a metric.
         """
-        if self._steps.are_common:
-            return
-        check_scheduler(scheduler)
-        self._scheduler = SchedulerBinding(scheduler, self._position)
-        self._hooks.callback(self._scheduler.close)
+        if not self._steps.are_common:
+            self._schedules.add(scheduler)
 
     def stop(self) -> None:
         """End the run for all ranks, from rank 0; the model is the last version then.
@@ -226,6 +231,9 @@ class SharedRun(AttachedRun):
         assert isinstance(self._config.cluster, Torchrun)
         self._watch.start(debug=self._config.cluster.debug)
         self.loader.start(self._config.cluster.worker, dealt_to(self._loop, self._config.job, self._config.seed))
+        if len(self._optimizers) > 1:
+            last_workload = self._stop.workload(self._config.per_epoch) or inf
+            self._tasks.expect_end(last_workload, are_dealt=not self._config.job.is_iterable)
         print_start_line(self._config)
         self._server = ServerLink(self._part.start_server(self._stop))
         self._steps.start(self._server.read_state)
@@ -234,7 +242,7 @@ class SharedRun(AttachedRun):
         atexit.register(self._leave_at_exit)
         self._hooks.callback(atexit.unregister, self._leave_at_exit)
         self._receive()  # the first task says how far the run is, for the schedule
-        if not self._steps.are_common and begin_schedule(self._scheduler, self._optimizer, self._steps_of_each()):
+        if not self._steps.are_common and self._schedules.begin(self._steps_of_each()):
             self._gradients.omit_rates_once()
 
     def _on_signal(self, name: str) -> bool:
@@ -281,15 +289,24 @@ class SharedRun(AttachedRun):
 
     # --- steps --------------------------------------------------------------------------------------------
 
-    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
-        """Call a closure and hand in the gradient; return the arguments of the step, which may find another one."""
+    def _before_step(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
+        """Call a closure and hand in the gradient; return the arguments of the step, which may find another one.
+
+        Args:
+            index: index of the optimizer.
+            args: positional arguments of its step.
+            kwargs: keyword arguments of its step.
+        """
+        self._hands_in = self._begins(index)
+        if not self._hands_in:
+            return None
         if self.over:
             reason = self.reason or "this rank has finished"
             raise RunError(f"the run is over ({reason}): check run.over before optimizer.step()")
         task = self._tasks.task
         if task is None:
             raise RunError(f"optimizer.step() without a batch of the run: iterate over {self.loader.name}")
-        arguments = self._gradients.send(task, args, kwargs)
+        arguments = self._gradients.send(task, index, args, kwargs)
         if self._steps.are_here:
             message = self._get()
             self._makes_step = isinstance(message, LoopStep)
@@ -297,7 +314,17 @@ class SharedRun(AttachedRun):
                 self._on_message(message)
         return arguments
 
+    def _begins(self, index: int) -> bool:
+        """Count a step; drop its gradient and return False if it is left out."""
+        self._loop_steps.count(index)
+        if self._loop_steps.is_left_out(is_iterating=self.loader.is_iterating):
+            self._gradients.drop(index)
+            return False
+        return True
+
     def _after_step(self) -> None:
+        if not self._hands_in:
+            return
         if not self._steps.are_here:
             self._receive()
         elif self._makes_step:
@@ -305,12 +332,13 @@ class SharedRun(AttachedRun):
             self._exchange.to_worker.put(LoopStep())
             self._receive()
 
-    def _step_of_scaler(self, step: Callable[[], Any]) -> Any:
+    def _step_of_scaler(self, index: int, step: Callable[[], Any]) -> Any:
         """Make a step of a GradScaler, which skips that of the optimizer if the gradient is not finite."""
-        task = self._tasks.task
+        before = self._loop_steps.steps
         returned = step()
-        if task is not None and self._tasks.task is task:
-            self._gradients.skip(task, overflowed=True)
+        task = self._tasks.task
+        if task is not None and self._loop_steps.steps == before and self._begins(index):
+            self._gradients.skip(task, index, overflowed=True)
             self._receive()
         return returned
 
@@ -327,6 +355,10 @@ class SharedRun(AttachedRun):
                 "the error end the loop, or catch it where it arises"
             )
         self._gradients.settle(task)
+        self._receive()
+
+    def _wait_for_batch(self, task: LoopTask) -> None:
+        self._gradients.wait(task)
         self._receive()
 
     def _position(self) -> int | None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from paceline.errors import UsageError
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.hooks.step_closure import StepArguments, call_closure
+from paceline.user_loop.several_optimizers import parts_of
 from paceline.worker.task_progress import TaskProgress
 
 
@@ -36,9 +37,9 @@ class SingleRun(AttachedRun):
         super().__init__(optimizer)
         if loader is not None:
             self.loader = loader
-        self._hooks = [optimizer.register_step_post_hook(self._after_step)]
+        self._hooks = [each.register_step_post_hook(self._after_step) for each in parts_of(optimizer)]
         if clip_norm is not None:
-            self._hooks.append(optimizer.register_step_pre_hook(partial(_clip, clip_norm)))
+            self._hooks += [each.register_step_pre_hook(partial(_clip, clip_norm)) for each in parts_of(optimizer)]
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs."""
@@ -73,7 +74,8 @@ class SingleRun(AttachedRun):
 
     def skip(self) -> None:
         """Drop what the loop has computed of its next step."""
-        self._optimizer.zero_grad()
+        for each in parts_of(self._optimizer):
+            each.zero_grad()
 
     def set_scheduler(self, scheduler: LRScheduler) -> None:
         """Leave the steps of the scheduler to the loop."""

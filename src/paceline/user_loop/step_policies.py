@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import RunError
 from paceline.user_loop.hooks.optimizer_modes import OptimizerModes
 from paceline.user_loop.server.optimizer_state import load_named_state
+from paceline.user_loop.several_optimizers import parts_of
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -87,18 +88,18 @@ class ServerSteps(StepPolicy):
         self._model = model
         self._read_copy = read_copy
         self._read_state: ReadState | None = None
-        self._modes: OptimizerModes | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._modes: list[OptimizerModes] = []
+        self._on_saves: list[RemovableHandle] = []
+        self._on_loads: list[RemovableHandle] = []
 
     def start(self, read_state: ReadState | None) -> None:
         """Free the state here, which has been sent."""
         self._read_state = self._read_copy or (None if self._has_shards else read_state)
         self._optimizer.state.clear()
-        self._modes = OptimizerModes(self._optimizer, self._model, self._read_state)
-        self._hooks = [  # first that of `state_dict()`, see `close`
-            self._optimizer.register_state_dict_pre_hook(self._on_save),
-            self._optimizer.register_load_state_dict_pre_hook(self._on_load),
-        ]
+        for each in parts_of(self._optimizer):
+            self._modes.append(OptimizerModes(each, self._optimizer, self._model, self._read_state))
+            self._on_saves.append(each.register_state_dict_pre_hook(self._on_save))
+            self._on_loads.append(each.register_load_state_dict_pre_hook(self._on_load))
 
     def end(self) -> None:
         """Do nothing: the server has the state until the run has ended for all ranks."""
@@ -113,18 +114,19 @@ class ServerSteps(StepPolicy):
 
         Without one, `state_dict()` on another rank than 0 still warns that there is no state.
         """
-        if self._modes is not None and self._read_state is not None:
-            self._modes.close()
-        if self._read_copy is not None and self._hooks:
+        if self._read_state is not None:
+            for each in self._modes:
+                each.close()
+        if self._read_copy is not None and self._on_saves:
             load_named_state(self._optimizer, self._model, self._read_copy())
-        for hook in self._hooks[self._read_state is None :]:
+        for hook in [*self._on_loads, *(self._on_saves if self._read_state is not None else [])]:
             hook.remove()
 
     def release(self) -> None:
         """Warn no more: the next run does."""
-        if self._modes is not None:
-            self._modes.close()
-        for hook in self._hooks:
+        for each in self._modes:
+            each.close()
+        for hook in [*self._on_loads, *self._on_saves]:
             hook.remove()
 
     def _on_save(self, _: torch.optim.Optimizer) -> None:

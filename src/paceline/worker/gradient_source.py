@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.core.bounds import Option
 from paceline.core.events import Minibatch
+from paceline.core.gradient import StepPlace
 from paceline.errors import UsageError
 from paceline.jobs.job import Batch, Job, trainable
 from paceline.tensors.flat_buffers import FlatBuffers
@@ -48,6 +49,8 @@ class PartialGradient(NamedTuple):
         learning_rates: learning rate of each parameter group for the step; empty where the server sets them.
         options: other options of each parameter group, likewise.
         weight: what the gradient counts in the mean of an update, > 0; None for its samples.
+        minibatches: 0 if the samples are those of an earlier task, else 1.
+        step_place: place of its step in a loop with several optimizers; None in another one.
     """
 
     loss: float
@@ -61,6 +64,8 @@ class PartialGradient(NamedTuple):
     learning_rates: tuple[float, ...] = ()
     options: tuple[dict[str, Option], ...] = ()
     weight: float | None = None
+    minibatches: int = 1
+    step_place: StepPlace | None = None
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: the coordinator has cancelled the task

@@ -151,8 +151,10 @@ class Replica:
             finite=is_finite and not part.skipped,
             compute_s=perf_counter() - start_s,
             skipped=part.skipped,
+            minibatches=part.minibatches,
             overflowed=part.overflowed,
             weight=part.weight,
+            step_place=part.step_place,
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.core.events import Compute
+from paceline.core.gradient import StepPlace
 
 DROPPED = "dropped"  # with the whole update, because another gradient of it is not finite
 
@@ -20,6 +21,7 @@ class TaskProgress(NamedTuple):
         staleness: staleness of that gradient in versions; 0 if it was not used.
         accepted: newest accepted draw of this worker; 0 for none.
         saved: newest accepted draw of this worker in the newest checkpoint of the run; 0 for none.
+        step_place: place of the step whose gradient a lost worker has taken with it; None for another task.
     """
 
     update: int = 0
@@ -28,6 +30,7 @@ class TaskProgress(NamedTuple):
     staleness: int = 0
     accepted: int = 0
     saved: int = 0
+    step_place: StepPlace | None = None
 
     @classmethod
     def of(cls, command: Compute, last: str = "", staleness: int = 0, saved: int = 0) -> TaskProgress:

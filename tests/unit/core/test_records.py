@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from paceline.core.events import NOT_FINITE, Accept, Arrival, Compensation, Decision, Drop, Step
-from paceline.core.gradient import NOT_MEASURED, OVERFLOW, SKIPPED, Measured
+from paceline.core.gradient import NOT_MEASURED, OVERFLOW, SKIPPED, Measured, StepPlace
 from paceline.core.records import (
     DecisionMade,
     GradientArrived,
@@ -16,7 +16,8 @@ from paceline.core.records import (
 
 ARRIVAL = Arrival(
     1.0, 2, 3, Measured(
-        loss=0.5, samples=8, squared_norm=2.0, variance=0.4, finite=True, compute_s=0.2, minibatches=9, weight=5.5
+        loss=0.5, samples=8, squared_norm=2.0, variance=0.4, finite=True, compute_s=0.2, minibatches=9, weight=5.5,
+        step_place=StepPlace(2, 1, 3),
     ),
     pull_s=0.1, push_s=0.3, step_scale=0.6, compensations=(Compensation("1/tau", 0.5),), sum_s=0.7, left_over_s=0.8,
     unsent_s=0.9,

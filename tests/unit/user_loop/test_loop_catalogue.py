@@ -275,7 +275,7 @@ ROWS = {
     "fused": Row(optimizer=adamw(fused=True)),
     "amsgrad": Row(optimizer=adamw(amsgrad=True)),
     "max_norm": Row(make=lambda: Embedded(max_norm=0.5), refused=WRITTEN),
-    "sparse gradients": Row(make=lambda: Embedded(sparse=True), refused="sparse gradients, which are not added"),
+    "sparse gradients": Row(make=lambda: Embedded(sparse=True)),
     "clamping": Row(step=clamped, refused=WRITTEN),
     "unfreezing": Row(make=Adapted, step=thawing, refused="the model trains base.0"),
     "another parameter group": Row(step=growing, refused="parameter group 1 of the optimizer has other parameters"),

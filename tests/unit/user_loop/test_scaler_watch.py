@@ -132,7 +132,7 @@ def watched():
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     keeps = []
-    watch = ScalerWatch(optimizer, lambda: None, lambda step: step(), lambda: keeps[-1])
+    watch = ScalerWatch([optimizer], lambda: None, lambda index, step: step(), lambda: keeps[-1])
 
     def step(scaler, *, is_part, factor=1.0, **update):
         keeps.append(is_part)

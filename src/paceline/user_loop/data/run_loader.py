@@ -22,6 +22,9 @@ class LoaderTasks(Protocol):
 
     over: bool
 
+    def take(self) -> LoopTask | None:
+        """Return the task whose batches the loop takes now, None if it is of a later epoch or the run is over."""
+
     def begin_iteration(self) -> None:
         """Begin an epoch, of which the tasks follow."""
 
@@ -45,7 +48,6 @@ class RunLoader:
         kept: values of the loop, of which a checkpoint may need those at the start of each task.
 
     Attributes:
-        begun: newest task of which a batch was returned.
         is_iterating: whether an epoch has begun and not ended.
     """
 
@@ -64,7 +66,6 @@ class RunLoader:
         self._ranks = ranks
         self._length = _length(loader)
         self._source: BatchSource | None = None
-        self.begun: LoopTask | None = None
         self.is_iterating = False
 
     @property
@@ -114,13 +115,12 @@ class RunLoader:
             self.is_iterating = False
 
     def _epoch(self, source: BatchSource) -> Iterator[Any]:
-        while (task := self._tasks.next_task()) is not None:
+        while (task := self._tasks.take()) is not None:
             if not task.step:
                 self._kept.start_task()
             batches = source.batches(task)
             if batches is None:
                 return
-            self.begun = task
             yield from batches
             if self._tasks.next_task() is task:
                 self._tasks.settle_without_step(task)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from paceline.core.gradient import NO_STEP
 from paceline.core.stop import Stop
 from paceline.errors import RunError
 from paceline.protocols.protocol import Plan
@@ -19,6 +20,8 @@ from paceline.user_loop.hooks.loss_weight import LossWeight
 from paceline.user_loop.hooks.other_optimizers import OtherOptimizers
 from paceline.user_loop.hooks.scaler_watch import ScalerWatch, check_scaler_skips
 from paceline.user_loop.hooks.step_closure import StepArguments, call_closure
+from paceline.user_loop.hooks.step_counter import StepCounter
+from paceline.user_loop.several_optimizers import parameters_of, parts_of
 from paceline.user_loop.worker.exchange import Exchange, LoopTask
 from paceline.utils.wording import counted
 
@@ -30,8 +33,10 @@ class GradientSender:
         loop: parts of the loop.
         watch: watch over its objects, with one look for each gradient.
         exchange: exchange with the thread of the worker.
-        samples: returns the samples of the task of this rank.
-        step_of_scaler: called with the step of a GradScaler, which it makes and whose value it returns.
+        steps: counter of the steps of the loop.
+        samples: returns the samples of the batches that the loop has taken.
+        step_of_scaler: called with the index of an optimizer and the step of a GradScaler, which it makes and whose
+            value it returns.
         keeps_scale: returns whether the latest step leaves the scale of a GradScaler as it is.
 
     Attributes:
@@ -43,19 +48,26 @@ class GradientSender:
         loop: UserLoop,
         watch: LoopWatch,
         exchange: Exchange,
+        steps: StepCounter,
         samples: Callable[[], int],
-        step_of_scaler: Callable[[Callable[[], Any]], Any],
+        step_of_scaler: Callable[[int, Callable[[], Any]], Any],
         keeps_scale: Callable[[], bool],
     ) -> None:
         self._optimizer = loop.optimizer
         self._watch = watch
         self._accumulate = loop.accumulate
         self._parameters = watch.parameters
+        self._optimizers = parts_of(loop.optimizer)
+        are_several = len(self._optimizers) > 1
+        self._of_parts = [
+            set(parameters_of(each)) if are_several else set(self._parameters) for each in self._optimizers
+        ]
         self._exchange = exchange
+        self._steps = steps
         self._samples = samples
         self.weight = LossWeight(lambda: samples() // loop.accumulate)
         self._losses = LossReader(self.weight.look)
-        self._scalers = ScalerWatch(loop.optimizer, self._on_unscaled, step_of_scaler, keeps_scale)
+        self._scalers = ScalerWatch(self._optimizers, self._on_unscaled, step_of_scaler, keeps_scale)
         self._others: OtherOptimizers | None = None
         self._changes: ChangeWatch | None = None
         self._needs_loss = ""
@@ -68,7 +80,7 @@ class GradientSender:
         self._needs_loss = reader_of_losses(plan, stop)
         self.weight.start(plan)
         self._keeps_gradients = plan.local_steps is not None or plan.allreduce is not None
-        self._others = OtherOptimizers(self._optimizer, self._parameters)
+        self._others = OtherOptimizers(self._optimizers, self._parameters)
         steps_here = plan.local_steps is not None or (plan.allreduce is not None and plan.allreduce.sums == "updates")
         if not steps_here:  # else a gradient of one rank is that of a step, and may be changed
             self._changes = ChangeWatch(self._parameters)
@@ -81,37 +93,45 @@ class GradientSender:
         """Call `loss.backward`, whose loss is that of the next gradient."""
         self._losses.backward(loss, **options)
 
-    def send(self, task: LoopTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
+    def send(self, task: LoopTask, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
         """Send the gradient of a task, and return the arguments of the step; a closure is called first.
 
         A task without a gradient is skipped.
+
+        Args:
+            task: the task.
+            index: index of the optimizer that steps.
+            args: positional arguments of its step.
+            kwargs: keyword arguments of its step.
 
         Raises:
             RunError: the loss is needed, but `backward` was not seen, and the task is not interrupted.
             UsageError: the loop has changed what attach has read.
         """
         self._takes_turns = True
-        check_scaler_skips(self._optimizer)
+        check_scaler_skips(self._optimizers[index])
         arguments = call_closure(args, kwargs)
         self._watch.look()
+        stepped = self._stepped_by(index)
         if self._changes is not None:
-            self._changes.on_step(self._parameters)
-        if self._are_absent():
-            self.skip(task)
+            self._changes.on_step(stepped)
+        if _are_absent(stepped):
+            self.skip(task, index)
             return arguments
         loss, weight = self._take_loss(is_needed=not task.is_interrupted), self.weight.take()
         if weight == 0:
-            self.skip(task)
+            self.skip(task, index)
             return arguments
-        self._answer(loss, squared_norms=hand_in(task, self._parameters, self._watch.buffers), weight=weight)
+        norms = hand_in(task, self._parameters, self._watch.buffers, of=self._of_parts[index])
+        self._answer(loss, **self._steps.place(task), squared_norms=norms, weight=weight)
         return arguments
 
-    def drop(self) -> None:
-        """Drop what the loop has computed of a gradient."""
+    def drop(self, index: int | None = None) -> None:
+        """Drop what the loop has computed of the gradient of an optimizer, of all of them by default."""
         self._losses.take()
         self.weight.drop()
         self._scalers.take_scale()
-        for parameter in self._parameters:
+        for parameter in self._parameters if index is None else self._stepped_by(index):
             parameter.grad = None
 
     def leave_out(self) -> None:
@@ -119,12 +139,24 @@ class GradientSender:
         self.drop()
         self._takes_turns = True
 
-    def skip(self, task: LoopTask, *, overflowed: bool = False) -> None:
-        """Send that the loop has skipped the step of a task, possibly because the gradient was not finite."""
+    def skip(self, task: LoopTask, index: int | None = None, *, overflowed: bool = False) -> None:
+        """Send that the loop has skipped the step of a task, possibly because the gradient was not finite.
+
+        Args:
+            task: the task.
+            index: index of the optimizer that would have stepped; None if no step was begun.
+            overflowed: whether the gradient was not finite.
+        """
         self._watch.look()
-        self.drop()
-        hand_in(task, self._parameters, self._watch.buffers)
-        self._answer(None, skipped=True, overflowed=overflowed)
+        self.drop(index)
+        hand_in(task, self._parameters, self._watch.buffers, of=())
+        place = self._steps.place(task) if index is not None else {}
+        self._answer(None, **place, skipped=True, overflowed=overflowed)
+
+    def wait(self, task: LoopTask) -> None:
+        """Send that the loop needs a batch for its next step, and that the task has none."""
+        hand_in(task, self._parameters, self._watch.buffers, of=())
+        self._answer(None, skipped=True, step_place=NO_STEP)
 
     def lower_scale(self) -> None:
         """Lower the scale of the loop's GradScaler, if it has one, as an overflow at this rank does."""
@@ -142,7 +174,7 @@ class GradientSender:
             self._answer(None)
         else:
             self._check_skip()
-            self.skip(task, overflowed=not self._are_absent())
+            self.skip(task, overflowed=not _are_absent(self._parameters))
 
     def close(self) -> None:
         """Remove what reads losses, scales and changes of the gradients."""
@@ -161,7 +193,7 @@ class GradientSender:
         """
         not_called = f"optimizer.step() was not called after {counted(self._accumulate, 'batch')} of run.loader"
         is_old = self._keeps_gradients and not self._losses.has_read
-        if is_old or self._are_absent():
+        if is_old or _are_absent(self._parameters):
             if not self._takes_turns and not self._losses.has_read:
                 raise RunError(
                     f"{not_called}, and neither was backward(): to load batches ahead, give the DataLoader "
@@ -173,8 +205,8 @@ class GradientSender:
                 "give attach accumulate="
             )
 
-    def _are_absent(self) -> bool:
-        return all(parameter.grad is None for parameter in self._parameters)
+    def _stepped_by(self, index: int) -> list[nn.Parameter]:
+        return [each for each in self._parameters if each in self._of_parts[index]]
 
     def _answer(self, loss: float | None, **about: Any) -> None:
         with_rates, self._omits_rates = not self._omits_rates, False
@@ -193,3 +225,7 @@ class GradientSender:
     def _on_unscaled(self) -> None:
         if self._changes is not None:
             self._changes.reset(self._parameters)
+
+
+def _are_absent(parameters: Iterable[nn.Parameter]) -> bool:
+    return all(parameter.grad is None for parameter in parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 import torch
@@ -70,26 +70,52 @@ class SchedulerBinding:
             self._kind.step(self._scheduler)
 
 
-def begin_schedule(binding: SchedulerBinding | None, optimizer: torch.optim.Optimizer, position: int) -> bool:
-    """Begin to schedule the learning rates of an optimizer; return whether they are behind those of the run.
+class LoopSchedules:
+    """Schedules of the learning rates of a loop's optimizers.
 
     Args:
-        binding: binding of the scheduler that attach was given, None without one.
-        optimizer: optimizer of the user.
-        position: steps that a rank has made at the first task of this one, >= 0.
+        optimizers: optimizers of the user.
+        position: returns the number of steps of a rank so far, as in `SchedulerBinding`.
     """
-    is_scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")
-    if binding is not None:
-        binding.begin(position)
-    elif is_scheduled:
-        LOG.warning(
-            "the optimizer has a learning-rate scheduler that attach was not given: each rank steps its own as often "
-            "as it makes steps, so ranks of unequal speed disagree; give scheduler= to attach"
-        )
-    is_behind = is_scheduled and position > 0
-    if is_behind:
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler's first step
-    return is_behind
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], position: Callable[[], int | None]) -> None:
+        self._optimizers = optimizers
+        self._position = position
+        self._bindings: list[SchedulerBinding] = []
+
+    def add(self, scheduler: LRScheduler) -> None:
+        """Bind a scheduler.
+
+        Raises:
+            UsageError: it follows a metric.
+        """
+        check_scheduler(scheduler)
+        self._bindings.append(SchedulerBinding(scheduler, self._position))
+
+    def begin(self, position: int) -> bool:
+        """Begin to schedule; return whether the learning rates are behind those of the run.
+
+        Args:
+            position: steps that a rank has made at the first task of this one, >= 0.
+        """
+        scheduled = [each for each in self._optimizers if hasattr(each.step, "_wrapped_by_lr_sched")]
+        for binding in self._bindings:
+            binding.begin(position)
+        if scheduled and not self._bindings:
+            LOG.warning(
+                "the optimizer has a learning-rate scheduler that attach was not given: each rank steps its own as "
+                "often as it makes steps, so ranks of unequal speed disagree; give scheduler= to attach"
+            )
+        if not position:
+            return False
+        for optimizer in scheduled:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of the scheduler's first step
+        return bool(scheduled)
+
+    def close(self) -> None:
+        """Restore the classes of the schedulers."""
+        for binding in self._bindings:
+            binding.close()
 
 
 def check_scheduler(scheduler: LRScheduler) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import isinf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import RunError
 from paceline.jobs.job import trainable
 from paceline.tensors.squared_norms import copy_with_squared_norm
 from paceline.user_loop.server.description import plain_options
@@ -17,22 +16,31 @@ from paceline.user_loop.worker.exchange import LoopAnswer, LoopTask
 
 
 @torch.no_grad()
-def hand_in(task: LoopTask, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> dict[int, Tensor]:
+def hand_in(
+    task: LoopTask,
+    parameters: Sequence[nn.Parameter],
+    buffers: Sequence[Tensor],
+    of: Container[nn.Parameter] | None = None,
+) -> dict[int, Tensor]:
     """Move the gradient of the loop into the buffers of its task, so that a step finds none.
+
+    Sparse gradients become dense ones here, and sparse ones again where a copy of the optimizer needs them.
+
+    Args:
+        task: the task.
+        parameters: trained parameters of the model.
+        buffers: buffers of the model.
+        of: parameters whose gradients are moved; None for all.
 
     Returns:
         Squared norm of the gradient of each parameter that has one, by index.
-
-    Raises:
-        RunError: a gradient is sparse.
     """
     stale, task.gradient.written = task.gradient.written, set()
     squared_norms = {}
     for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):
-        if parameter.grad is not None:
-            if parameter.grad.is_sparse:
-                raise RunError("the model makes sparse gradients, which are not added: use sparse=False")
-            squared_norms[i] = copy_with_squared_norm(parameter.grad, view)
+        if parameter.grad is not None and (of is None or parameter in of):
+            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            squared_norms[i] = copy_with_squared_norm(gradient, view)
             task.gradient.written.add(i)
             parameter.grad = None
         elif i in stale:

@@ -18,14 +18,20 @@ class OptimizerModes:
 
     Args:
         optimizer: optimizer of the user.
+        whole: all optimizers of the loop as one.
         model: model of the user.
         read_state: returns the state of the copy, as of `named_state`; None if it is not at this rank.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module, read_state: Callable[[], Mapping[str, Tensor]] | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        whole: torch.optim.Optimizer,
+        model: nn.Module,
+        read_state: Callable[[], Mapping[str, Tensor]] | None,
     ) -> None:
         self._optimizer = optimizer
+        self._whole = whole
         self._model = model
         self._read_state = read_state
         self._version: list[Tensor] = []  # while the parameters are those of an evaluation
@@ -49,7 +55,7 @@ class OptimizerModes:
         if self._version:
             return
         self._version = [each.detach().clone() for each in self._model.parameters()]
-        load_named_state(self._optimizer, self._model, self._read_state())
+        load_named_state(self._whole, self._model, self._read_state())
         type(self._optimizer).eval(self._optimizer)  # type: ignore[attr-defined]  # it has one
 
     @torch.no_grad()
@@ -60,4 +66,4 @@ class OptimizerModes:
         for parameter, value in zip(self._model.parameters(), self._version, strict=True):
             parameter.copy_(value)
         self._version = []
-        self._optimizer.state.clear()
+        self._whole.state.clear()

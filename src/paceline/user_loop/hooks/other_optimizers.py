@@ -20,13 +20,13 @@ class OtherOptimizers:
     """Watch over the steps of all other optimizers in the thread of the loop.
 
     Args:
-        own: optimizer that is attached.
+        own: optimizers that are attached.
         parameters: parameters of the attached model.
     """
 
-    def __init__(self, own: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, own: Iterable[torch.optim.Optimizer], parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = {id(parameter) for parameter in parameters}
-        self._checked = weakref.WeakSet([own])
+        self._checked = weakref.WeakSet(own)
         self._loop = threading.get_ident()
         self._has_warned = False
         self._hook = register_optimizer_step_pre_hook(self._on_step)
@@ -47,15 +47,15 @@ class OtherOptimizers:
         if any(id(parameter) in self._parameters for parameter in parameters):
             raise UsageError(
                 f"a second optimizer, {type(optimizer).__name__}, steps parameters of the attached model, which the "
-                "next version overwrites: give all parameters to one optimizer, as parameter groups; models that are "
-                "trained in turn cannot be attached"
+                "next version overwrites: give attach all optimizers, as pl.attach([generator, critic], [opt_g, opt_d])"
             )
         self._checked.add(optimizer)
         if not self._has_warned and any(isinstance(parameter, nn.Parameter) for parameter in parameters):
             self._has_warned = True
             LOG.warning(
                 "a second optimizer, %s, steps parameters that are not in the attached model, on each rank alone: the "
-                "ranks diverge. Attach one module that holds both models, with one optimizer for all parameters",
+                "ranks diverge. Give attach all models and optimizers, as pl.attach([generator, critic], [opt_g, "
+                "opt_d])",
                 type(optimizer).__name__,
             )
 

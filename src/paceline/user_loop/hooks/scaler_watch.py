@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -20,21 +20,22 @@ class ScalerWatch:
     changes once for each update.
 
     Args:
-        optimizer: optimizer of the loop.
+        optimizers: optimizers of the loop.
         on_unscaled: called after `unscale_` has divided the gradients by the scale.
-        on_step: called with the scaler's step, which it carries out and whose value it returns.
+        on_step: called with the index of an optimizer and the scaler's step, which it carries out and whose value it
+            returns.
         keeps_scale: returns whether the latest step leaves the scale as it is.
     """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         on_unscaled: Callable[[], None],
-        on_step: Callable[[Callable[[], Any]], Any],
+        on_step: Callable[[int, Callable[[], Any]], Any],
         keeps_scale: Callable[[], bool],
     ) -> None:
         self._thread: int | None = threading.get_ident()
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._on_unscaled = on_unscaled
         self._on_step = on_step
         self._keeps_scale = keeps_scale
@@ -95,11 +96,12 @@ class ScalerWatch:
 
     def _unscale(self, call: Callable[[], Any], scaler: GradScaler, *args: Any) -> Any:
         call()
-        if self._is_ours(*args):
+        if self._index(*args) is not None:
             self._on_unscaled()
 
     def _step(self, call: Callable[[], Any], scaler: GradScaler, *args: Any) -> Any:
-        return self._on_step(call) if self._is_ours(*args) else call()
+        index = self._index(*args)
+        return call() if index is None else self._on_step(index, call)
 
     def _update(self, call: partial[Any], scaler: GradScaler, *args: Any) -> Any:
         has_given = bool(args or call.keywords)  # a scale of the user
@@ -107,8 +109,10 @@ class ScalerWatch:
             return call()
         return call(new_scale=scaler.get_scale())  # else `step` would refuse the next gradient
 
-    def _is_ours(self, optimizer: object = None, *_: Any) -> bool:
-        return optimizer is None or optimizer is self._optimizer
+    def _index(self, optimizer: object = None, *_: Any) -> int | None:
+        """Return the index of an optimizer of the loop, None for another one."""
+        indices = (index for index, own in enumerate(self._optimizers) if optimizer is None or optimizer is own)
+        return next(indices, None)
 
 
 def check_scaler_skips(optimizer: torch.optim.Optimizer) -> None:

@@ -1,9 +1,10 @@
-"""Hooks around the steps of an optimizer."""
+"""Hooks around the steps of optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,26 +13,31 @@ from paceline.user_loop.hooks.step_closure import StepArguments
 
 
 class StepHooks:
-    """Hooks before and after each step of an optimizer, of which a step within a step is a part.
+    """Hooks before and after each step of one of a loop's optimizers, of which a step within a step is a part.
 
     Args:
-        optimizer: optimizer of the user.
-        before: called with the arguments of the step; returns those of the step to make, None for the same.
+        optimizers: optimizers of the user.
+        before: called with the index of the optimizer and the arguments of the step; returns those of the step to make,
+            None for the same.
         after: called after the step.
     """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        before: Callable[[tuple[Any, ...], dict[str, Any]], StepArguments | None],
+        optimizers: Sequence[torch.optim.Optimizer],
+        before: Callable[[int, tuple[Any, ...], dict[str, Any]], StepArguments | None],
         after: Callable[[], None],
     ) -> None:
         self._before = before
         self._after = after
         self._depth = 0  # steps under way: torch gives hooks also to the step of a base class, which a step may call
         self._handles = [
-            optimizer.register_step_pre_hook(self._on_begin),
-            optimizer.register_step_post_hook(self._on_end),
+            handle
+            for index, optimizer in enumerate(optimizers)
+            for handle in (
+                optimizer.register_step_pre_hook(partial(self._on_begin, index)),
+                optimizer.register_step_post_hook(self._on_end),
+            )
         ]
 
     @property
@@ -53,8 +59,8 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
 
-    def _on_begin(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = self._before(args, kwargs) if not self._depth else None
+    def _on_begin(self, index: int, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arguments = self._before(index, args, kwargs) if not self._depth else None
         self._depth += 1  # not if `before` has raised, as then there is no step that could end
         return arguments
 

@@ -43,7 +43,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         parameters: names of the trainable parameters, in the model's order.
         buffers: names of the buffers, in the model's order.
         optimizer: name of the optimizer's class.
-        is_of_torch: whether the class is in `torch.optim`, so that another process makes it anew.
+        is_of_torch: whether the class is in `torch.optim` and steps with dense gradients, so that another process makes
+            it anew.
         groups: its parameter groups; empty if it steps on each rank.
         data: training data.
         clip_norm: largest norm of the mean gradient, None for no clipping.
@@ -169,7 +170,9 @@ def describe(loop: UserLoop, *, steps_here: bool = False) -> Description:
 
 
 def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    return getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer)
+    """Return whether another process can make the optimizer from its options, which steps with dense gradients."""
+    kind = type(optimizer)
+    return getattr(torch.optim, kind.__name__, None) is kind and kind is not torch.optim.SparseAdam
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -294,7 +297,8 @@ class HeldOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {name: value for name, value in groups[0].items() if name != "params"})
+        super().__init__(groups, {})
+        self.defaults = {name: value for group in reversed(groups) for name, value in group.items() if name != "params"}
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]  # no loss
         """Raise: the class of the optimizer is not known here."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.core.bounds import Option
 from paceline.core.events import Minibatch
+from paceline.core.gradient import StepPlace
 from paceline.engines.distributed import End
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.worker.gradient_source import Interrupted
@@ -25,7 +26,7 @@ class LoopTask(NamedTuple):
     """Task of the user's loop.
 
     Attributes:
-        minibatch: number of the minibatch of the task; None if this rank draws its own data.
+        minibatch: number of the minibatch of the task; None if this rank draws its own data, or none is left.
         upcoming: forecast of the minibatches that follow.
         model: parameters and buffers of the version; buffers are changed in place.
         gradient: flat buffers for the gradient.
@@ -69,6 +70,8 @@ class LoopAnswer(NamedTuple):
         overflowed: whether it did so because the gradient was not finite, as a GradScaler does.
         squared_norms: squared norm of each parameter's gradient that is known, by index.
         weight: what the gradient counts in the mean of an update, > 0; None for its samples.
+        minibatches: 0 if the loop has computed it from the batch of an earlier task, else 1.
+        step_place: place of its step in a loop with several optimizers; None in another one.
     """
 
     loss: float | None
@@ -79,6 +82,8 @@ class LoopAnswer(NamedTuple):
     overflowed: bool = False
     squared_norms: Mapping[int, Tensor] = MappingProxyType({})
     weight: float | None = None
+    minibatches: int = 1
+    step_place: StepPlace | None = None
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class LoopGradients(GradientSource):
             learning_rates=answer.learning_rates,
             options=answer.options,
             weight=answer.weight,
+            minibatches=answer.minibatches,
+            step_place=answer.step_place,
         )
 
     def close(self) -> None:

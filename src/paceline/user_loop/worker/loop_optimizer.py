@@ -101,6 +101,11 @@ def check_steps(loop: UserLoop) -> None:
             "the optimizer LBFGS evaluates the loss within a step, but each step has one gradient: give an optimizer "
             "whose step() needs gradients only"
         )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(
+            "the optimizer SparseAdam steps with sparse gradients, but the ranks average dense ones: type bsp, or give "
+            "Adam and sparse=False"
+        )
     own = set(loop.model.parameters())
     for number, group in enumerate(optimizer.param_groups):
         if not own.issuperset(group["params"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 from types import FunctionType
@@ -17,6 +17,7 @@ from paceline.errors import UsageError
 from paceline.processes.shared_pickle import ValuePickler, ValueUnpickler
 from paceline.server.optimizer import OWN_OPTIONS, own_options
 from paceline.user_loop.server.optimizer_state import can_travel
+from paceline.user_loop.several_optimizers import as_one, parameters_of, parts_of
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 HOOKS = "_optimizer_"  # beginning of the names of torch's attributes for the hooks of one optimizer
@@ -29,7 +30,7 @@ def copies_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> OptimizerFa
         optimizer: optimizer of the user; the copies have its options, without its state, its hooks and its scheduler.
         model: model of the user, whose parameters it has.
     """
-    return partial(_copy, optimizer=optimizer, names=_names(model))
+    return partial(_copies, optimizers=parts_of(optimizer), names=_names(model), sparse=_sparse(model))
 
 
 def pickled_by_value(optimizer: torch.optim.Optimizer, model: nn.Module) -> bytes:
@@ -45,14 +46,15 @@ def pickled_by_value(optimizer: torch.optim.Optimizer, model: nn.Module) -> byte
         UsageError: the optimizer cannot be pickled.
     """
     stream = io.BytesIO()
-    try:
-        _Pickler(stream, _names(model)).dump((type(optimizer), _parts(optimizer)))
-    except Exception as error:
-        kind = type(optimizer).__name__
-        raise UsageError(
-            f"the optimizer {kind} cannot be sent to the process of the server, which steps a copy of it "
-            f"({type(error).__name__}: {error}): give a protocol that needs no server, as balanced(m=8) or bsp"
-        ) from error
+    for each in parts_of(optimizer):
+        try:
+            _Pickler(stream, _names(model)).dump((type(each), _attributes(each), _sparse(model)))
+        except Exception as error:
+            raise UsageError(
+                f"the optimizer {type(each).__name__} cannot be sent to the process of the server, which steps a copy "
+                f"of it ({type(error).__name__}: {error}): give a protocol that needs no server, as balanced(m=8) or "
+                "bsp"
+            ) from error
     return stream.getvalue()
 
 
@@ -65,7 +67,14 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def _parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _sparse(model: nn.Module) -> list[str]:
+    """Return the names of the parameters whose gradients are sparse, as the modules of a model say."""
+    return [
+        f"{name}.weight".removeprefix(".") for name, each in model.named_modules() if getattr(each, "sparse", False)
+    ]
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer but for its state, its hooks and methods that others have replaced."""
     return {
         name: value
@@ -74,48 +83,76 @@ def _parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-def _copy(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], *, optimizer: torch.optim.Optimizer, names: dict[int, str]
+def _copies(
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: dict[int, str],
+    sparse: Sequence[str],
 ) -> torch.optim.Optimizer:
     """Return a copy that holds other parameters of the same names in place of those of the user.
 
     Raises:
-        UsageError: the optimizer cannot be copied.
+        UsageError: an optimizer cannot be copied.
     """
     own = dict(named_parameters)
-    theirs = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return as_one([_assembled(type(each), _copied(each, own, names), sparse, own) for each in optimizers])
+
+
+def _copied(optimizer: torch.optim.Optimizer, own: dict[str, nn.Parameter], names: dict[int, str]) -> dict[str, Any]:
+    """Return copies of the attributes of an optimizer, with other parameters."""
+    theirs = parameters_of(optimizer)
     memo: dict[int, Any] = {id(each): own.get(names.get(id(each), ""), each) for each in theirs}  # frozen ones stay
     try:
-        parts = deepcopy(_parts(optimizer), memo)
+        return deepcopy(_attributes(optimizer), memo)
     except Exception as error:
         raise UsageError(
             f"the optimizer {type(optimizer).__name__} cannot be copied, but without a server a copy of it steps on "
             f"each rank ({type(error).__name__}: {error}): give all_reduce, under which it steps itself"
         ) from error
-    return _assembled(type(optimizer), parts, own)
 
 
 def _unpickle(named_parameters: Iterable[tuple[str, nn.Parameter]], *, content: bytes) -> torch.optim.Optimizer:
     """Return a copy that holds these parameters in place of those of the user."""
     own = dict(named_parameters)
-    kind, parts = _Unpickler(io.BytesIO(content), own).load()
-    unpickled = _assembled(kind, parts, own)
-    unpickled._patch_step_function()  # for the hooks of torch, which pickling has left out
-    return unpickled
+    stream = io.BytesIO(content)
+    optimizers = []
+    while stream.tell() < len(content):
+        kind, attributes, sparse = _Unpickler(stream, own).load()
+        unpickled = _assembled(kind, attributes, sparse, own)
+        unpickled._patch_step_function()  # for the hooks of torch, which pickling has left out
+        optimizers.append(unpickled)
+    return as_one(optimizers)
 
 
 def _assembled(
-    kind: type[torch.optim.Optimizer], parts: dict[str, Any], own: dict[str, nn.Parameter]
+    kind: type[torch.optim.Optimizer], attributes: dict[str, Any], sparse: Sequence[str], own: dict[str, nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of these attributes, without frozen parameters."""
+    """Return an optimizer of these attributes, without frozen parameters.
+
+    Args:
+        kind: its class.
+        attributes: its attributes.
+        sparse: names of the parameters whose gradients its steps get as sparse ones, without the rows of zeros.
+        own: trained parameters by name.
+    """
     copied = object.__new__(kind)
     hooks = {name: OrderedDict[int, Any]() for name in vars(torch.optim.SGD(own.values())) if name.startswith(HOOKS)}
-    vars(copied).update(parts, state=defaultdict(dict), **hooks)
+    vars(copied).update(attributes, state=defaultdict(dict), **hooks)
     trained = set(own.values())
     for group in copied.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter in trained]
+    with_sparse = [own[name] for name in sparse if name in own]
+    if with_sparse:
+        copied.register_step_pre_hook(lambda *_: _make_sparse(with_sparse))
     _StepWatch(copied)
     return copied
+
+
+def _make_sparse(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_sparse(1)
 
 
 class _Pickler(ValuePickler):

@@ -85,7 +85,7 @@ class AnnouncedParameters(ProcessParameters):
     def accept(self, command: Accept) -> None:
         """Note a gradient that counts."""
         self.are_here = False
-        self._ledger.accept(command.worker, command.weight, self._missing[command.worker])
+        self._ledger.accept(command, self._missing[command.worker])
 
     def apply(self, command: Apply) -> Step | None:
         """Let the ranks make an update; return its step if it is measured."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.events import Apply, Compute
+from paceline.core.events import Accept, Apply, Compute
+from paceline.core.gradient import StepPlace
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.transport.announced_messages import LOST, SummedGradient
 
@@ -21,6 +22,7 @@ class CountedGradient:
         weight: what it counts in the mean of an update, > 0.
         missing: indices of the parameters that it lacks, as the content of `IndexBits`.
         at: number of the worker whose rank has it; None if it is lost.
+        step_place: place of its step in a loop with several optimizers; None in another one.
     """
 
     task: Compute
@@ -28,6 +30,7 @@ class CountedGradient:
     weight: float
     missing: bytes
     at: int | None
+    step_place: StepPlace | None
 
     @property
     def summed(self) -> SummedGradient:
@@ -96,16 +99,24 @@ class GradientLedger:
         """Note a task, of which the gradient may count."""
         self._tasks[task.worker] = task
 
-    def accept(self, worker: int, weight: float, missing: bytes) -> None:
+    def accept(self, command: Accept, missing: bytes) -> None:
         """Count the gradient of a worker's newest task, which is lost already if the worker is.
 
         Its rank has had its version, for whose sum all ranks had to be there. So all have the sums before.
         """
+        worker = command.worker
         task = self._tasks[worker]
         self.made = max(self.made, task.version - 1)
-        at = None if task.draw <= self._lost_through.get(worker, 0) else worker
-        number = self.number + 1
-        self._next.append(CountedGradient(task=task, number=number, weight=weight, missing=missing, at=at))
+        self._next.append(
+            CountedGradient(
+                task=task,
+                number=self.number + 1,
+                weight=command.weight,
+                missing=missing,
+                at=None if task.draw <= self._lost_through.get(worker, 0) else worker,
+                step_place=command.step_place,
+            )
+        )
 
     def announce(self, update: Apply | None) -> LedgerSum:
         """Return the sum of all gradients that count and are in no sum yet; none of them is lost.

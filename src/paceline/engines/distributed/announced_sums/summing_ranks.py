@@ -269,6 +269,7 @@ class SummingRanks:
                 weight=gradient.weight,
                 run_s=self._clock.elapsed_s(),
                 minibatch=minibatch,
+                step_place=gradient.step_place,
             )
         )
 

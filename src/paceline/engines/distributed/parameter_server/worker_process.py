@@ -287,6 +287,7 @@ class WorkerProcess:
         self._draw = ALL_DRAWS  # only the end of the run cancels it
         self._replica.prefetch(())
         lost = again.lost
+        self._replica.progress = self._replica.progress._replace(step_place=lost.step_place)
         try:
             self._task_runner.lost_gradient(
                 worker=lost.worker,

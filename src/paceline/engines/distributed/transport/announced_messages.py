@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from paceline.core.bounds import LONGEST_TEXT, Whole
 from paceline.core.events import Apply, Minibatch, Step
+from paceline.core.gradient import StepPlace
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.transport.encoded import decoded, encoded
 from paceline.engines.distributed.transport.task_messages import MessageStruct
@@ -162,6 +163,7 @@ class RecomputeGradient(MessageStruct, frozen=True, kw_only=True):
         weight: what it counts in the mean of an update.
         run_s: seconds since the run began.
         minibatch: its minibatch, encoded; empty where workers draw their samples.
+        step_place: place of its step in a loop with several optimizers; None in another one.
     """
 
     number: int
@@ -170,6 +172,7 @@ class RecomputeGradient(MessageStruct, frozen=True, kw_only=True):
     weight: float
     run_s: float
     minibatch: bytes = b""
+    step_place: StepPlace | None = None
 
     @property
     def decoded(self) -> Minibatch | None:

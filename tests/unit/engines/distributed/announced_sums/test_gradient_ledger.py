@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.events import Apply, Compute
+from paceline.core.events import Accept, Apply, Compute
 from paceline.engines.distributed.announced_sums.gradient_ledger import GradientLedger
 from paceline.engines.distributed.transport.announced_messages import LOST, SummedGradient
 
@@ -16,7 +16,7 @@ def update(version):
 
 def accepted(ledger, worker, draw, version=0, samples=4, missing=b""):
     ledger.assign(Compute(worker, version, draw))
-    ledger.accept(worker, samples, missing)
+    ledger.accept(Accept(worker=worker, draw=draw, staleness=0, samples=samples), missing)
 
 
 def test_a_sum_has_what_was_accepted_since_the_one_before():
@@ -72,7 +72,7 @@ def test_a_gradient_that_is_accepted_after_its_rank_was_lost_is_lost():
     ledger = GradientLedger()
     ledger.assign(Compute(1, 0, 5))
     ledger.lose(1)
-    ledger.accept(1, 4, b"")
+    ledger.accept(Accept(worker=1, draw=1, staleness=0, samples=4), b"")
     assert ledger.has_lost
     ledger.lost(in_sums=False)[0].at = 0
     accepted(ledger, 1, 6)  # of the process that has come back
