@@ -12,8 +12,8 @@ import pytest
 from faulty_loop import EPOCHS, SAMPLES
 from machine_speed import scaled
 from paceline.core.events import END_OF_LOOP
-from paceline.core.records import WorkerJoined, WorkerLost
-from paceline.recording.run_folder import SavedRun
+from paceline.core.records import UpdateMade, WorkerJoined, WorkerLost
+from paceline.recording.run_folder import MODEL, SavedRun
 from paths import environment
 from ranks import TOKEN, free_port
 
@@ -153,3 +153,27 @@ def test_a_killed_server_is_named_on_every_rank(start):
     for rank, expected in enumerate(["of the run ended with status -9", "beside rank 0 is gone"]):
         _, stderr = ranks.end(rank, 1)
         assert re.search(rf"(RunError|ServerLostError): the coordinator {expected}", stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("fault", [KILL, "raise"])
+def test_a_standby_goes_on_without_rank_0(fault, tmp_path):
+    settings = {"protocol": "k_sync(k=1)", "faults": {"0": [4, fault]}, "attach": {"cluster": "torchrun(standby=1)"}}
+    ranks = Ranks(tmp_path, 3, settings)
+    _, stderr = ranks.end(0, 1 if fault == "raise" else -signal.SIGKILL)
+    assert (tmp_path / "0 fired").exists(), stderr
+    answers = [ranks.end(rank) for rank in (1, 2)]
+    for answer, stderr in answers:
+        assert answer["counts"] == [EPOCHS] * SAMPLES, stderr
+        assert answer["stopped_by"] == "epochs"
+    assert "the standby takes its place" in answers[1][1]
+    history = SavedRun(tmp_path / "run-standby").history
+    assert [each.version for each in history.of(UpdateMade)] == list(range(1, history.totals.updates + 1))
+    assert (tmp_path / "run-standby" / MODEL).exists()
+
+
+def test_a_standby_that_was_not_needed_leaves_no_folder(tmp_path):
+    ranks = Ranks(tmp_path, 3, {"protocol": "k_sync(k=1)", "faults": {}, "attach": {"cluster": "torchrun(standby=1)"}})
+    for rank in range(3):
+        answer, _ = ranks.end(rank)
+        assert answer["counts"] == [EPOCHS] * SAMPLES
+    assert not (tmp_path / "run-standby").exists()

@@ -244,8 +244,9 @@ def stand_by(
     callbacks: Sequence[Callback],
     policy: CheckpointPolicy,
     overwrite: bool = False,
+    has_loops: bool = False,
 ) -> Result:
-    """Follow the run of rank 0, and go on with it if rank 0 is lost; the arguments are those of `train`.
+    """Follow the run of rank 0, and go on with it if rank 0 is lost; the arguments are those of `run_session`.
 
     Raises:
         UsageError: there is a folder that another standby has left.
@@ -266,7 +267,7 @@ def stand_by(
     folder = None if own is None else RunFolder(own, session.configuration, overwrite=True, keep=kept)
     try:
         later = AfterTakeover(callbacks, folder, resumes=resumption is not None)
-        return run_session(session, folder, resumption, [later], policy)
+        return run_session(session, folder, resumption, [later], policy, has_loops=has_loops)
     except FollowedRunEnded:
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)

@@ -49,9 +49,7 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
     "workers": "process",
     "device": "cpu",
-    "standby": 0,
     "standby_sync": False,
-    "standby_address": None,
 }
 attached: list[SharedRun] = []  # the run of this process, also if the script has dropped it (decision 0031)
 
@@ -176,11 +174,16 @@ def attach(
     part: RankPart
     if plan.allreduce is not None:
         cluster = cluster.fitted_to(plan)
-        _check_cluster(cluster, debug=False, shards=1)
+        _check_cluster(cluster, debug=False, shards=1, standby=0)
         part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
         cluster = _with_server_if_needed(cluster, plan)
+        if cluster.standby and cluster.has_server:
+            raise UsageError(
+                f"{plan} with standby=1 has a server, whose state is at rank 0, but the standby of a loop follows the "
+                "coordinator alone: give a protocol of fresh gradients, as balanced(m=8), or omit standby"
+            )
         part = ServedPart(
             loop, plan, cluster, LaunchEnv.from_environment(os.environ), options=chosen, callbacks=callbacks
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 from paceline.core.stop import Stop
 from paceline.engines.distributed import Host
@@ -22,6 +23,8 @@ class RankPart(ABC):
         exchange: exchange between the loop and the thread of the worker.
         lifecycle: begin and end of the part.
         host: process of the rank.
+        has_standby: whether another process goes on with the run if rank 0 is lost.
+        standby_folder: folder in which a standby beside this rank goes on with the run; None without one.
     """
 
     steps: StepPolicy
@@ -29,6 +32,8 @@ class RankPart(ABC):
     exchange: Exchange
     lifecycle: LoopLifecycle
     host: Host
+    has_standby = False
+    standby_folder: Path | None = None
 
     @abstractmethod
     def config(self, stop: Stop) -> RunConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +23,10 @@ from paceline.recording.run_folder import RunFolder, SavedRun, check_free
 from paceline.recording.script_runs import refuse_to_resume
 from paceline.run.checkpointer import CheckpointPolicy
 from paceline.run.config import RunConfig
+from paceline.run.result import Result
 from paceline.run.resume import Resumption
 from paceline.run.session import Session
-from paceline.run.train import is_restarted, open_session
+from paceline.run.train import is_restarted, open_session, stand_by
 from paceline.utils.wording import join_words
 
 
@@ -104,6 +105,24 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             folder=self.out if self.resume is None else self.resume,
         )
 
+    def stand_by(self, config: RunConfig, host: Host, callbacks: Sequence[Callback]) -> Result:
+        """Follow a run, and go on with it if its coordinator is lost.
+
+        Raises:
+            UsageError: there is a folder that another standby has left.
+            FollowedRunEnded: the run has ended.
+        """
+        return stand_by(
+            config,
+            host,
+            out=self.out,
+            resume=self.resume,
+            callbacks=callbacks,
+            policy=self._policy(config),
+            overwrite=self.overwrite,
+            has_loops=True,
+        )
+
     def open_session(
         self, config: RunConfig, host: Host
     ) -> tuple[Session, RunFolder | None, Resumption | None, CheckpointPolicy]:
@@ -112,5 +131,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Raises:
             UsageError: the options contradict each other, or the run in a folder cannot be resumed.
         """
-        policy = CheckpointPolicy(config.in_gradients(self.checkpoint_every), self.keep_checkpoints)
-        return (*open_session(config, host, self.out, overwrite=self.overwrite, resume=self.resume), policy)
+        opened = open_session(config, host, self.out, overwrite=self.overwrite, resume=self.resume)
+        return (*opened, self._policy(config))
+
+    def _policy(self, config: RunConfig) -> CheckpointPolicy:
+        return CheckpointPolicy(config.in_gradients(self.checkpoint_every), self.keep_checkpoints)

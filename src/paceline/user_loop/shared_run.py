@@ -197,9 +197,9 @@ class SharedRun(AttachedRun):
         self._leave(END_OF_LOOP, Outcome.STOPPED)
         with self._hooks:  # which are removed at its end
             last = self._server.finish()
+            self._watch.frozen.add_to(self._part.standby_folder if last is None else self._config.folder)
             if last is not None:
                 self._steps.take_state(last.state)
-                self._watch.frozen.add_to(self._config.folder)
                 if not self.stopped_by:
                     self._on_end(last.end)
 
@@ -209,7 +209,7 @@ class SharedRun(AttachedRun):
             return
         outcome, reason = why_left(error)
         self._leave(reason, outcome)
-        self._server.stop(outcome, f"rank 0 has left the run: {reason}")
+        self._server.stop(outcome, f"rank 0 has left the run: {reason}", has_standby=self._part.has_standby)
         self._hooks.close()
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
 """User's script: an attached loop that counts how often each sample is used, with scripted faults.
 
 Argument: settings as JSON. `faults` maps a rank to a step, and to a signal that it sends in it, to itself or to the
-server. The other ranks wait in their step `free_steps` for the file `go`, which a rank that was started again makes
+server, or to "raise". The other ranks wait in their step `free_steps` for the file `go`, which a rank that was started again makes
 in its first step. Each rank prints its answer as one line of JSON.
 """
 
@@ -50,6 +50,8 @@ def main(settings):
             (-model.counts[numbers].sum()).backward()
             if is_first and fault is not None and step == fault[0]:
                 Path(f"{rank} fired").touch()
+                if fault[1] == "raise":
+                    raise RuntimeError("a scripted error")
                 os.kill(server() if fault[2:] else os.getpid(), signal.Signals[fault[1]])
             if fault is None and step == settings.get("free_steps"):
                 wait_for(Path("go"))

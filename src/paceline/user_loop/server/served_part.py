@@ -9,10 +9,11 @@ from pathlib import Path
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.stop import Stop
-from paceline.engines.distributed import Host
+from paceline.engines.distributed import Host, Sidecar
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
+from paceline.recording.run_folder import standby_folder
 from paceline.run.config import RunConfig
 from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.run.session import take_part
@@ -32,6 +33,7 @@ from paceline.user_loop.server.description import (
 )
 from paceline.user_loop.server.optimizer_state import named_state
 from paceline.user_loop.server.server_process import ServerProcess
+from paceline.user_loop.server.standby_process import StandbyProcess
 from paceline.user_loop.step_policies import RankSteps, ServerSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
@@ -43,6 +45,8 @@ TLS = ("encrypt", "tls_cert", "tls_key", "tls_ca")
 OF_THE_SERVER = (
     "address",
     "server",
+    "standby",
+    "standby_address",
     "wire",
     "shards",
     *TLS,
@@ -113,6 +117,10 @@ class ServedPart(RankPart):
         self._environment = environment
         self._options = options
         self._own_cluster.fitted_to(plan)
+        self.has_standby = bool(cluster.standby)
+        folder = options.out if options.resume is None else options.resume
+        if self._own_cluster.standby_number in self._own_cluster.sidecars_here and folder is not None:
+            self.standby_folder = standby_folder(Path(folder))
 
     @property
     def _own_cluster(self) -> Torchrun:
@@ -130,24 +138,35 @@ class ServedPart(RankPart):
         """Start the server if this is rank 0."""
         if self._environment.rank:
             return None
+        return ServerProcess(self._sent(stop, _ranks(self._environment, 0)))
+
+    def _sent(self, stop: Stop, ranks: LaunchEnv) -> SentRun:
+        """Return the run of the process of the coordinator, or of its standby."""
         run = ServerRun(
             training=self._training,
             plan=plan_as_json(self._plan),
             stop=",".join(stop.conditions),
             options=self._options,
             cluster={name: _plain(getattr(self._cluster, name)) for name in OF_THE_SERVER},
-            ranks=asdict(_ranks(self._environment, 0)),
+            ranks=asdict(ranks),
         )
         model, optimizer = self._loop.model, self._loop.optimizer
         state = {} if self._steps_here else named_state(optimizer, model)
         is_sent = self._cluster.has_server and not self._steps_here and not self._training.is_of_torch
         sent = pickled_by_value(optimizer, model) if is_sent else b""
         first = FirstTensors(tensors_of(model), state)
-        return ServerProcess(SentRun(run, first, optimizer=sent, own=self._own.by_value()))
+        return SentRun(run, first, optimizer=sent, own=self._own.by_value())
 
     def take_part(self, config: RunConfig) -> LoopEnd:
         """Take part in the run until its end."""
-        return LoopEnd(*take_part(config, replace(self.host, start_sidecar=partial(SpawnedSidecar, config))))
+        return LoopEnd(*take_part(config, replace(self.host, start_sidecar=partial(self._start_sidecar, config))))
+
+    def _start_sidecar(self, config: RunConfig, worker: int, server: tuple[str, int] | None = None) -> Sidecar:
+        """Start the server of another shard, or the standby."""
+        if worker != self._own_cluster.standby_number:
+            return SpawnedSidecar(config, worker, server)
+        ranks = replace(self._own_cluster.ranks, sidecar=worker)
+        return StandbyProcess(worker, self._sent(config.stop, ranks))
 
     @cached_property
     def _training(self) -> Description:

@@ -86,8 +86,12 @@ class ServerLink:
             self._server = None
             signals.close()
 
-    def stop(self, outcome: Outcome, reason: str) -> None:
-        """End the run for all ranks, and let the server go."""
+    def stop(self, outcome: Outcome, reason: str, *, has_standby: bool = False) -> None:
+        """End the run for all ranks, and let the server go; its standby goes on with a run that has failed here."""
         server, self._server = self._server, None
-        if server is not None:
+        if server is None:
+            return
+        if has_standby and outcome is Outcome.FAILED:
+            server.abandon()
+        else:
             server.stop(outcome, reason)

@@ -1,4 +1,4 @@
-"""Process of the server beside rank 0: `python -m paceline.user_loop.server.server_process` reads its run from stdin.
+"""Process of the server beside rank 0, or of its standby; `python -m` with this module reads its run from stdin.
 
 It holds none of the data. Of the user's code it runs an optimizer that is not of torch, callbacks, and controllers
 and compensators alone. Rank 0 writes requests of one byte to its standard input, and reads the replies and the end of
@@ -22,7 +22,7 @@ from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.torchrun import Torchrun
 from paceline.core.events import Outcome
 from paceline.core.stop import Stop
-from paceline.engines.distributed import End, Host, WholeProcess, failed_end
+from paceline.engines.distributed import End, FollowedRunEnded, Host, WholeProcess, failed_end
 from paceline.engines.signals import Signals, holding_sigterm, ignoring_ctrl_c
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.run.plan_json import plan_of
@@ -38,6 +38,8 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 STOP_TIMEOUT_S = 20.0
+# -P: a file of the working directory, as queue.py, hides no module of Python.
+COMMAND = [sys.executable, "-P", "-m", "paceline.user_loop.server.server_process"]
 STATE, LAST_STATE, END_RUN, END = b"s", b"l", b"r", b"e"  # requests of rank 0; a frame with the reason follows END_RUN
 OF_STATE, OF_END = b"s", b"e"  # first frames of a reply, before its content
 
@@ -53,10 +55,8 @@ class ServerProcess:
     """
 
     def __init__(self, sent: SentRun) -> None:
-        # -P: a file of the working directory, as queue.py, hides no module of Python.
-        command = [sys.executable, "-P", "-m", __name__]
         with ignoring_ctrl_c():  # also in the process, which rank 0 asks to end its run
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.end: End | None = None
         self._requests = self._process.stdin
         self._replies = self._process.stdout
@@ -105,6 +105,11 @@ class ServerProcess:
         """End the run, unless it has ended, and the process."""
         self.end_run(outcome, reason)
         self._close()
+
+    def abandon(self) -> None:
+        """End the process at once, as the death of rank 0 does, so that its standby goes on with the run."""
+        self._process.kill()
+        self._process.wait()
 
     def _close(self) -> None:
         """End the process, and kill it after a timeout."""
@@ -174,6 +179,7 @@ class Requests(threading.Thread):
         replies: pipe to rank 0.
         end_run: ends the run, given its outcome and the reason.
         state: returns the state of the user's optimizer.
+        has_successor: whether another process goes on with the run when this one ends.
 
     Attributes:
         state: the same.
@@ -185,8 +191,11 @@ class Requests(threading.Thread):
         replies: IO[bytes],
         end_run: Callable[[Outcome, str], None],
         state: Callable[[], dict[str, Tensor]],
+        *,
+        has_successor: bool,
     ) -> None:
         super().__init__(name="paceline-requests", daemon=True)
+        self._has_successor = has_successor
         self.state = state
         self._requests = requests
         self._replies = replies
@@ -204,6 +213,8 @@ class Requests(threading.Thread):
             else:
                 with self._lock:
                     self._on_request(request)
+        if request != END and self._has_successor:
+            os._exit(1)
         if request != END:
             self._end_run(Outcome.FAILED, "rank 0 is gone: its process ended within the run")
 
@@ -232,30 +243,45 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     """Serve the run that is described in a stream; return the exit status."""
     sent = recv_run(stream)
     requested = RequestedEnd()
-    requests = Requests(stream, replies, requested.end_run, lambda: sent.first.state)
+    has_successor = bool(sent.run.cluster["standby"])  # that of the standby is the end of its rank
+    requests = Requests(
+        stream, replies, requested.end_run, lambda: sent.first.state, has_successor=has_successor
+    )
     requests.start()
+    is_standby = sent.run.ranks["sidecar"] is not None
     try:
         make_own = copies_of_pickle(sent.optimizer) if sent.optimizer else None
         host = Host(lifecycle=WholeProcess(requested.make_signals), make_optimizer=make_own)
         end = serve(sent, host, requests)
+    except FollowedRunEnded as ended:
+        return int(ended.code or 0)
     except Exception as error:
         if not isinstance(error, PacelineError):
             LOG.exception("the server of the run has failed")
         requests.on_end(failed_end(error))
         return 1
-    requests.on_end(end)
-    requests.join()
+    if not is_standby:  # for whose end its rank waits
+        requests.on_end(end)
+        requests.join()
     return 0
 
 
 def serve(sent: SentRun, host: Host, requests: Requests) -> End:
-    """Serve a run to its end."""
+    """Serve a run to its end.
+
+    Raises:
+        SystemExit: this is a standby, and the run has ended without it.
+    """
     run, first, _, own = sent
     plan, callbacks = OwnCode.of(own)
     ranks = LaunchEnv(**{**run.ranks, "master": tuple(run.ranks["master"])})
     job = make_job(run.training, first.model)
     cluster = Torchrun(**run.cluster, ranks=ranks)
     config = run.options.config(job, plan or plan_of(run.plan), cluster, Stop.parse(run.stop))
+    callbacks = (*callbacks, *run.options.callbacks())
+    if cluster.is_standby:
+        result = run.options.stand_by(config, host, callbacks)
+        return End(result.stopped_by, result.reason, result.time_s)
     session, folder, resumption, policy = run.options.open_session(config, host)
     load_named_state(session.server.optimizer, session.model, first.state)
     if config.plan.local_steps is None:  # else the user's optimizer is on each rank
@@ -263,7 +289,6 @@ def serve(sent: SentRun, host: Host, requests: Requests) -> End:
         if cluster.shards > 1:
             _share_state(session)
             session.shards.gathers_optimizer = True
-    callbacks = (*callbacks, *run.options.callbacks())
     return end_of(session, run_session(session, folder, resumption, callbacks, policy, has_loops=True))
 
 
