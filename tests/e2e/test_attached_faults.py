@@ -155,10 +155,13 @@ def test_a_killed_server_is_named_on_every_rank(start):
         assert re.search(rf"(RunError|ServerLostError): the coordinator {expected}", stderr.splitlines()[-1])
 
 
-@pytest.mark.parametrize("fault", [KILL, "raise"])
-def test_a_standby_goes_on_without_rank_0(fault, tmp_path):
-    settings = {"protocol": "k_sync(k=1)", "faults": {"0": [4, fault]}, "attach": {"cluster": "torchrun(standby=1)"}}
-    ranks = Ranks(tmp_path, 3, settings)
+@pytest.mark.parametrize(
+    ("protocol", "server", "fault"),
+    [("k_sync(k=1)", "false", KILL), ("k_sync(k=1)", "false", "raise"), ("asp", "true", KILL)],
+)
+def test_a_standby_goes_on_without_rank_0(protocol, server, fault, tmp_path):
+    attach = {"cluster": f"torchrun(standby=1,server={server})"}
+    ranks = Ranks(tmp_path, 3, {"protocol": protocol, "faults": {"0": [4, fault]}, "attach": attach})
     _, stderr = ranks.end(0, 1 if fault == "raise" else -signal.SIGKILL)
     assert (tmp_path / "0 fired").exists(), stderr
     answers = [ranks.end(rank) for rank in (1, 2)]

@@ -179,11 +179,6 @@ def attach(
     else:
         _check_cluster(cluster)
         cluster = _with_server_if_needed(cluster, plan)
-        if cluster.standby and cluster.has_server:
-            raise UsageError(
-                f"{plan} with standby=1 has a server, whose state is at rank 0, but the standby of a loop follows the "
-                "coordinator alone: give a protocol of fresh gradients, as balanced(m=8), or omit standby"
-            )
         part = ServedPart(
             loop, plan, cluster, LaunchEnv.from_environment(os.environ), options=chosen, callbacks=callbacks
         )

@@ -1,8 +1,8 @@
 """User's script: an attached loop that counts how often each sample is used, with scripted faults.
 
 Argument: settings as JSON. `faults` maps a rank to a step, and to a signal that it sends in it, to itself or to the
-server, or to "raise". The other ranks wait in their step `free_steps` for the file `go`, which a rank that was started again makes
-in its first step. Each rank prints its answer as one line of JSON.
+server, or to "raise". The other ranks wait in their step `free_steps` for the file `go`, which a rank that was started
+again makes in its first step. Each rank prints its answer as one line of JSON.
 """
 
 import json

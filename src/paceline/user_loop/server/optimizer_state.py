@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.server.optimizer import own_options
 from paceline.server.parameter_server import ParameterServer
 
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 PLAIN = bool | int | float
 OPTIONS = "@"  # in place of the name of a parameter: options of a group, whose number is the key
 NEST = "$"  # before the key of a list or dictionary, of which the text travels as a tensor
@@ -79,9 +80,26 @@ def _nested(key: str, name: str, value: object) -> dict[str, Tensor]:
     return {f"{NEST}{key} {name}": text, **{f"{PART}{path} {name}": each for path, each in tensors.items()}}
 
 
+def with_state(make: OptimizerFactory, state: Mapping[str, Tensor]) -> OptimizerFactory:
+    """Return a factory of optimizers that begin with what `named_state` has returned."""
+
+    def make_with_state(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        parameters = dict(named_parameters)
+        optimizer = make(parameters.items())
+        _load(optimizer, parameters, state)
+        return optimizer
+
+    return make_with_state
+
+
 def load_named_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Replace the state of an optimizer by what `named_state` has returned."""
-    parameters = dict(model.named_parameters())
+    _load(optimizer, dict(model.named_parameters()), state)
+
+
+def _load(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+) -> None:
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     on_device = {parameter for group in groups for parameter in group["params"]}
     optimizer.state.clear()

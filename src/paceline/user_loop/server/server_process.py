@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO
 
 from torch import Tensor
@@ -32,7 +33,7 @@ from paceline.tensors import tensor_file
 from paceline.user_loop.run_end import end_of
 from paceline.user_loop.server.description import OwnCode, SentRun, make_job, recv_run, send_run
 from paceline.user_loop.server.frames import frame, from_json, read_frame, to_json, write_frame
-from paceline.user_loop.server.optimizer_state import load_named_state, state_reader
+from paceline.user_loop.server.optimizer_state import state_reader, with_state
 from paceline.user_loop.worker.optimizer_copy import copies_of_pickle
 from paceline.utils.rank_logger import RankLogger
 
@@ -244,14 +245,11 @@ def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     sent = recv_run(stream)
     requested = RequestedEnd()
     has_successor = bool(sent.run.cluster["standby"])  # that of the standby is the end of its rank
-    requests = Requests(
-        stream, replies, requested.end_run, lambda: sent.first.state, has_successor=has_successor
-    )
+    requests = Requests(stream, replies, requested.end_run, lambda: sent.first.state, has_successor=has_successor)
     requests.start()
     is_standby = sent.run.ranks["sidecar"] is not None
     try:
-        make_own = copies_of_pickle(sent.optimizer) if sent.optimizer else None
-        host = Host(lifecycle=WholeProcess(requested.make_signals), make_optimizer=make_own)
+        host = Host(lifecycle=WholeProcess(requested.make_signals))
         end = serve(sent, host, requests)
     except FollowedRunEnded as ended:
         return int(ended.code or 0)
@@ -276,6 +274,9 @@ def serve(sent: SentRun, host: Host, requests: Requests) -> End:
     plan, callbacks = OwnCode.of(own)
     ranks = LaunchEnv(**{**run.ranks, "master": tuple(run.ranks["master"])})
     job = make_job(run.training, first.model)
+    if run.training.groups:  # else the optimizer is on each rank
+        make_optimizer = copies_of_pickle(sent.optimizer) if sent.optimizer else job.optimizer
+        host = replace(host, make_optimizer=with_state(make_optimizer, first.state))
     cluster = Torchrun(**run.cluster, ranks=ranks)
     config = run.options.config(job, plan or plan_of(run.plan), cluster, Stop.parse(run.stop))
     callbacks = (*callbacks, *run.options.callbacks())
@@ -283,7 +284,6 @@ def serve(sent: SentRun, host: Host, requests: Requests) -> End:
         result = run.options.stand_by(config, host, callbacks)
         return End(result.stopped_by, result.reason, result.time_s)
     session, folder, resumption, policy = run.options.open_session(config, host)
-    load_named_state(session.server.optimizer, session.model, first.state)
     if config.plan.local_steps is None:  # else the user's optimizer is on each rank
         requests.state = state_reader(session.server)
         if cluster.shards > 1:

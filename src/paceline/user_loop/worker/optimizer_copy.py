@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 from types import FunctionType
@@ -16,10 +16,9 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.processes.shared_pickle import ValuePickler, ValueUnpickler
 from paceline.server.optimizer import OWN_OPTIONS, own_options
-from paceline.user_loop.server.optimizer_state import can_travel
+from paceline.user_loop.server.optimizer_state import OptimizerFactory, can_travel
 from paceline.user_loop.several_optimizers import as_one, parameters_of, parts_of
 
-OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 HOOKS = "_optimizer_"  # beginning of the names of torch's attributes for the hooks of one optimizer
 
 

@@ -59,6 +59,7 @@ from paceline.engines.distributed.rendezvous.acceptor import (
 from paceline.engines.distributed.rendezvous.first_workers import await_workers, not_joined
 from paceline.engines.distributed.rendezvous.rendezvous import tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end, successful_end
+from paceline.engines.distributed.standby.followed_parameters import first_state
 from paceline.engines.distributed.standby.standby_follower import StandbyFollower
 from paceline.engines.distributed.standby.standby_stream import StandbyStream
 from paceline.engines.distributed.standby.succession import Succession
@@ -149,7 +150,9 @@ class RemoteWorkers(Workers):
         self._end = messages.End("", "")
         self.follower: StandbyFollower | None = None
         if cluster.standby and succession is None:
-            stream = StandbyStream(layout, self._peer_events, self._present, rank.folder)
+            stream = StandbyStream(
+                layout, self._peer_events, self._present, lambda: self._loop_options.newest, rank.folder
+            )
             self.follower = StandbyFollower(stream, self.signals, cluster)
 
     def _make_tensors(self, layout: FlatLayout, handler: QueueHandler) -> CoordinatorTensors:
@@ -208,7 +211,7 @@ class RemoteWorkers(Workers):
         if not self.signals.caught:
             self._tensors.begin([worker for worker in self._workers.values() if worker.tasks.is_ready])
         if self.follower is not None:
-            self.follower.stream.send_begin()
+            self.follower.stream.send_begin(first_state(self._server) if self._cluster.has_server else "")
             self._tensors.follow(self.follower.stream)
 
     def _succeed(self, succession: Succession) -> None:

@@ -7,15 +7,24 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from paceline.checkpoint.fingerprint import digest_of
 from paceline.coordinator.coordinator import Coordinator
 from paceline.core.events import Accept, Apply, Arrival, Compute, Event, Interrupt, Step
 from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.parameter_server.loop_options import set_step_options
 from paceline.engines.distributed.transport.messages import FollowUpdate
 from paceline.engines.distributed.transport.standby_messages import split_events
 from paceline.engines.ports import Parameters
 from paceline.errors import RunError
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
+
+SAME_STATE = "than rank 0: give both the same folder to resume, and load a checkpoint of your own on all ranks"
+
+
+def first_state(server: ParameterServer) -> str:
+    """Return a digest of the state with which a server begins."""
+    return digest_of(server.state_dict())
 
 
 class HeldUpdate(NamedTuple):
@@ -101,8 +110,15 @@ class FollowedServer(FollowedParameters):
         self._mean: FlatBuffers | None = None  # of the next update
 
     def receive(self, message: FollowUpdate) -> Iterator[Event]:
-        """Take the mean gradient of an update, if there is one; return all events."""
+        """Take the mean gradient of an update, if there is one; return all events.
+
+        Raises:
+            RunError: rank 0 has begun with another state.
+        """
+        if message.first not in ("", first_state(self._server)):
+            raise RunError(f"the standby begins with another state of the model or the optimizer {SAME_STATE}")
         if message.version:
+            set_step_options(self._server, message.options)
             self._mean = FlatBuffers(self._layout, message.tensors["mean"])
             self._mean.receive(IndexBits(message.missing))
         return split_events(message.events)
@@ -115,7 +131,7 @@ class FollowedServer(FollowedParameters):
         if self._mean is None:
             raise RunError(
                 f"the standby would make update {command.version}, which rank 0 has not made: it began with another "
-                "state; give both the same folder to resume"
+                f"state {SAME_STATE}"
             )
         mean, self._mean = self._mean, None
         self._server.enqueue(mean, 1)

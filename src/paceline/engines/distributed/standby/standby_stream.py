@@ -44,6 +44,7 @@ class StandbyStream:
         layout: layout of the gradients.
         events: queue in which the messages of the standby arrive.
         processes: function that returns the processes of the workers that are connected, as in `Hello`.
+        options: function that returns the newest options of steps that the loops of workers have set, encoded.
         folder: folder of the run, for messages; None for a run without one.
 
     Attributes:
@@ -56,11 +57,13 @@ class StandbyStream:
         layout: FlatLayout,
         events: EventQueue[PeerEvent],
         processes: Callable[[], Collection[str]],
+        options: Callable[[], bytes] = bytes,
         folder: str | Path | None = None,
     ) -> None:
         self.is_missing = True
         self._events = events
         self._processes = processes
+        self._options = options
         self._folder = folder
         self._mean = layout.allocate()
         self._peer: AcceptedPeer | None = None
@@ -130,10 +133,14 @@ class StandbyStream:
         """Record that a process will not join the standby."""
         self._forgotten.add(process)
 
-    def send_begin(self) -> None:
-        """Send which processes take part at the beginning."""
+    def send_begin(self, first: str) -> None:
+        """Send which processes take part at the beginning.
+
+        Args:
+            first: digest of the state with which the server begins; empty without a server.
+        """
         if self._peer is not None:
-            self._peer.connection.send(self._followed())
+            self._peer.connection.send(replace(self._followed(), first=first))
 
     def send_address(self, workers: Iterable[HasConnection]) -> None:
         """Tell workers where the standby listens."""
@@ -195,7 +202,12 @@ class StandbyStream:
         self._told.append(set(processes))
         indices = IndexBits.of(missing).content
         return messages.FollowUpdate(
-            events=events, version=version, missing=indices, processes=encoded(processes), tensors=tensors
+            events=events,
+            version=version,
+            missing=indices,
+            processes=encoded(processes),
+            options=self._options() if version else b"",
+            tensors=tensors,
         )
 
     def _is_awaited(self, event: PeerEvent) -> bool:

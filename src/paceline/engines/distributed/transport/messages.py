@@ -275,6 +275,8 @@ class FollowUpdate(StateMessage, frozen=True):
         missing: indices of the model's parameters without a gradient in it, as the content of `IndexBits`.
         processes: processes of the workers that take part now, each as in `Hello`; their list, encoded.
         made: newest version that all ranks are known to have, without a server.
+        options: options of the parameter groups for the step, which the loops of workers have set, encoded.
+        first: digest of the state with which the server begins, at the beginning; empty without a server.
     """
 
     events: bytes
@@ -282,6 +284,8 @@ class FollowUpdate(StateMessage, frozen=True):
     missing: bytes = b""
     processes: bytes = b""
     made: int = 0
+    options: bytes = b""
+    first: str = ""
 
 
 ControlMessage = (

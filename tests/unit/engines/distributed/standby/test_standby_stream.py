@@ -121,9 +121,9 @@ def test_processes_are_counted_and_not_numbers_of_workers():
     """Rank 0 ends though processes with the numbers of lost ones have joined it; those that were told do not count."""
     made = Stream()
     here = {"a", "b", "c"}
-    stream = made.stream = StandbyStream(made.layout, EventQueue(), lambda: here, "runs/safe")
+    stream = made.stream = StandbyStream(made.layout, EventQueue(), lambda: here, folder="runs/safe")
     stream.on_join(AcceptedPeer(PEER_ID, 2, SimpleNamespace(send=lambda message: None, close=lambda: None)))
-    stream.send_begin()
+    stream.send_begin("")
     here = {"a", "another with the number of b", "another with the number of c"}
     stream.check_workers()
     with pytest.raises(RunError, match=r"the standby and 2 of 3 workers .* its newest checkpoint is in runs/safe"):
