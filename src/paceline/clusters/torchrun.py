@@ -160,7 +160,7 @@ class Torchrun:
     def __post_init__(self) -> None:
         if self.workers not in WORKERS:
             raise UsageError(f"workers={self.workers!r}, expected {' or '.join(WORKERS)}")
-        if self.workers == "node":
+        if self.workers == "node" and not self.ranks.ranks_before:  # else they are checked without the server
             self.ranks.check_nodes()
         check_optional_range("[1, inf)", Integral, threads=self.threads)
         check_optional_range("[1, inf)", Integral, min_workers=self.min_workers, max_workers=self.max_workers)
@@ -292,7 +292,8 @@ class Torchrun:
         """Rank of this process within its worker; 0 communicates with the server."""
         if self.node_size == 1:
             return 0
-        return self.ranks.local_rank - (self.ranks.node == 0 and not self.has_worker_at_server)
+        has_server = not self.has_worker_at_server and not self.ranks.ranks_before  # among the launcher's ranks
+        return self.ranks.local_rank - (self.ranks.node == 0 and has_server)
 
     @property
     def _at_server(self) -> int:

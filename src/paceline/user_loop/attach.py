@@ -47,7 +47,6 @@ LOG = RankLogger(__name__)
 AnyProtocol = str | Protocol | Phase | Plan
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
-    "workers": "process",
     "device": "cpu",
     "standby_sync": False,
 }
@@ -174,7 +173,7 @@ def attach(
     part: RankPart
     if plan.allreduce is not None:
         cluster = cluster.fitted_to(plan)
-        _check_cluster(cluster, debug=False, shards=1, standby=0)
+        _check_cluster(cluster, debug=False, shards=1, standby=0, workers="process")
         part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
@@ -227,7 +226,7 @@ def _ranks(cluster: str | Torchrun | None) -> Torchrun:
 
 def _with_server_if_needed(cluster: Torchrun, plan: Plan) -> Torchrun:
     """Return ranks without a server, unless one was asked for, or a stale gradient or an option needs it."""
-    is_asked_for = cluster.server is not None or cluster.tls_cert is not None
+    is_asked_for = cluster.server is not None or cluster.tls_cert is not None or cluster.workers == "node"
     is_stale = any(phase.protocol.max_staleness > 0 for phase in plan.phases)
     needs_server = is_asked_for or is_stale or why_not_summed(plan, vars(cluster))
     return cluster if needs_server else replace(cluster, server=False)

@@ -230,7 +230,11 @@ class SharedRun(AttachedRun):
         self._gradients.start(self._config.plan, self._stop)
         assert isinstance(self._config.cluster, Torchrun)
         self._watch.start(debug=self._config.cluster.debug)
-        self.loader.start(self._config.cluster.worker, dealt_to(self._loop, self._config.job, self._config.seed))
+        cluster, share = self._config.cluster, (self._config.cluster.rank_in_node, self._config.cluster.node_size)
+        self.loader.start(
+            cluster.ranks.rank - cluster.ranks.ranks_before,
+            dealt_to(self._loop, self._config.job, self._config.seed, share),
+        )
         if len(self._optimizers) > 1:
             last_workload = self._stop.workload(self._config.per_epoch) or inf
             self._tasks.expect_end(last_workload, are_dealt=not self._config.job.is_iterable)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from paceline.checkpoint.fingerprint import digest_of
@@ -32,10 +33,14 @@ class DealtBatches:
         seed: seed of the run, >= 0.
         loader: DataLoader of the user.
         accumulate: batches of each minibatch, >= 1.
+        share: number of this rank among those that share each minibatch, and their number.
     """
 
-    def __init__(self, job: Job, seed: int, loader: DataLoader[Any], accumulate: int) -> None:
+    def __init__(
+        self, job: Job, seed: int, loader: DataLoader[Any], accumulate: int, share: tuple[int, int] = (0, 1)
+    ) -> None:
         self._accumulate = accumulate
+        self._share = share
         self._size = job.batch_size
         self._numbers = MinibatchLoader(job, seed, 1)
         sampler = own_sampler(loader)
@@ -45,28 +50,34 @@ class DealtBatches:
     def of(self, minibatch: Minibatch) -> list[Any]:
         """Return the batches of a minibatch, each as what the sampler of its DataLoader gives for it."""
         if self._order is None:
-            samples = self._numbers.indices(0, 0, minibatch)
+            samples = self._own(self._numbers.indices(0, 0, minibatch))
             return [batch.tolist() for batch in np.array_split(samples, self._accumulate)]
         items: list[Any] = []
         for epoch, start, stop in _ranges(minibatch, self._size):
             items += self._order.epoch(epoch)[start:stop]
         if not self._stacks:
             return items
-        cuts = np.array_split(np.arange(len(items)), self._accumulate)
+        cuts = np.array_split(self._own(np.arange(len(items))), self._accumulate)
         return [[items[place] for place in batch] for batch in cuts]
 
+    def _own(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the part of this rank of the samples of a minibatch."""
+        number, count = self._share
+        return np.array_split(samples, count)[number]
 
-def dealt_to(loop: UserLoop, job: Job, seed: int) -> DealtBatches | None:
+
+def dealt_to(loop: UserLoop, job: Job, seed: int, share: tuple[int, int] = (0, 1)) -> DealtBatches | None:
     """Return the batches that are dealt to the ranks of a loop; None if each rank draws its own.
 
     Args:
         loop: parts of the loop.
         job: described job of the loop.
         seed: seed of the run, >= 0.
+        share: number of this rank among those that share each minibatch, and their number.
     """
     if loop.loader is None or job.is_iterable:
         return None
-    return DealtBatches(job, seed, loop.loader, loop.accumulate)
+    return DealtBatches(job, seed, loop.loader, loop.accumulate, share)
 
 
 class OwnOrder:

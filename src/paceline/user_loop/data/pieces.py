@@ -8,6 +8,7 @@ from paceline.policies.controllers.balance import balances_of
 from paceline.protocols.protocol import Plan
 from paceline.user_loop.data.loader_checks import draws_itself, stacks_samples
 from paceline.user_loop.data.loop_data import LoopData, UserLoop
+from paceline.user_loop.several_optimizers import SeveralOptimizers
 from paceline.utils.rank_logger import RankLogger
 from paceline.utils.wording import counted
 
@@ -45,6 +46,36 @@ def check_pieces(plan: Plan, loop: UserLoop) -> None:
                 f"{plan} cuts a minibatch into pieces of {counted(piece, 'sample')}, which accumulate={accumulate} "
                 f"batches cannot share evenly: give an m that divides the batch size {data.batch_size // accumulate}"
             )
+
+
+def check_hosts(plan: Plan, loop: UserLoop, ranks: int) -> None:
+    """Check that the ranks of a host can share each minibatch of a loop.
+
+    Args:
+        plan: protocol of each phase.
+        loop: parts of the loop.
+        ranks: ranks of a host, >= 1.
+
+    Raises:
+        UsageError: a rank may have no sample of a minibatch, or the loop hands in more than one gradient of it.
+    """
+    if ranks == 1:
+        return
+    instead = "omit workers='node', so that each rank is a worker"
+    if plan.local_steps is not None or plan.sets_shares:
+        raise UsageError(f"{plan} with workers='node': a host hands in one gradient of each minibatch; {instead}")
+    if isinstance(loop.optimizer, SeveralOptimizers):
+        raise UsageError(f"several optimizers with workers='node': {instead}")
+    loader, least = loop.loader, ranks * loop.accumulate
+    if loader is None or draws_itself(loader):
+        return
+    data = LoopData.of_loop(loop)
+    left = (data.samples if data.drawn is None else data.drawn) % data.batch_size
+    if not stacks_samples(loader) or data.batch_size < least or (0 < left < least and not data.drop_last):
+        raise UsageError(
+            f"workers='node': {ranks} ranks of a host share each minibatch, which needs {least} samples of one order: "
+            f"give the DataLoader a larger batch_size and drop_last=True, or {instead}"
+        )
 
 
 def log_pieces(plan: Plan, loop: UserLoop) -> None:

@@ -19,6 +19,7 @@ from paceline.run.plan_json import plan_as_json, plan_of
 from paceline.run.session import take_part
 from paceline.run.spawned_sidecar import SpawnedSidecar
 from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.data.pieces import check_hosts
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.description import (
@@ -48,6 +49,7 @@ OF_THE_SERVER = (
     "standby",
     "standby_address",
     "wire",
+    "workers",
     "shards",
     *TLS,
     "min_workers",
@@ -99,7 +101,6 @@ class ServedPart(RankPart):
                 f"has a {type(loop.optimizer).__name__}: omit shards"
             )
         self._own = OwnCode(None if _is_of_paceline(plan) else plan, callbacks)
-        self.ranks = environment.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
         read_copy = None if cluster.has_server else lambda: self.lifecycle.read_state()
@@ -116,6 +117,8 @@ class ServedPart(RankPart):
         self._plan = plan
         self._environment = environment
         self._options = options
+        self.ranks = self._own_cluster.started
+        check_hosts(plan, loop, self._own_cluster.node_size)
         self._own_cluster.fitted_to(plan)
         self.has_standby = bool(cluster.standby)
         folder = options.out if options.resume is None else options.resume

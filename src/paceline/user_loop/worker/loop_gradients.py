@@ -22,10 +22,13 @@ class LoopGradients(GradientSource):
     Args:
         ahead: minibatches that the rank loads ahead, >= 0.
         exchange: exchange with the loop.
+        is_shared: whether the ranks of a host share each minibatch, so that an interrupt reaches all of them with the
+            sum of their gradients, and none before.
     """
 
-    def __init__(self, ahead: int, exchange: Exchange) -> None:
+    def __init__(self, ahead: int, exchange: Exchange, *, is_shared: bool = False) -> None:
         self._exchange = exchange
+        self._is_shared = is_shared
         self._check: Callable[[], None] = lambda: None
         self._ahead = ahead
         self._known: tuple[UpcomingMinibatch, ...] = ()
@@ -42,7 +45,8 @@ class LoopGradients(GradientSource):
 
     def set_check(self, check: Callable[[], None]) -> None:
         """Let the loop call a function."""
-        self._check = check
+        if not self._is_shared:
+            self._check = check
 
     def begin_local_step(self, worker: int, draw: int, minibatch: Minibatch | None, steps: int) -> None:
         """Set the forecast of the minibatches that follow in the same work."""

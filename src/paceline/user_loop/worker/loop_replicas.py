@@ -37,7 +37,8 @@ class LoopReplicas:
         self, job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
     ) -> Replica:
         """Return the replica of a rank."""
-        settings["source"] = LoopGradients(job.minibatches_ahead, self._exchange)
+        is_shared = settings.get("group") is not None
+        settings["source"] = LoopGradients(job.minibatches_ahead, self._exchange, is_shared=is_shared)
         if local_steps is None:
             own = job if self._model is None else replace(job, model=self._model)
             replica = Replica(own, seed, n, **settings)

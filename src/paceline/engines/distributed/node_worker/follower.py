@@ -33,7 +33,6 @@ from paceline.errors import RunError
 from paceline.utils.user_code import note_place
 from paceline.worker.gradient_source import Interrupted
 from paceline.worker.parameter_guard import check_version
-from paceline.worker.replica import Replica
 from paceline.worker.task_runner import device_of
 
 Request = RemoteTask | FinalState | SystemExit | Exception
@@ -73,7 +72,7 @@ class NodeFollower:
         self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
         device = device_of(cluster.device, cluster.ranks.local_rank)
         settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
-        self._replica = Replica(rank.job, rank.seed, cluster.n, group=self._group, **settings)
+        self._replica = rank.host.make_replica(rank.job, rank.seed, cluster.n, group=self._group, **settings)
         self._replica.is_bound_to_server = rank.plan.local_steps is None
         self._version = self._replica.layout.allocate()
         self._gradient = self._replica.layout.allocate()

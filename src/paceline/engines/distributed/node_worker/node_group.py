@@ -27,9 +27,10 @@ class NodeGroupLost(RunError):  # noqa: N818  # like ConnectionLost
 class NodeGroup(GradientGroup):
     """Process group of a node, in which all processes call the same methods in the same order.
 
-    With gradients g_1 ... g_m of the processes' shares, of s_1 ... s_m samples, the gradient of the whole minibatch is
-    sum(s_j g_j) / sum(s_j). Floating-point buffers are averaged likewise; other buffers are those of the leader. A
-    parameter has a gradient if it has one in any process.
+    With gradients g_1 ... g_m of the processes' shares, of s_1 ... s_m samples or of these weights, the gradient of the
+    whole minibatch is sum(s_j g_j) / sum(s_j). If a loop has skipped its step in one process, all have. Floating-point
+    buffers are averaged likewise; other buffers are those of the leader. A parameter has a gradient if it has one in
+    any process.
 
     Args:
         local_rank: rank of this process in the group; 0 for the leader.
@@ -92,20 +93,39 @@ class NodeGroup(GradientGroup):
             self._group.wait([self._group.broadcast(memory)])
 
     def all_reduce(self, gradient: FlatBuffers, part: PartialGradient) -> PartialGradient:
-        """Replace the gradient of this process by that of the whole minibatch, and return its scalars."""
-        ours = part.samples
+        """Replace the gradient of this process by that of the whole minibatch, and return its scalars.
+
+        Learning rates and options are those of this process.
+        """
+        ours = part.samples if part.weight is None else part.weight
         is_written = [i in gradient.written for i in range(len(gradient.parameters))]
-        samples, loss, mean_square, microbatches, *written = self._sum_scalars(
-            [ours, ours * part.loss, ours * part.mean_square, part.microbatches, *is_written]
+        weight, samples, loss, mean_square, microbatches, skipped, overflowed, *written = self._sum_scalars(
+            [
+                ours,
+                part.samples,
+                ours * part.loss,
+                ours * part.mean_square,
+                part.microbatches,
+                part.skipped,
+                part.overflowed,
+                *is_written,
+            ]
         )
         with self._raising_group_lost():
             for flat in [*gradient.flat_parameters, *gradient.flat_buffers]:
                 if flat.is_floating_point() or flat.is_complex():
-                    _ = flat.mul_(ours / samples) if ours else flat.zero_()
+                    _ = flat.mul_(ours / weight) if ours else flat.zero_()
                     self._sum(flat)
         gradient.written = {i for i, processes in enumerate(written) if processes}
-        return PartialGradient(
-            loss=loss / samples, samples=int(samples), mean_square=mean_square / samples, microbatches=int(microbatches)
+        return part._replace(
+            loss=loss / weight,
+            samples=int(samples),
+            mean_square=mean_square / weight,
+            microbatches=int(microbatches),
+            squared_norms={},
+            skipped=skipped > 0,
+            overflowed=overflowed > 0,
+            weight=None if part.weight is None else weight,
         )
 
     def abort(self) -> None:
