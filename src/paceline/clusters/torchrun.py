@@ -290,10 +290,8 @@ class Torchrun:
     @property
     def rank_in_node(self) -> int:
         """Rank of this process within its worker; 0 communicates with the server."""
-        if self.node_size == 1:
-            return 0
-        has_server = not self.has_worker_at_server and not self.ranks.ranks_before  # among the launcher's ranks
-        return self.ranks.local_rank - (self.ranks.node == 0 and has_server)
+        has_server = self.ranks.node == 0 and not self.has_worker_at_server and not self.ranks.ranks_before
+        return 0 if self.node_size == 1 else self.ranks.local_rank - has_server
 
     @property
     def _at_server(self) -> int:

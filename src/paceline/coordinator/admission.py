@@ -105,7 +105,7 @@ class GradientAdmission:
     def _is_elsewhere(self, event: events.Arrival, worker: WorkerState, step_place: StepPlace) -> bool:
         """Drop a gradient of a loop with several optimizers if the update in progress is of another step."""
         iterations = self._iterations
-        iterations.are_several = True
+        self._dispatcher.begin_iterations()
         staleness = self._run.version - worker.version
         end = iterations.end if event.measured.minibatches else None
         if end is not None:

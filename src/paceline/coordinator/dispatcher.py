@@ -33,6 +33,7 @@ class Dispatcher(Stateful):
         iterations: iterations of loops with several optimizers.
         table: status of every worker.
         is_limited: whether the number of minibatches is limited.
+        is_restricted: whether a worker may have to wait for a minibatch, or for the loops of the others.
         is_due: whether an idle worker may have become free to start.
         queue: samples of the update in progress, of which workers take leases; None without leases.
     """
@@ -44,6 +45,7 @@ class Dispatcher(Stateful):
     def __init__(self, minibatches: MinibatchSampler | None, local_steps: LocalSteps | None = None) -> None:
         self.table = WorkerTable()
         self.is_limited = minibatches is not None and minibatches.is_limited
+        self.is_restricted = self.is_limited
         self.is_due = False
         self.queue: LeaseQueue | None = None
         self.iterations = Iterations()
@@ -92,11 +94,20 @@ class Dispatcher(Stateful):
             return self.queue.has_next(worker)
         if self._once_an_update and self._workers[worker].contributed_to == version:
             return False
-        if self.is_limited and not self.has_data(worker) and not self.iterations.goes_on(worker):
-            return False
-        if self.iterations.are_several and not self.iterations.may_start(worker, self.table.active()):
+        if self.is_restricted and self._has_to_wait(worker):
             return False
         return self._ssp_bound is None or self._ssp_bound.may_start(worker)
+
+    def _has_to_wait(self, worker: int) -> bool:
+        iterations = self.iterations
+        if self.is_limited and not self.has_data(worker) and not iterations.goes_on(worker):
+            return True
+        return iterations.are_several and not iterations.may_start(worker, self.table.active())
+
+    def begin_iterations(self) -> None:
+        """Note that the loops step several optimizers."""
+        self.iterations.are_several = True
+        self.is_restricted = True
 
     def has_data(self, worker: int) -> bool:
         """Return whether there is a minibatch for the worker now."""
@@ -165,7 +176,6 @@ class Dispatcher(Stateful):
         state = self._workers[worker]
         self.table.assign(worker, state, version, now)
         upcoming: tuple[Minibatch, ...] = ()
-        self.iterations.waiting.discard(worker)
         if worker in self._dealt:
             state.minibatch = self._dealt.pop(worker)
         elif self.queue is not None:
@@ -176,16 +186,8 @@ class Dispatcher(Stateful):
             count = 1 if self._local_steps is None else self._local_steps.budget(state.minibatches)
             state.minibatch = self._minibatches.next(worker, count)
             upcoming = self._minibatches.upcoming(worker)
-        return Compute.__new__(  # half the time of a call of the class with keywords, as in `Accept.of`
-            Compute,
-            worker=worker,
-            version=version,
-            draw=state.draw,
-            minibatch=state.minibatch,
-            upcoming=upcoming,
-            workload=workload,
-            accepted=state.accepted,
-        )
+        fields = worker, version, state.draw, state.minibatch, upcoming, workload, state.accepted
+        return tuple.__new__(Compute, fields)  # all in order, as in `Accept.of`
 
     def probe(self, worker: int, version: int, now: float) -> Compute:
         """Assign work to an excluded worker to measure its time; the gradient is not used."""
@@ -246,13 +248,8 @@ class Dispatcher(Stateful):
                 continue
             minibatch = coming.next(worker) if coming is not None else None
             upcoming = coming.upcoming(worker) if coming is not None else ()
-            work[worker] = Compute(
-                worker=worker,
-                version=version,
-                draw=self._workers[worker].draw + 1,
-                minibatch=minibatch,
-                upcoming=upcoming,
-            )
+            draw = self._workers[worker].draw + 1
+            work[worker] = Compute(worker, version, draw, minibatch=minibatch, upcoming=upcoming)
         return work
 
     @property

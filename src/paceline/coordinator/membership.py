@@ -58,7 +58,10 @@ class Membership(Stateful):
         run, dispatcher = self._run, self.dispatcher
         if dispatcher.may_start(worker, run.version):
             run.commands.append(dispatcher.give(worker, run.version, run.workload, run.now))
-            if dispatcher.iterations.are_several:  # it may have been elsewhere in its iteration
+            if (
+                dispatcher.is_restricted and dispatcher.iterations.are_several
+            ):  # it may have been elsewhere in its iteration
+                dispatcher.iterations.waiting.discard(worker)
                 self._update.wait_again(worker)
             if self.detector.needs_timer:
                 self._set_timeout()

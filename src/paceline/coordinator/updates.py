@@ -75,14 +75,18 @@ class UpdateRunner:
         elif admission.delivered is not None and admission.delivered in self._idle:  # not excluded meanwhile
             self._membership.give_if_allowed(admission.delivered)
         admission.delivered = None
-        if dispatcher.queue is not None:
-            return
-        if dispatcher.iterations.are_several and not (update.held or self._in_flight or self._run.awaits_step):
+        if not self._in_flight and dispatcher.queue is None and not self._run.awaits_step:
+            self._settle_without_work()
+
+    def _settle_without_work(self) -> None:
+        """Make the update if nothing is under way any more, or end the run without further data."""
+        update, dispatcher = self._update, self._dispatcher
+        if dispatcher.iterations.are_several and not update.held:
             dispatcher.iterations.begin_update()  # without one: all loops have gone on
             self._membership.refill()
         is_limited = dispatcher.is_limited
         # Workers without a minibatch are not awaited, so the last update may be smaller (decision 0002).
-        if update.held and not self._in_flight and (is_limited or not update.awaited) and not self._run.awaits_step:
+        if update.held and not self._in_flight and (is_limited or not update.awaited):
             self._make(NO_OTHER_WORKER)
         if is_limited and not (update.held or self._in_flight or self._run.stopped or self._run.awaits_step):
             self._run_out_of_data()
@@ -119,18 +123,21 @@ class UpdateRunner:
         run.update_size = k
         measures = phases.measures_steps or needs_step
         run.commands.append(
-            events.Apply.__new__(  # half the time of a call of the class with keywords, as in `Accept.of`
+            tuple.__new__(  # all fields in order, as in `Accept.of`
                 events.Apply,
-                version=run.version,
-                gradients=gradients,
-                lr_scale=scales.lr,
-                reason=reason,
-                measure=measures,
-                step_scale=step_scale,
-                momentum_limit=limit,
-                weight_decay_scale=scales.weight_decay,
-                momentum_power=self._scaling.momentum_power(k),
-                minibatches=minibatches,
+                (
+                    run.version,
+                    gradients,
+                    scales.lr,
+                    reason,
+                    measures,
+                    step_scale,
+                    limit,
+                    scales.weight_decay,
+                    self._scaling.momentum_power(k),
+                    minibatches,
+                    False,
+                ),
             )
         )
         run.awaits_step = measures
@@ -179,7 +186,8 @@ class UpdateRunner:
         """End the run, or finish the update that was just made and open the next one."""
         run = self._run
         end = self._monitor.after_update(run.version, run.workload)
-        if end is not None and not self._dispatcher.iterations.defers(end):
+        iterations = self._dispatcher.iterations
+        if end is not None and not iterations.defers(end):
             run.end(end, cut_short="update")
             return
         if self._evaluations is not None and self._evaluations.is_due(run.version, run.workload, run.now):
@@ -187,7 +195,8 @@ class UpdateRunner:
         self._phases.check()
         self._interrupt_stale()
         self._update.joining.clear()
-        self._dispatcher.iterations.begin_update()
+        if iterations.are_several:
+            iterations.begin_update()
         self.open()
 
     def _interrupt_stale(self) -> None:

@@ -172,16 +172,19 @@ class Accept(NamedTuple):
     @classmethod
     def of(cls, arrival: Arrival, staleness: int) -> Accept:
         """Return the command for an arrival."""
-        return cls.__new__(  # half the time of a call of the class with keywords, for each gradient
+        measured = arrival.measured
+        return tuple.__new__(  # all fields in order, in a third of the time of keywords, for each gradient
             cls,
-            worker=arrival.worker,
-            draw=arrival.draw,
-            staleness=staleness,
-            samples=arrival.measured.samples,
-            step_scale=arrival.step_scale,
-            minibatches=arrival.measured.minibatches,
-            own_weight=arrival.measured.weight,
-            step_place=arrival.measured.step_place,
+            (
+                arrival.worker,
+                arrival.draw,
+                staleness,
+                measured.samples,
+                arrival.step_scale,
+                measured.minibatches,
+                measured.weight,
+                measured.step_place,
+            ),
         )
 
 

@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from arrivals import arrival
 from coordinator_harness import coordinator, play
 from paceline.catalogue.protocols import (
     asp,
@@ -16,6 +17,7 @@ from paceline.catalogue.protocols import (
     pull,
     ringmaster,
 )
+from paceline.core.events import Apply, Compute
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Protocol
 
@@ -196,3 +198,14 @@ def test_idle_workers_restart_before_interrupted_ones():
                      | compute w2.3 on v2; compute w3.3 on v2; compute w1.3 on v2; compute w0.3 on v2
     """
     play(k_sync(k=2), 4, script)
+
+
+def test_commands_have_all_fields_in_order():
+    made = coordinator(k_sync(k=1), 2)
+    commands = [*made.begin(), *made.handle(arrival(now=1.0, worker=1, draw=1))]
+    [update] = [each for each in commands if isinstance(each, Apply)]
+    assert update == Apply(version=1, gradients=update.gradients, lr_scale=1.0, reason="quorum of 1 reached")
+    newest = commands[-1]
+    assert newest == Compute(
+        worker=newest.worker, version=1, draw=2, minibatch=None, upcoming=(), workload=1, accepted=newest.accepted
+    )

@@ -74,3 +74,17 @@ def test_a_record_of_a_command_has_no_event():
     assert event_of(WorkerLost(now_s=1.5, worker=1, reason="", silent=True)) is None
     assert event_of(WorkerJoined(now_s=1.5, worker=1, late_return=True)) is None
     assert not hasattr(UpdateMade, "event")
+
+
+def test_an_acceptance_has_the_fields_of_its_arrival():
+    measured = ARRIVAL.measured
+    assert Accept.of(ARRIVAL, 7) == Accept(
+        worker=ARRIVAL.worker,
+        draw=ARRIVAL.draw,
+        staleness=7,
+        samples=measured.samples,
+        step_scale=ARRIVAL.step_scale,
+        minibatches=measured.minibatches,
+        own_weight=measured.weight,
+        step_place=measured.step_place,
+    )

@@ -262,9 +262,6 @@ class DisconnectPeer(MessageStruct, frozen=True):
     peer_id: int
 
 
-# --- standby: see also `standby_messages` -----------------------------------------------------------------
-
-
 class FollowUpdate(StateMessage, frozen=True):
     """Events that rank 0 has handled, and the mean gradient of the update that the last one has made.
 

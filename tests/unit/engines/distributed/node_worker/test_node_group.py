@@ -137,6 +137,25 @@ def together(size, act, unwanted=()):
 
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
+def test_the_sum_weighs_by_the_weights_of_loops_and_is_skipped_as_a_whole():
+    layout = Replica(tiny_job(), 3, 2).layout
+
+    def act(team):
+        rank = team.local_rank
+        mine = layout.allocate()
+        mine.flat_parameters[0].fill_(1.0 + rank)
+        part = PartialGradient(
+            loss=1.0, samples=4, weight=1.0 + 2 * rank, skipped=rank == 1, learning_rates=(0.1 + rank,)
+        )
+        return mine, team.all_reduce(mine, part)
+
+    done = together(2, act)
+    for rank, (mine, part) in enumerate(done):
+        assert mine.flat_parameters[0][0] == (1.0 * 1 + 2.0 * 3) / 4
+        assert (part.samples, part.weight, part.skipped, part.overflowed) == (8, 4.0, True, False)
+        assert part.learning_rates == (0.1 + rank,)
+
+
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=4).filter(any), st.integers(1, 3))
 def test_the_sum_weighs_by_samples(samples, microbatches):
     job = tiny_job(model=batch_norm_net)
