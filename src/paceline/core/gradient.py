@@ -263,7 +263,7 @@ class GradientArrived:
                 **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
                 **{name: getattr(arrival.measured, name) for name in _OF_MEASURED},
                 "compensations": [tuple(each) for each in arrival.compensations],
-                "step_place": tuple(arrival.measured.step_place or ()),
+                "step_place": list(arrival.measured.step_place or ()),
                 **facts,
             },
         )

@@ -24,7 +24,6 @@ from paceline.errors import UsageError
 from paceline.jobs.model_checks import why_not_trained
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.policies.controllers.auto import with_whole_minibatches
-from paceline.policies.controllers.balance import with_one_lease
 from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.loader_checks import check_loader
@@ -34,7 +33,7 @@ from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.served_part import ServedPart
-from paceline.user_loop.several_optimizers import SeveralOptimizers, as_module, as_one, check_several
+from paceline.user_loop.several_optimizers import SeveralOptimizers, as_module, as_one, check_several, with_one_lease
 from paceline.user_loop.shared_run import SharedRun
 from paceline.user_loop.single_run import SingleRun
 from paceline.user_loop.worker.allreduce_part import AllReducePart

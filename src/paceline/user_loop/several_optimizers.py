@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.catalogue.protocols import balanced
 from paceline.core.stop import Stop
 from paceline.errors import UsageError
-from paceline.protocols.protocol import Plan
+from paceline.policies.controllers.balance import Balance
+from paceline.protocols.protocol import Phase, Plan
 from paceline.user_loop.hooks.loss_reader import reader_of_losses
 
 
@@ -173,3 +176,22 @@ def check_several(plan: Plan, stop: Stop | None, accumulate: int) -> None:
         raise UsageError(f"{reader} needs one loss, but each of several optimizers has its own: {instead}, and no loss")
     if accumulate > 1:
         raise UsageError(f"accumulate={accumulate} with several optimizers: omit it; each step has one backward pass")
+
+
+def with_one_lease(plan: Plan) -> Plan:
+    """Return a plan in which each worker has one share in an update; other protocols stay as they are.
+
+    >>> from paceline.catalogue.parser import parse_plan
+    >>> str(with_one_lease(parse_plan("balanced(m=4)")))
+    'balanced(m=4, leases=1)'
+    """
+    return replace(plan, phases=tuple(map(_with_one_lease, plan.phases)))
+
+
+def _with_one_lease(phase: Phase) -> Phase:
+    for balance in phase.controllers:
+        if isinstance(balance, Balance) and balance.queue:
+            one = balanced(balance.pieces, leases=1, max_share=balance.max_share)
+            others = [each for each in phase.controllers if each is not balance]
+            return replace(phase, protocol=one.protocol, controllers=(*one.controllers, *others), name=one.name)
+    return phase

@@ -145,9 +145,9 @@ def parallel():
             "1.running_mean of the model has no shape yet",
         ),
         ({"model": nn.Linear(2, 1, device="meta")}, "call model.to_empty(device='cpu'), and initialize it, before"),
-        ({"cluster": "torchrun(standby=1)"}, "cluster has standby=1, which attach does not support: omit it"),
+        ({"cluster": "torchrun(standby=1)", "protocol": "all_reduce"}, "standby=1, but all_reduce has no server"),
         ({"cluster": "torchrun(standby_sync=true)"}, "cluster has standby_sync=True, which attach does not"),
-        ({"cluster": "torchrun(standby_address='h:1')"}, "cluster has standby_address='h:1', which attach does not"),
+        ({"cluster": "torchrun(standby_address='h:1')"}, "standby_address='h:1' without a standby: give standby=1 too"),
         (
             {"protocol": "asp", "cluster": "torchrun(server=false)"},
             "asp with server=False: an update of a single stale",

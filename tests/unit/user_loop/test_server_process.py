@@ -32,7 +32,7 @@ class Rank0:
         self.of_the_server = os.fdopen(requests, "rb"), os.fdopen(written, "wb")
         self.ended = []
         state = partial(named_state, self.optimizer, self.model)
-        self.requests = Requests(*self.of_the_server, lambda *end: self.ended.append(end), state)
+        self.requests = Requests(*self.of_the_server, lambda *end: self.ended.append(end), state, has_successor=False)
         self.requests.start()
 
     def step(self):

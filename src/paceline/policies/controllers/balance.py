@@ -24,7 +24,7 @@ from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful, check_numbers
 
 if TYPE_CHECKING:
-    from paceline.protocols.protocol import Phase, Plan, Protocol
+    from paceline.protocols.protocol import Plan, Protocol
 
 COSTS = 31  # of leases, of which the median counts
 Times = dict[int, tuple[int, float]]  # samples and seconds of each worker in an update
@@ -223,22 +223,6 @@ class Balance(StatefulController[ShareState]):
             shares = tuple(min(each, sizes.most) for each in firsts)
             leases = LeaseRule(minibatches, sizes.size, self.repeats)
         return state, [SetShares(dict(zip(workers, shares, strict=True)), size, reason, leases)]
-
-
-def with_one_lease(plan: Plan) -> Plan:
-    """Return a plan in which each worker has one share in an update; other protocols stay as they are.
-
-    >>> from paceline.catalogue.parser import parse_plan
-    >>> str(with_one_lease(parse_plan("balanced(m=4)")))
-    'balanced(m=4, leases=1)'
-    """
-    return replace(plan, phases=tuple(map(_with_one_lease, plan.phases)))
-
-
-def _with_one_lease(phase: Phase) -> Phase:
-    controllers = tuple(replace(each, queue=False) if isinstance(each, Balance) else each for each in phase.controllers)
-    protocol = replace(phase.protocol, refill="update") if phase.protocol.refill == "share" else phase.protocol
-    return replace(phase, protocol=protocol, controllers=controllers)
 
 
 def balances_of(plan: Plan) -> list[Balance]:

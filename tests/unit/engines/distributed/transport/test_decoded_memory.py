@@ -53,6 +53,7 @@ def valid_fields(kind):
         b"\x90",
         b"\x80",
         msgspec.msgpack.encode([1, 1, b"key"]),  # a file
+        msgspec.msgpack.encode([1, 1, 1]),  # a place in a loop
         b"\x98" + b"\x01" * 4 + b"\xc3\x01\xc2\x01",
     ]
     fields = []
