@@ -135,8 +135,6 @@ def together(size, act, unwanted=()):
         return list(pool.map(take_part, range(size)))
 
 
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
 def test_the_sum_weighs_by_the_weights_of_loops_and_is_skipped_as_a_whole():
     layout = Replica(tiny_job(), 3, 2).layout
 
@@ -156,6 +154,8 @@ def test_the_sum_weighs_by_the_weights_of_loops_and_is_skipped_as_a_whole():
         assert part.learning_rates == (0.1 + rank,)
 
 
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=4).filter(any), st.integers(1, 3))
 def test_the_sum_weighs_by_samples(samples, microbatches):
     job = tiny_job(model=batch_norm_net)
