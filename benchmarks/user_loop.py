@@ -6,6 +6,7 @@
 - `bookkeeping`: processor time of a rank for a step beyond that of DDP, without a server, of 1,000 parameters.
 - `straggler`: one rank at half speed, protocols that do not wait for it: updates, or minibatches, in a second.
 - `sums_straggler`: the same without a server.
+- `takeover`: rank 0 is killed and has a standby, without a server: updates lost, and seconds to the next update.
 - `start`: seconds from the start of the script to the end of the first step.
 - `predictions`: seconds per update as `advise` predicts them from a recording of the DDP loop, against attached runs.
 """
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -27,7 +29,7 @@ from typing import Any
 import paceline as pl
 from common import options, ratios, report, spread
 from distributed_ranks import ANSWER
-from paceline.core.records import UpdateMade
+from paceline.core.records import RunResumed, UpdateMade
 from paceline.ddp_recording.recording import WARM_UP as LEFT_OUT
 from paceline.recording.event_log import read_records
 from paceline.recording.run_folder import EVENTS
@@ -35,6 +37,7 @@ from user_loop_ranks import WARM_UP
 
 RANKS = Path(__file__).with_name("user_loop_ranks.py")
 PREMIUM_BAR, START_BAR_S, BOOKKEEPING_BAR_S = 1.03, 5.0, 5e-4
+DYING_STEP, LOST_BAR, NEXT_UPDATE_BAR_S = 20, 1, 5.0
 Bars = Mapping[str, tuple[float, str]]
 STRAGGLER_BARS: Bars = MappingProxyType({"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")})
 SUMS_BARS: Bars = MappingProxyType({"k_sync(k=3)": (1.8, "updates")})
@@ -52,6 +55,7 @@ def main() -> None:
     parser.add_argument("--compute-s", type=float, default=0.1)
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--steps", type=int, default=40, help="steps of each rank under DDP")
+    parser.add_argument("--shards", type=int, default=1, help="servers of an attached run with a server")
     parser.add_argument("--plain", action="store_true", help="train without encryption")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
@@ -64,7 +68,8 @@ def premium(args: argparse.Namespace, protocol: str = "bsp", *, server: bool = T
     compute_s = [args.compute_s] * args.workers
     ours, ddp = [], []
     for _ in range(args.rounds):
-        ours.append(1 / per_s(measure(args, protocol, compute_s, {"server": server})[:1]))
+        more = {"server": server, "shards": args.shards}
+        ours.append(1 / per_s(measure(args, protocol, compute_s, more)[:1]))
         ddp.append(1 / per_s(measure(args, "", compute_s)[:1]))
     ratio = ratios(ours, ddp)
     return {
@@ -113,6 +118,28 @@ def straggler(args: argparse.Namespace, bars: Bars = STRAGGLER_BARS, *, server: 
             "meets_bar": ratio["median"] >= bar,
         }
     return results
+
+
+def takeover(args: argparse.Namespace) -> dict[str, Any]:
+    lost, next_s = [], []
+    for _ in range(args.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            out = f"{folder}/run"
+            more = {"server": None, "standby": 1, "dying_step": DYING_STEP, "out": out}
+            command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(args.workers)]
+            done = launch(args, "bsp", [args.compute_s] * args.workers, more, command)
+            made = [each.version for each in read_records(Path(out, EVENTS)) if isinstance(each, UpdateMade)]
+            records = list(read_records(Path(f"{out}-standby", EVENTS)))
+        [resumed] = [each for each in records if isinstance(each, RunResumed)]
+        lost.append(made[-1] - resumed.version)
+        # The clock of the run stands still meanwhile.
+        next_s.append(max(b - a for each in answers_of(done) for a, b in pairwise(each["times_s"])))
+    return {
+        "bar": f"at most {LOST_BAR} update lost, the next one after {NEXT_UPDATE_BAR_S} s",
+        "updates_lost": spread(lost),
+        "next_update_s": spread(next_s),
+        "meets_bar": max(lost) <= LOST_BAR and median(next_s) <= NEXT_UPDATE_BAR_S,
+    }
 
 
 def start(args: argparse.Namespace) -> dict[str, Any]:
@@ -175,6 +202,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "bookkeeping": bookkeeping,
     "straggler": straggler,
     "sums_straggler": partial(straggler, bars=SUMS_BARS, server=False),
+    "takeover": takeover,
     "start": start,
     "predictions": predictions,
 }
@@ -188,16 +216,32 @@ def measure(
     before: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Return the answer of each rank, given more settings of the ranks and the beginning of the command."""
-    settings = {"protocol": protocol, "compute_s": compute_s, "steps": args.steps, "parameters": args.parameters}
-    settings |= {"encrypt": not args.plain, **more}
     command = [*before, sys.executable, "-m", "torch.distributed.run"]
     command += ["--standalone", "--nproc-per-node", str(args.workers)]
-    done = subprocess.run([*command, str(RANKS), json.dumps(settings)], capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [line.partition(ANSWER)[2] for line in done.stdout.replace(ANSWER, "\n" + ANSWER).splitlines()]
-    answers = sorted((json.loads(line) for line in found if line), key=lambda answer: answer["rank"])
+    done = launch(args, protocol, compute_s, more, command)
+    answers = answers_of(done)
     assert len(answers) == args.workers, done.stdout + done.stderr
     return answers
+
+
+def launch(
+    args: argparse.Namespace,
+    protocol: str,
+    compute_s: list[float],
+    more: Mapping[str, object],
+    command: Sequence[str],
+) -> subprocess.CompletedProcess[str]:
+    """Run the ranks by a command, and return what they have written."""
+    settings = {"protocol": protocol, "compute_s": compute_s, "steps": args.steps, "parameters": args.parameters}
+    settings |= {"encrypt": not args.plain, **more}
+    return subprocess.run([*command, str(RANKS), json.dumps(settings)], capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def answers_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return the answers of ranks that have ended well, in their order."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line.partition(ANSWER)[2] for line in done.stdout.replace(ANSWER, "\n" + ANSWER).splitlines()]
+    return sorted((json.loads(line) for line in found if line), key=lambda answer: answer["rank"])
 
 
 def per_s(answers: list[dict[str, Any]]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -115,7 +116,9 @@ def attached(
 ) -> list[float]:
     """Return when each step of this rank ended."""
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-    cluster = pl.Torchrun(encrypt=settings["encrypt"], server=settings.get("server", True))
+    given = {name: settings[name] for name in ("shards", "standby") if name in settings}
+    cluster = pl.Torchrun(encrypt=settings["encrypt"], server=settings.get("server", True), **given)
+    dying_step = settings.get("dying_step") if os.environ["RANK"] == "0" else None
     run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster, out=settings.get("out"))
     times_s = []
     for _ in run.epochs(1):
@@ -123,6 +126,8 @@ def attached(
             with run.minibatch():
                 step(model, optimizer, x, next(compute_s))
                 times_s.append(time.time())
+            if len(times_s) == dying_step:
+                os.kill(os.getpid(), signal.SIGKILL)
     return times_s
 
 
