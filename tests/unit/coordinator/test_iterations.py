@@ -12,6 +12,7 @@ from paceline.catalogue.parser import parse_plan
 from paceline.coordinator.admission import AFTER_LAST_ITERATION, NO_BATCH, OTHER_STEP
 from paceline.coordinator.iterations import KEPT, Iterations
 from paceline.coordinator.minibatch_sampler import MinibatchSampler
+from paceline.coordinator.pending_update import PendingUpdate
 from paceline.core.events import Accept, Apply, Compute, Drop, EndRun, Interrupt, Joined, Lost
 from paceline.core.gradient import NO_STEP, StepPlace
 
@@ -200,3 +201,63 @@ def test_a_step_that_is_not_known_any_more_may_be_any():
     assert not iterations.may_start(1, [0, 1])
     iterations.forget(0)
     assert iterations.may_start(1, [1]), "no worker is in step"
+
+
+def test_a_worker_that_was_interrupted_counts_with_the_step_that_follows():
+    run = loops("k_sync(k=1)")
+    for _ in range(4):  # two iterations of worker 0, which interrupts the others
+        run.hand_in(0)
+    run.hand_in(1)
+    assert [each[0].optimizer for each in run.updates] == [2, 1, 2, 1, 2]
+    run.places[2] = 0
+    run.hand_in(2)
+    assert run.reasons == [OTHER_STEP]
+
+
+def test_a_worker_whose_update_is_skipped_stays_in_step():
+    critic, generator = StepPlace(2, 1, 1), StepPlace(1, 1, 2)
+    iterations = Iterations()
+    assert iterations.admits(0, critic, [0, 1])
+    iterations.skip(1)
+    iterations.begin_update()
+    assert iterations.admits(1, generator, [0, 1])
+
+
+def test_after_a_step_that_all_loops_skip_they_make_the_next_one():
+    run = loops("bsp", "WGAN")
+    for _ in range(5):
+        for worker in range(WORKERS):
+            run.hand_in(worker)
+    for worker in range(WORKERS):
+        run.hand_in(worker, finite=False, skipped=True, overflowed=True)
+    for worker in range(WORKERS):
+        run.hand_in(worker)
+    assert run.updates[-1] == [StepPlace(2, 3, 1)] * WORKERS
+
+
+def test_no_update_waits_for_a_worker_without_a_batch():
+    run = loops("bsp", stop={"epochs": 2}, minibatches=sampler(6), per_epoch=3)
+    for worker in [*range(WORKERS)] * 2:
+        run.hand_in(worker)
+    without = [worker for worker, task in run.tasks.items() if task.minibatch is None]
+    assert len(without) == 2
+    for worker in range(WORKERS):
+        (run.wait if worker in without else run.hand_in)(worker)
+    assert run.reasons == [NO_BATCH] * 2
+    assert run.updates[-1] == [StepPlace(2, 1, 1)] * 2
+    for worker in list(run.tasks):
+        run.hand_in(worker)
+    assert run.updates[-1] == [StepPlace(1, 1, 2)] * 2
+    run.wait(next(iter(run.tasks)))
+    assert run.end.reason == "2 epochs, 6 gradients, applied"
+
+
+def test_an_update_waits_for_a_worker_that_has_work_again():
+    update = PendingUpdate()
+    update.wait_again(1)
+    update.joining.add(2)
+    update.wait_again(2)
+    assert update.awaited == {1}
+    update.change_quorum(2, "a test")
+    update.wait_again(3)
+    assert update.awaited == {1}

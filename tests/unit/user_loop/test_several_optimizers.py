@@ -309,8 +309,9 @@ def test_each_scheduler_follows_the_iterations():
     assert answers == [[0.01 / 4, 0.05 / 4]] * RANKS
 
 
-def test_a_stop_within_an_iteration_leaves_out_the_steps_after_it():
-    ranks, _ = run("bsp", gan(), server=False, stop="updates=3")
+@pytest.mark.parametrize("server", [False, True])
+def test_a_stop_within_an_iteration_leaves_out_the_steps_after_it(server):
+    ranks, _ = run("bsp", gan(), server=server, stop="updates=3")
     assert [each[0] for each in of_updates(ranks)] == [CRITIC, GENERATOR, CRITIC]
     assert distance(ranks.parts[0][0].parameters(), ranks.parts[1][0].parameters()) == 0
 
