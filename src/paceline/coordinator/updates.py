@@ -81,7 +81,7 @@ class UpdateRunner:
     def _settle_without_work(self) -> None:
         """Make the update if nothing is under way any more, or end the run without further data."""
         update, dispatcher = self._update, self._dispatcher
-        if dispatcher.iterations.are_several and not update.held:
+        if dispatcher.iterations.are_several and not (update.held or self._run.stopped):
             dispatcher.iterations.begin_update()  # without one: all loops have gone on
             self._membership.refill()
         is_limited = dispatcher.is_limited

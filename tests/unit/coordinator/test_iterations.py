@@ -261,3 +261,11 @@ def test_an_update_waits_for_a_worker_that_has_work_again():
     update.change_quorum(2, "a test")
     update.wait_again(3)
     assert update.awaited == {1}
+
+
+def test_after_the_end_of_a_run_no_worker_has_work():
+    run = loops("bsp", stop={"updates": 2})
+    for worker in [*range(WORKERS)] * 2:
+        run.hand_in(worker)
+    assert run.end.reason == "2 updates made"
+    assert not run.tasks
