@@ -113,7 +113,6 @@ class GradientAdmission:
         elif step_place == NO_STEP:
             reason = NO_BATCH
             iterations.waiting.add(event.worker)
-            self._update.awaited.discard(event.worker)
         elif self._phases.protocol.max_staleness:
             return False
         elif staleness:

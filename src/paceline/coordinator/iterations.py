@@ -60,7 +60,8 @@ class Iterations:
             step: the step.
             live: workers that take part.
         """
-        if self._of_update is None and (self._knows(worker, live) or step == self._expected()):
+        is_behind = bool(self._made) and step == self._made[-1]  # its loop has not made the step that was skipped
+        if self._of_update is None and (step == self._expected() or (self._knows(worker, live) and not is_behind)):
             self._of_update = step
         self.pass_by(worker, step)
         return step == self._of_update

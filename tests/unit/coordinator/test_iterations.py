@@ -220,6 +220,8 @@ def test_a_worker_whose_update_is_skipped_stays_in_step():
     assert iterations.admits(0, critic, [0, 1])
     iterations.skip(1)
     iterations.begin_update()
+    assert not iterations.admits(1, critic, [0, 1]), "it was interrupted before it made the step"
+    assert iterations.may_start(1, [0, 1])
     assert iterations.admits(1, generator, [0, 1])
 
 
