@@ -78,7 +78,7 @@ class Measured(NamedTuple):
         weight: what the gradient counts in the mean of an update, > 0, as the job or the loop says; None for its
             samples.
         overflowed: whether the step was skipped because the gradient was not finite, as a GradScaler does.
-        step_place: place of its step in a loop with several optimizers; `NO_STEP` if there is no gradient, as the loop
+        step_place: place of its step in a loop with several optimizers, zeros if there is no gradient, as the loop
             waits for a batch; None in a loop with one.
     """
 

@@ -184,6 +184,13 @@ class AttachedThreads:
                 raise
         return self.answers
 
+    def run_well(self, loop):
+        """Do as `run`, and raise what a loop raises."""
+        for each in self.run(loop):
+            if isinstance(each, Exception):
+                raise each
+        return self.answers
+
     def _loop(self, loop, rank):
         model, optimizer, _ = self.parts[rank]
         try:

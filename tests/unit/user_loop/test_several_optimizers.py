@@ -108,11 +108,7 @@ def plain(batches, critics=1):
 
 def run(protocol, loop, count=RANKS, *, parts=None, **settings):
     ranks = AttachedThreads(count, parts or make_parts(), protocol, **settings)
-    answers = ranks.run(loop)
-    for each in answers:
-        if isinstance(each, Exception):
-            raise each
-    return ranks, answers
+    return ranks, ranks.run_well(loop)
 
 
 def distance(one, other):

@@ -18,11 +18,7 @@ def data():
 
 def run(loop, parts, **settings):
     ranks = AttachedThreads(RANKS, parts, "bsp", **settings)
-    answers = ranks.run(loop)
-    for each in answers:
-        if isinstance(each, Exception):
-            raise each
-    return ranks, answers
+    return ranks, ranks.run_well(loop)
 
 
 def distance(one, other):

@@ -8,7 +8,7 @@ from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import SAMPLES, WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart, reach_store, serve_store, tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end
-from paceline.engines.distributed.rendezvous.sidecar import Sidecar
+from paceline.engines.distributed.rendezvous.sidecar import Sidecar, SubprocessSidecar
 from paceline.engines.distributed.roles import make_engine, take_part
 from paceline.engines.distributed.standby.standby import FollowedRunEnded, Standby
 from paceline.engines.distributed.transport.messages import End
@@ -27,6 +27,7 @@ __all__ = [
     "ShardClients",
     "Sidecar",
     "Standby",
+    "SubprocessSidecar",
     "WholeProcess",
     "check_summable",
     "failed_end",

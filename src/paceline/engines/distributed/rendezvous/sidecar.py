@@ -62,23 +62,17 @@ class Sidecar(ABC):
         """Wait for the process to exit, at most for a number of seconds."""
 
 
-class CommandSidecar(Sidecar):
-    """Second process of a rank's command, in which `pl.train` serves as a worker and returns with the run.
-
-    Its standard output is dropped, because the rank prints the same.
+class SubprocessSidecar(Sidecar):
+    """Process beside a rank that a command has started.
 
     Args:
         worker: number of the worker that the process is.
-        server: host and port of the server that the process joins; None for that at rank 0.
+        process: the process.
     """
 
-    advice = f"; if the command of rank 0 cannot be run again, set {SPAWN_SIDECARS}=1"
-
-    def __init__(self, worker: int, server: tuple[str, int] | None = None) -> None:
+    def __init__(self, worker: int, process: subprocess.Popen[bytes]) -> None:
         super().__init__(worker)
-        command = [sys.executable, *sys.orig_argv[1:]]  # `sys.argv` lacks the options of Python, as -m
-        environment = {**os.environ, SIDECAR: str(worker), **({SERVER: "{}:{}".format(*server)} if server else {})}
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._process = process
 
     @property
     def status(self) -> int | None:
@@ -97,3 +91,22 @@ class CommandSidecar(Sidecar):
         """Wait for the process to exit, at most for a number of seconds."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
+
+
+class CommandSidecar(SubprocessSidecar):
+    """Second process of a rank's command, in which `pl.train` serves as a worker and returns with the run.
+
+    Its standard output is dropped, because the rank prints the same.
+
+    Args:
+        worker: number of the worker that the process is.
+        server: host and port of the server that the process joins; None for that at rank 0.
+    """
+
+    advice = f"; if the command of rank 0 cannot be run again, set {SPAWN_SIDECARS}=1"
+
+    def __init__(self, worker: int, server: tuple[str, int] | None = None) -> None:
+        command = [sys.executable, *sys.orig_argv[1:]]  # `sys.argv` lacks the options of Python, as -m
+        environment = {**os.environ, SIDECAR: str(worker), **({SERVER: "{}:{}".format(*server)} if server else {})}
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        super().__init__(worker, process)
