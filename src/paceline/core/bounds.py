@@ -16,7 +16,6 @@ MOST_COMPENSATORS = 16
 MOST_IN_SINGLE = 3.4e38  # torch refuses a learning rate that a parameter in single precision cannot have
 
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
-Count = Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)]
 CountOrNone = Annotated[int, Meta(ge=0, le=MOST_AT_ONCE)]
 Port = Annotated[int, Meta(ge=1, le=(1 << 16) - 1)]
 Single = Annotated[float, Meta(ge=-MOST_IN_SINGLE, le=MOST_IN_SINGLE)]

@@ -71,7 +71,7 @@ def critic_step(models, optimizer, x):
 def generator_step(models, optimizer, x):
     generator, critic = models
     optimizer.zero_grad()
-    softplus(-critic(generator(noise(x)))).mean().backward()  # its gradients of the critic are for nobody
+    softplus(-critic(generator(noise(x)))).mean().backward()  # the gradients of the critic are not used
     optimizer.step()
 
 
