@@ -14,6 +14,7 @@ from torch import nn
 
 import paceline as pl
 import rank_threads
+from paceline.core.records import MemoryShared
 from paceline.engines.distributed.parameter_server import server_tensors, shard_server
 from paceline.engines.distributed.parameter_server.host_memory import HostMemory, map_offered
 from paceline.tensors.flat_buffers import FlatLayout
@@ -30,20 +31,25 @@ def wide_net():
 
 
 class Network(pl.callbacks.Callback):
-    """Callback that keeps the counters."""
+    """Callback that keeps the counters, and the workers that share memory."""
 
     def on_start(self, run):
         self.counters = run.network
+        self.sharers = []
+
+    def on_record(self, record):
+        if isinstance(record, MemoryShared):
+            self.sharers.append(record.worker)
 
 
 def trained(protocol="bsp", job=None, **torchrun):
-    """Return the final parameters of rank 0, and the counters of its network."""
+    """Return the final parameters of rank 0, and its network."""
     network = Network()
     job = job or tiny_job(model=wide_net)
     settings = {"protocol": protocol, "stop": f"updates={UPDATES}", "callbacks": [network]}
     ends = rank_threads.run(3, job, torchrun, **settings)
     assert all(torch.equal(flat(end.parameters), flat(ends[0].parameters)) for end in ends)
-    return flat(ends[0].parameters), network.counters
+    return flat(ends[0].parameters), network
 
 
 @pytest.fixture
@@ -60,15 +66,17 @@ def mapped(monkeypatch):
 
 
 def test_versions_and_gradients_are_not_sent(mapped):
-    parameters, counters = trained()
+    parameters, network = trained()
     nbytes = FlatLayout(wide_net()).nbytes
     assert len(mapped) == 2
     assert all(mapped)
     first = 2 * 2 * nbytes  # tasks may be sent before the workers have mapped the memory
-    assert counters.received_bytes < UPDATES * MESSAGES_BYTES + first
-    assert counters.sent_bytes < UPDATES * MESSAGES_BYTES + first + 3 * nbytes  # also the final parameters
-    sent, _ = trained(share_memory=False)
+    assert network.counters.received_bytes < UPDATES * MESSAGES_BYTES + first
+    assert network.counters.sent_bytes < UPDATES * MESSAGES_BYTES + first + 3 * nbytes  # also the final parameters
+    assert sorted(network.sharers) == [0, 1]
+    sent, network = trained(share_memory=False)
     assert len(mapped) == 2, "none is offered"
+    assert network.sharers == []
     assert torch.equal(parameters, sent)
 
 
@@ -76,9 +84,10 @@ def test_a_worker_that_cannot_map_it_is_sent_them(mapped, monkeypatch):
     expected, _ = trained()
     mapping, can_map = server_tensors.map_offered, iter([True, False])
     monkeypatch.setattr(server_tensors, "map_offered", lambda *offer: mapping(*offer) if next(can_map) else None)
-    parameters, _ = trained()
+    parameters, network = trained()
     assert next(can_map, None) is None
     assert len(mapped) == 2 + 1
+    assert len(network.sharers) == 1
     assert torch.equal(parameters, expected)
 
 
@@ -116,12 +125,12 @@ def test_it_is_not_shared_where_that_would_change_something(torchrun, mapped):
 @pytest.mark.parametrize("shards", [2, 3])
 def test_the_servers_of_all_shards_share_it(shards, mapped):
     expected, _ = trained()
-    parameters, counters = trained(shards=shards)
+    parameters, network = trained(shards=shards)
     assert len(mapped) == 2 * 2
     assert all(mapped)
     assert largest_relative_difference(parameters, expected) < EXACT
     nbytes = FlatLayout(wide_net()).nbytes
-    assert counters.received_bytes < UPDATES * MESSAGES_BYTES + 3 * nbytes  # first tasks, and the final shards
+    assert network.counters.received_bytes < UPDATES * MESSAGES_BYTES + 3 * nbytes  # first tasks, and the final shards
     sent, _ = trained(shards=shards, share_memory=False)
     assert torch.equal(parameters, sent)
 
@@ -149,10 +158,10 @@ def test_versions_without_room_in_it_are_sent(mapped, monkeypatch):
     expected, _ = trained()
     numbers = count()
     monkeypatch.setattr(HostMemory, "allocate", lambda memory: allocated(memory, next(numbers)))
-    parameters, counters = trained()
+    parameters, network = trained()
     assert all(mapped)
     assert torch.equal(parameters, expected)
-    assert counters.sent_bytes > UPDATES / 2 * FlatLayout(wide_net()).nbytes, "some were sent"
+    assert network.counters.sent_bytes > UPDATES / 2 * FlatLayout(wide_net()).nbytes, "some were sent"
 
 
 def allocated(memory, number):

@@ -124,6 +124,13 @@ class Lost(NamedTuple):
     reason: str
 
 
+class SharesMemory(NamedTuple):
+    """A worker reads versions and writes gradients in the memory of the server on its host, so none is sent."""
+
+    now: float
+    worker: int
+
+
 class Timer(NamedTuple):
     """A time that a `SetTimer` asked for."""
 
@@ -161,7 +168,7 @@ class Restarted(NamedTuple):
     changes: str = ""
 
 
-Event = Arrival | UpdateApplied | Joined | Lost | Timer | Evaluated | AbortRun | Restarted
+Event = Arrival | UpdateApplied | Joined | Lost | SharesMemory | Timer | Evaluated | AbortRun | Restarted
 
 
 # --- commands ---------------------------------------------------------------------------------------------

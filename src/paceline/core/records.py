@@ -151,6 +151,20 @@ class WorkerLost:
         return None if self.silent else events.Lost(self.event_s, self.worker, self.reason)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShared:
+    """Worker that reads versions and writes gradients in the memory of the server on its host, so none is sent."""
+
+    now_s: float
+    worker: int
+    event_s: float
+
+    @property
+    def event(self) -> events.SharesMemory:
+        """Event of this record."""
+        return events.SharesMemory(self.event_s, self.worker)
+
+
 @dataclass(frozen=True, slots=True)
 class TimerRang:
     """Timer of the coordinator."""
@@ -194,6 +208,7 @@ Record = (
     | DecisionMade
     | WorkerJoined
     | WorkerLost
+    | MemoryShared
     | TimerRang
     | RunEnded
 )

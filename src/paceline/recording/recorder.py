@@ -113,6 +113,8 @@ class Recorder(Stateful):
                 self._publish(
                     records.WorkerLost(now_s=now, worker=event.worker, reason=event.reason, event_s=event.now)
                 )
+            case events.SharesMemory():
+                self._publish(records.MemoryShared(now_s=now, worker=event.worker, event_s=event.now))
             case events.Timer():
                 self._publish(records.TimerRang(now, event.now))
         for command in commands:

@@ -25,6 +25,7 @@ NO_END = "running, or killed"
 Column = NDArray[Any]
 Spans = list[tuple[float, float]]
 T = TypeVar("T")
+Unarrived = records.WorkInterrupted | records.WorkUnfinished
 
 _WHAT = ("worker", "draw", "version", "start_s", "end_s", "staleness", "ending", "samples")
 WORK = (*_WHAT, "round_trip_s", "compute_s", "network_s")
@@ -73,6 +74,7 @@ class RunData:
         stats: summary statistics.
         end_s: time of the last record in seconds.
         shares: sums over the updates of a run whose workers share the samples; None for another run.
+        memory_sharers: number of workers that shared memory with the server at some time.
     """
 
     label: str
@@ -92,6 +94,7 @@ class RunData:
     stats: RunStats
     end_s: float
     shares: ShareTotals | None = None
+    memory_sharers: int = 0
 
     @property
     def fates(self) -> Column:
@@ -173,6 +176,7 @@ class RunReader:
         reasons: number of each reason of an update.
         live: intervals of each worker, in seconds; the last one of a live worker ends at infinity.
         losses_of_workers: number of losses of each worker.
+        memory_sharers: workers that shared memory with the server at some time.
         waits_s: seconds for which updates waited for their last gradient alone, by its worker.
         now_s: time of the last record, in seconds.
     """
@@ -190,6 +194,7 @@ class RunReader:
         self.reasons: dict[str, int] = {}
         self.live: dict[int, Spans] = {}
         self.losses_of_workers: Counter[int] = Counter()
+        self.memory_sharers: set[int] = set()
         self.waits_s: defaultdict[int, float] = defaultdict(float)
         self.now_s = 0.0
         self._updates = 0
@@ -229,6 +234,7 @@ class RunReader:
             stats=stats,
             end_s=self.now_s,
             shares=self.shares,
+            memory_sharers=len(self.memory_sharers),
         )
 
     def _spans(self, work: dict[str, Column]) -> list[Spans]:
@@ -239,8 +245,7 @@ class RunReader:
         ]
 
     def _last_s(self, work: dict[str, Column], worker: int, begin_s: float) -> float:
-        ends_s = work["end_s"][work["worker"] == worker]
-        return max(begin_s, float(ends_s.max(initial=begin_s)))
+        return float(work["end_s"][work["worker"] == worker].max(initial=begin_s))
 
     def add(self, record: records.Record) -> None:
         """Add a record."""
@@ -289,7 +294,7 @@ class RunReader:
         self._quorum_reason = numbers[self._quorum_reason]
 
     def _membership(self, record: records.Record) -> None:
-        """Add a record that changes which workers are live."""
+        """Add a record that changes which workers are live, or what they share."""
         match record:
             case records.RunStarted():
                 self.live = {worker: [(record.now_s, inf)] for worker in range(record.workers)}
@@ -313,6 +318,8 @@ class RunReader:
                 self._leave(record.worker, record.now_s)
                 if not record.silent:  # the decision on a silent worker has its own mark
                     self._mark(record.now_s, "lost", f"worker {record.worker}: {record.reason}")
+            case records.MemoryShared():
+                self.memory_sharers.add(record.worker)
             case records.RunEnded():
                 for worker in self.live:
                     self._leave(worker, record.now_s)
@@ -333,9 +340,7 @@ class RunReader:
             self.waits_s[last.worker] += last.now_s - before.now_s
         self._last_used.clear()
 
-    def _never_arrived(
-        self, record: records.WorkInterrupted | records.WorkUnfinished, ending: int, samples: int
-    ) -> None:
+    def _never_arrived(self, record: Unarrived, ending: int, samples: int) -> None:
         self.work.extend((*_where(record), NO_STALENESS, ending, samples, nan, nan, nan))
 
     def _join(self, worker: int, now_s: float) -> None:
@@ -358,7 +363,7 @@ class RunReader:
         self.marks.append(Mark(time_s=time_s, updates=self._updates, kind=kind, reason=reason))
 
 
-def _where(work: records.GradientArrived | records.WorkInterrupted | records.WorkUnfinished) -> tuple[float, ...]:
+def _where(work: records.GradientArrived | Unarrived) -> tuple[float, ...]:
     return (work.worker, work.draw, work.version, work.started_s, work.now_s)
 
 

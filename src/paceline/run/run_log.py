@@ -1,11 +1,11 @@
-"""Log messages of a run: lost and joined workers, changes of the protocol and of the worker timeout, the end."""
+"""Log messages of a run: its workers, changes of the protocol and of the worker timeout, the end."""
 
 from __future__ import annotations
 
 import logging
 
 from paceline.core.events import NO_FAILURES
-from paceline.core.records import DecisionMade, Record, RunEnded, WorkerJoined, WorkerLost
+from paceline.core.records import DecisionMade, MemoryShared, Record, RunEnded, WorkerJoined, WorkerLost
 from paceline.recording.callback import Callback
 from paceline.utils.rank_logger import RankLogger
 
@@ -36,6 +36,8 @@ class RunLog(Callback):
                 LOG.log(level, "lost worker %d: %s%s", record.worker, record.reason, advice)
             case WorkerJoined():
                 LOG.info("worker %d joined", record.worker)
+            case MemoryShared():
+                LOG.info("worker %d shares memory with the server", record.worker)
             case DecisionMade(kind="worker_timeout"):
                 LOG.info("worker timeout: %s", record.reason)
             case DecisionMade(kind="protocol"):

@@ -15,6 +15,7 @@ from paceline.report.page.data import heat_json, shares_json, workers_json
 from paceline.report.page.parts import (
     losses_table,
     mark_rows,
+    memory_sentences,
     run_table,
     sample_bars,
     straggler_paragraphs,
@@ -114,7 +115,8 @@ class LiveView:
         cells["idle"] = known(self.worker_seconds["idle"] / total_s) if total_s else None
         configuration = self.live.run.configuration
         size_bytes = vector_bytes(configuration)
-        if size_bytes is not None and SCRIPT not in configuration:  # whose sums have no server
+        is_sent = SCRIPT not in configuration and not self.recent.memory_sharers  # sums of scripts have no server
+        if size_bytes is not None and is_sent:
             tasks, _ = self.live.counts(self.recent)
             vectors = self.live.received, int(tasks.sum())
             cells |= {name: in_bytes(count * size_bytes) for name, count in zip(BYTES, vectors, strict=True)}
@@ -131,7 +133,7 @@ class LiveView:
             "losses": losses_table([(label, self.losses)]),
             "decisions": mark_rows(newest_first, self.live.marks) if newest_first else "",
             "bars": waiting_bars([(label, self.live.shares)] if self.live.shares is not None else [], 1)
-            + time_bars([(label, self.worker_seconds)], [(label, self.activities)])
+            + time_bars([(label, self.worker_seconds)], [(label, self.activities)], memory_sentences([self.recent]))
             + sample_bars([(label, samples)]),
         }
 

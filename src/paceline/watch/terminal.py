@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.recording.validation import believed
+from paceline.report.page.parts import memory_sentences
 from paceline.report.run_data import FATES
 from paceline.report.summary_table import number
 from paceline.report.worker_stats import QUANTILES
@@ -130,7 +131,8 @@ def _sums(view: LiveView) -> list[Text]:
     shares = ", ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in view.activities.items())
     moved = [f"{name} {view.cells[name]}" for name in BYTES if name in view.cells]
     queue = view.live.shares.queue if view.live.shares is not None else ""
-    return [Text(line) for line in (f"worker time: {shares}", queue, ", ".join(moved)) if line]
+    memory = memory_sentences([view.recent])
+    return [Text(line) for line in (f"worker time: {shares}", queue, ", ".join(moved), *memory) if line]
 
 
 def _workers(view: LiveView, rows: int) -> Table:

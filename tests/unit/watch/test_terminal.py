@@ -8,7 +8,7 @@ from rich.console import Console
 
 import paceline as pl
 from paceline.cli import main
-from paceline.core.records import DecisionMade, WorkerJoined, WorkerLost
+from paceline.core.records import DecisionMade, MemoryShared, WorkerJoined, WorkerLost
 from paceline.errors import UsageError
 from paceline.recording.run_folder import EVENTS
 from paceline.watch.terminal import shown, watch_in_terminal
@@ -56,6 +56,15 @@ def test_the_row_of_a_worker(tmp_path):
     [row] = [line.split() for line in printed(tmp_path / "run") if line.lstrip().startswith("0 ")]
     assert row == ["0", "1", "s", "1", "s", "2", "1", "0", "s", "ago", "ud"]
     assert "gradients received 36 B, versions sent 36 B" in "\n".join(printed(tmp_path / "run"))
+
+
+def test_what_is_in_shared_memory_is_not_sent(tmp_path):
+    records = [begun(), arrival(0, 1, 0.0, 1.0), arrival(1, 1, 0.0, 2.0), update(1, 2.0), ended(3.0, 6.0)]
+    records[1:1] = [MemoryShared(now_s=0.0, worker=1, event_s=0.0)]
+    write_run(tmp_path / "run", records)
+    text = "\n".join(printed(tmp_path / "run", width=100))
+    assert "1 of 2 workers shared memory with the server" in text
+    assert "gradients received" not in text
 
 
 def test_a_notice_is_no_gradient_that_was_received(tmp_path):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from paceline.core.events import Step
+from paceline.core.events import Event, Step
 from paceline.engines.distributed.parameter_server.remote_worker import ArrivingGradient, RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerHandler
 from paceline.engines.distributed.standby.standby_stream import StandbyStream
@@ -97,8 +97,13 @@ class CoordinatorTensors(ABC):
         """Return what is sent of a version with a task."""
 
     @abstractmethod
-    def on_message(self, worker: RemoteWorker, message: Message) -> bool:
-        """Handle a message of a worker; return whether it is one about tensors.
+    def on_message(self, worker: RemoteWorker, message: Message, now_s: float) -> Event | None:
+        """Handle a message of a worker about tensors; return what it means for the run, if anything.
+
+        Args:
+            worker: worker that has sent it.
+            message: the message.
+            now_s: time of the run in seconds.
 
         Raises:
             ValueError: it cannot be one of an honest worker.

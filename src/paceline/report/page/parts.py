@@ -124,17 +124,30 @@ def straggler_paragraphs(found: Sequence[tuple[str, Sequence[str]]]) -> str:
 def seconds_section(runs: Sequence[RunData]) -> str:
     """Return the bars of the worker-seconds by fate and by activity."""
     by_fate = [(run.label, worker_seconds(run)) for run in runs]
-    return time_bars(by_fate, [(run.label, activities(run)) for run in runs])
+    return time_bars(by_fate, [(run.label, activities(run)) for run in runs], memory_sentences(runs))
+
+
+def memory_sentences(runs: Sequence[RunData]) -> list[str]:
+    """Return one sentence per run whose workers shared memory with the server."""
+    return [
+        f"{run.label}: {run.memory_sharers} of {counted(run.workers, 'worker')} shared memory with the server, so "
+        "versions and gradients were not sent."
+        for run in runs
+        if run.memory_sharers
+    ]
 
 
 def time_bars(
-    by_fate: Sequence[tuple[str, Mapping[str, float]]], by_activity: Sequence[tuple[str, Mapping[str, float]]]
+    by_fate: Sequence[tuple[str, Mapping[str, float]]],
+    by_activity: Sequence[tuple[str, Mapping[str, float]]],
+    notes: Sequence[str],
 ) -> str:
     """Return the section with the bars of worker-seconds; empty if there are none.
 
     Args:
         by_fate: label of each run, and its worker-seconds by fate of the task.
         by_activity: label of each run, and its worker-seconds by activity.
+        notes: sentences on how they communicated.
     """
     if not any(sum(parts.values()) for _, parts in by_fate):
         return ""
@@ -146,7 +159,8 @@ def time_bars(
         "have no task, and waits within a task.</p>"
     )
     spent = fate_legend(ACTIVITIES) + _bars(by_activity, "worker-seconds")
-    return _section("seconds-title", "Use of worker time", [fates, head, spent, caption])
+    told = [f"<p class='caption'>{escape(note)}</p>" for note in notes]
+    return _section("seconds-title", "Use of worker time", [fates, head, spent, *told, caption])
 
 
 def waiting_section(runs: Sequence[RunData]) -> str:

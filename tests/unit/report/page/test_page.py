@@ -8,7 +8,7 @@ import pytest
 
 import paceline as pl
 from paceline.core.events import END_OF_LOOP, NOT_JOINED, PAUSE
-from paceline.core.records import DecisionMade, VersionEvaluated, WorkerJoined, WorkerLost
+from paceline.core.records import DecisionMade, MemoryShared, VersionEvaluated, WorkerJoined, WorkerLost
 from paceline.policies.estimators.timeouts.loss_hazard import loss_hazards
 from paceline.report.curves import groups
 from paceline.report.page.page import SCRIPTS, page, script
@@ -183,6 +183,14 @@ def test_a_worker_that_is_late_or_pauses_is_not_lost(reason, tmp_path):
     begin = [begun(2), WorkerLost(now_s=0.0, worker=1, reason=reason)]
     saved = write_run(tmp_path / "late", [*begin, WorkerJoined(now_s=0.5, worker=1), *two_updates()[1:]])
     assert read_run(saved, "late").losses_of_workers == [0, 0]
+
+
+def test_workers_that_share_memory_are_counted_once(tmp_path):
+    begin, *rest = two_updates()
+    shared = [MemoryShared(now_s=begin.now_s, worker=1, event_s=0.0)] * 2  # after a loss it shares another one
+    told = page_of(write_run(tmp_path / "shared", [begin, *shared, *rest]))
+    assert f"a run: 1 of {begin.workers} workers shared memory with the server" in told
+    assert "shared memory with" not in page_of(write_run(tmp_path / "sent", two_updates()))
 
 
 def test_a_late_return_is_no_loss(tmp_path):

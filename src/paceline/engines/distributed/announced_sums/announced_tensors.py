@@ -102,9 +102,9 @@ class AnnouncedTensors(CoordinatorTensors):
         """Return whether the gradient is summed early; the rank has made the version."""
         return SentVersion(early=self.receiver.rounds.give(worker.worker, version))
 
-    def on_message(self, worker: RemoteWorker, message: Message) -> bool:
+    def on_message(self, worker: RemoteWorker, message: Message, now_s: float) -> None:
         """Handle a message about sums."""
-        return self._ranks.on_message(worker, message)
+        self._ranks.on_message(worker, message)
 
     def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
         """Note whether its sum has begun; the gradient stays where it is."""

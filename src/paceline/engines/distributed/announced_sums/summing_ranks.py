@@ -142,8 +142,8 @@ class SummingRanks:
         if not self.is_busy:
             self._recover_if_broken()
 
-    def on_message(self, worker: RemoteWorker, message: Message) -> bool:
-        """Handle a message of a rank; return whether it is one about sums.
+    def on_message(self, worker: RemoteWorker, message: Message) -> None:
+        """Handle a message of a rank, if it is one about sums.
 
         Raises:
             ValueError: it cannot be an answer of an honest rank.
@@ -170,9 +170,6 @@ class SummingRanks:
                     self._on_broken(worker, reason, is_unreachable=is_unreachable)
             case GradientRecomputed(number, draw, is_here):
                 self._on_recomputed(worker, (number, draw), is_here=is_here)
-            case _:
-                return False
-        return True
 
     def _on_step(self, made: StepMade) -> None:
         step = made.measured

@@ -518,9 +518,12 @@ class RemoteWorkers(Workers):
                 self._disconnect(worker, reason)
             case message:
                 try:
-                    self._tensors.on_message(worker, message)
+                    meaning = self._tensors.on_message(worker, message, self.clock.elapsed_s())
                 except ValueError as error:
                     self._disconnect(worker, str(error))
+                    return
+                if meaning is not None:
+                    self.clock.add(meaning)
 
     def _deliver(self, worker: RemoteWorker, arriving: ArrivingGradient | None) -> None:
         """Report a gradient if all its parts have arrived."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from paceline.clusters.torchrun import Torchrun
+from paceline.core.events import SharesMemory
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
 from paceline.engines.distributed.parameter_server.gradient_receiver import GradientReceiver
 from paceline.engines.distributed.parameter_server.host_memory import HostMemory
@@ -119,15 +120,12 @@ class ServedTensors(CoordinatorTensors):
         held = checksum(self._published.held_by(worker.peer_id, version)) if self._debug else None
         return SentVersion(is_new, buckets, is_difference, held)
 
-    def on_message(self, worker: RemoteWorker, message: Message) -> bool:
+    def on_message(self, worker: RemoteWorker, message: Message, now_s: float) -> SharesMemory | None:
         """Note that a worker shares memory; gradients are received before."""
-        if not isinstance(message, MemoryMapped):
-            return False
-        if message.is_mapped and self._memory is not None:
-            file = self._memory.mapped(worker.peer_id)
-            self._shards.send(GradientMapped(worker.peer_id, file))
-            LOG.info("worker %d shares memory with the server", worker.worker)
-        return True
+        if self._memory is None or not isinstance(message, MemoryMapped) or not message.is_mapped:
+            return None
+        self._shards.send(GradientMapped(worker.peer_id, self._memory.mapped(worker.peer_id)))
+        return SharesMemory(now_s, worker.worker)
 
     def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
         """Note how long the link of this process was used for a gradient, if it was sent."""

@@ -26,6 +26,7 @@ class FollowedEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     timer: events.Timer | None = None
     joined: events.Joined | None = None
     lost: events.Lost | None = None
+    shares_memory: events.SharesMemory | None = None
     evaluated: events.Evaluated | None = None
     aborted: events.AbortRun | None = None
     restarted: events.Restarted | None = None
@@ -53,6 +54,7 @@ _FIELDS: dict[type[Any], str] = {
     events.Timer: "timer",
     events.Joined: "joined",
     events.Lost: "lost",
+    events.SharesMemory: "shares_memory",
     events.Evaluated: "evaluated",
     events.AbortRun: "aborted",
     events.Restarted: "restarted",
