@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.clusters.faults import Fault
 from paceline.clusters.simulated import RoundTrip
 from paceline.core import events
+from paceline.core.gradient import StepPlace
 from paceline.errors import UsageError
 from paceline.protocols.protocol import Protocol
 
@@ -38,6 +39,7 @@ _KNOWN: dict[str, type[Any]] = {
         Fault,
         Protocol,
         RoundTrip,
+        StepPlace,
     )
 }
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.checkpoint.codec import decode, encode
+from paceline.checkpoint.codec import _KNOWN, decode, encode
 from paceline.checkpoint.store import LATEST, STATE, SUMS, TENSORS, Checkpoints
 from paceline.core.events import Accept, Compute, Minibatch, MinibatchSlice
 from paceline.errors import PacelineWarning
@@ -75,6 +75,13 @@ def same(ours, theirs):
 @given(plain)
 def test_state_survives_with_its_types(value):
     assert same(there_and_back(value), value)
+    assert repr(there_and_back(value)) == repr(value)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _KNOWN.values() if issubclass(kind, tuple)])
+@given(st.data())
+def test_a_record_is_known_with_all_that_it_may_hold(kind, data):
+    value = data.draw(st.from_type(kind))
     assert repr(there_and_back(value)) == repr(value)
 
 
