@@ -68,7 +68,8 @@ def paused(*sides):
     """Stop the threads of both sides meanwhile."""
     going_on = threading.Event()
     for side in sides:
-        side._loop.call(lambda: going_on.wait(scaled(20.0)))
+        for loop in {side._loop, side._data_loop}:
+            loop.call(lambda: going_on.wait(scaled(20.0)))
     try:
         yield
     finally:

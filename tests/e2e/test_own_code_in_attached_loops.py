@@ -24,8 +24,9 @@ def test_they_travel_by_value(protocol, cluster, tmp_path):
     rank_0, stopped_by = answers["0"].split()
     assert stopped_by == "epochs"
     called = [line.split() for line in notes.read_text().splitlines()]
-    assert {parent for parent, _ in called} == {rank_0}, "in the process beside rank 0"
+    assert {parent for parent, *_ in called} == {rank_0}, "in the process beside rank 0"
+    assert {has_compiler for *_, has_compiler in called} == {"False"}, "its import takes a second"
     history = SavedRun(tmp_path / "run").history
-    assert [int(version) for _, version in called] == list(range(1, history.totals.updates + 1))
+    assert [int(version) for _, version, _ in called] == list(range(1, history.totals.updates + 1))
     scales = {each.step_scale for each in history.of(GradientArrived) if each.used and each.staleness}
     assert scales == ({own_code_script.HALF} if protocol == "own" else set())

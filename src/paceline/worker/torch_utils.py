@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from paceline.errors import UsageError
@@ -21,6 +22,17 @@ def usable_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device='cuda', but this machine has no GPU that torch can use; give device='cpu'")
     return device
+
+
+def leave_out_compiler() -> None:
+    """Let this process use optimizers without torch's compiler, whose import takes a second; it must compile nothing.
+
+    At their first call some methods of optimizers import it, to keep themselves out of compiled code.
+    """
+    for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.zero_grad):
+        function = getattr(method, "__wrapped__", None)
+        if function is not None:
+            setattr(function, "__dynamo_disable", function)  # as torch notes that it has done so
 
 
 def build_model(job: Job, seed: int) -> nn.Module:

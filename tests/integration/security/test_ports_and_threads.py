@@ -1,4 +1,4 @@
-"""What a server opens: one port, and threads that do not depend on the number of workers."""
+"""What a server opens: one port, and a few threads whatever the number of workers."""
 
 import threading
 from collections import Counter
@@ -8,6 +8,7 @@ import pytest
 
 import paceline as pl
 from attackers import security, serving, transport
+from paceline.engines.distributed.transport import transport as transport_module
 from paceline.engines.distributed.transport.task_messages import CancelTask
 from selections import parametrize_few
 from tcp_threads import ranks
@@ -34,6 +35,12 @@ class Look(pl.callbacks.Callback):
             self.threads = Counter(thread.name.split(" ")[0] for thread in threading.enumerate())
 
 
+@pytest.fixture
+def two_cores(monkeypatch):
+    """Let a process read and write tensors in two threads."""
+    monkeypatch.setattr(transport_module, "cores", lambda: 2)
+
+
 @parametrize_few("shards", [2, 1], keep=1)
 def test_a_run_listens_on_one_port_for_each_server(shards):
     before, look = ports(), Look()
@@ -46,7 +53,7 @@ def test_a_run_listens_on_one_port_for_each_server(shards):
         assert len(opened) == shards
 
 
-def test_threads_of_a_server_do_not_grow_with_its_connections():
+def test_threads_of_a_server_do_not_grow_with_its_connections(two_cores):
     protection = security(encrypt=True)
     counts = []
     with serving(protection) as server, transport(protection) as client:
@@ -56,12 +63,12 @@ def test_threads_of_a_server_do_not_grow_with_its_connections():
                 wait_until(lambda: len(server.connections) == len(client.connections))
             counts.append(threading.active_count())
     assert len(set(counts)) == 1
-    assert counts[0] - threading.active_count() == 2  # the thread of the sockets of each side
+    assert counts[0] - threading.active_count() == 2 * (1 + 2)  # of each side: for messages, and for tensors
 
 
 @pytest.mark.slow
-def test_threads_of_a_run_are_as_many_for_six_workers_as_for_two():
-    """Each rank is a thread here, and has one more for its sockets, whatever the number of workers."""
+def test_threads_of_a_run_are_as_many_for_six_workers_as_for_two(two_cores):
+    """Each rank is a thread here, and has one for messages and some for tensors, whatever the number of workers."""
     found = []
     for workers in (2, 6):
         look = Look()
@@ -72,6 +79,6 @@ def test_threads_of_a_run_are_as_many_for_six_workers_as_for_two():
             job.serve()
         opened = look.threads - before
         assert opened.pop("rank") == workers
-        assert opened.pop("paceline-sockets") == workers + 1
+        assert opened.pop("paceline-sockets") == 2 * workers + (1 + 2)
         found.append(opened)
     assert found[0] == found[1]

@@ -46,14 +46,14 @@ class SignSGD(torch.optim.Optimizer):
 
 
 class Noting(pl.callbacks.Callback):
-    """Writes each update, and the process in which it was called."""
+    """Writes each update, the process in which it was called, and whether that has imported torch's compiler."""
 
     def __init__(self, path):
         self.path = path
 
     def on_update(self, update):
         with self.path.open("a") as file:
-            print(os.getppid(), update.version, file=file)
+            print(os.getppid(), update.version, "torch._dynamo" in sys.modules, file=file)
 
 
 def main(protocol, cluster, path):

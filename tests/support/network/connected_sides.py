@@ -49,19 +49,19 @@ class Listening:
         return [self.arrived.get() for _ in range(self.arrived.qsize())]
 
     def flush(self):
-        """Wait until the thread of the sockets has done what it had to do."""
-        done = queue.SimpleQueue()
-        self.connection._loop.call(lambda: done.put(None))
-        done.get(timeout=SOON_S)
+        """Wait until the threads of the sockets have done what they had to do."""
+        for loop in (self.connection._loop, self.connection._data_loop, self.connection._loop):
+            loop.call_and_wait(lambda: None)
 
 
 @contextmanager
 def memory_sides(heartbeat_timeout_s=60.0):
-    """Yield both sides of a connection over socket pairs, each with a thread of its own."""
-    loops = [SocketLoop(), SocketLoop()]
+    """Yield both sides of a connection over socket pairs: the first with one thread, the second with two."""
+    loops = [SocketLoop() for _ in range(3)]
     control, data = socket.socketpair(), socket.socketpair()
     sides = [
-        Connection(loops[side], control[side], data[side], heartbeat_timeout_s, NetworkCounters()) for side in range(2)
+        Connection(loops[i], control[i], data[i], heartbeat_timeout_s, NetworkCounters(), data_loop=loops[2 * i])
+        for i in range(2)
     ]
     sides[0].waits_for_reader = True  # as a transport sets it on the side that listens
     try:
@@ -69,6 +69,8 @@ def memory_sides(heartbeat_timeout_s=60.0):
     finally:
         for side in sides:
             side.close()
+        for i in (1, 2, 0):  # a thread of messages is told the end of the tensors
+            loops[i].call_and_wait(lambda: None)
         for loop in loops:
             loop.close()
 

@@ -120,7 +120,8 @@ class MemoryTransport(Transport):
         """Wait for all that the thread of the sockets was to call; not in such a thread, also of another rank."""
         loop = self.__dict__.get("_loop")  # None once this side is closed
         if loop is not None and threading.current_thread().name != "paceline-sockets":
-            loop.call_and_wait(lambda: None)
+            for each in (loop, *self._data_loops, loop):
+                each.call_and_wait(lambda: None)
 
     def _accept(self, listener, control, data):
         self._loop.call(lambda: listener.on_connection(self._keep(self._connection(control, data))))

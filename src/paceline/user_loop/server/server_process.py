@@ -36,6 +36,7 @@ from paceline.user_loop.server.frames import frame, from_json, read_frame, to_js
 from paceline.user_loop.server.optimizer_state import state_reader, with_state
 from paceline.user_loop.worker.optimizer_copy import copies_of_pickle
 from paceline.utils.rank_logger import RankLogger
+from paceline.worker.torch_utils import leave_out_compiler
 
 LOG = RankLogger(__name__)
 STOP_TIMEOUT_S = 20.0
@@ -242,6 +243,7 @@ class Requests(threading.Thread):
 @holding_sigterm(acts_at_end=False)
 def main(stream: IO[bytes], replies: IO[bytes]) -> int:
     """Serve the run that is described in a stream; return the exit status."""
+    leave_out_compiler()
     sent = recv_run(stream)
     requested = RequestedEnd()
     has_successor = bool(sent.run.cluster["standby"])  # that of the standby is the end of its rank

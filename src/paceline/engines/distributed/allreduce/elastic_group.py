@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
-from paceline.engines.distributed.transport.connection import ConnectionLost, as_bytes
+from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.gloo import dist, shorten
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.process_group import AbortableGroup, PendingCollective
 from paceline.engines.distributed.transport.tensor_descriptions import DTYPES, describe
+from paceline.engines.distributed.transport.tensor_memory import as_bytes
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.errors import UsageError
 from paceline.tensors.flat_buffers import FlatBuffers

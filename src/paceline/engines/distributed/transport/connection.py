@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 from torch import Tensor
 
 from paceline.engines.distributed.transport import messages
@@ -19,7 +18,6 @@ from paceline.engines.distributed.transport.readers import (
     MESSAGE,
     SMALL_BYTES,
     STATE,
-    TENSOR,
     MessageReader,
     TensorReader,
     split_small_buckets,
@@ -28,6 +26,7 @@ from paceline.engines.distributed.transport.socket_loop import SocketLoop
 from paceline.engines.distributed.transport.stream import Stream, StreamSocket
 from paceline.engines.distributed.transport.task_messages import CancelTask, Heartbeat, HeartbeatAnswer
 from paceline.engines.distributed.transport.tensor_descriptions import allocate
+from paceline.engines.distributed.transport.tensor_memory import checked, framed, memory_of_tensor
 from paceline.recording.metrics.network_counters import NetworkCounters
 from paceline.utils.rank_logger import RankLogger
 
@@ -68,6 +67,7 @@ class ArrivedMessage(NamedTuple):
     nbytes: int
 
 
+# Long: the two sockets, the order of what arrives over them and the heartbeats share one state.
 class Connection:
     """Connection to one other process.
 
@@ -77,14 +77,16 @@ class Connection:
     when everything sent before it has arrived; only those in `OVERTAKING` do not wait. Memory that is sent must not
     change until the other side has answered.
 
-    Any thread may send. All callbacks come from the thread of the loop.
+    Any thread may send. All callbacks come from the thread of the loop. Another thread may read and write the tensors:
+    most of it is encryption and the kernel, which leave Python's lock, so several connections use several cores.
 
     Args:
-        loop: thread that reads and writes the sockets.
+        loop: thread that reads and writes messages.
         control: connected and authenticated socket.
         data: connected and authenticated socket to the same process.
         heartbeat_timeout_s: seconds without any byte after which the other process counts as lost, > 0.
         counters: counts of bytes.
+        data_loop: thread that reads and writes tensors; None for the same one.
 
     Attributes:
         address: host and port of the other process, for messages.
@@ -105,6 +107,7 @@ class Connection:
         data: StreamSocket,
         heartbeat_timeout_s: float,
         counters: NetworkCounters,
+        data_loop: SocketLoop | None = None,
     ) -> None:
         self.local_host, _ = _name(control.getsockname)
         self.peer_host, port = _name(control.getpeername)
@@ -114,6 +117,7 @@ class Connection:
         self.accepts_state = True
         self.waits_for_reader = False
         self._loop = loop
+        self._data_loop = data_loop or loop
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._idle_checks = 0  # in a row
         self._bytes_calls = 0  # number of times that bytes have come
@@ -129,7 +133,7 @@ class Connection:
         self._end_reason = ""
         self._open_streams = 2
         self._control = Stream(loop, control, MessageReader(self), counters)
-        self._data = Stream(loop, data, TensorReader(self), counters)
+        self._data = Stream(self._data_loop, data, TensorReader(self), counters)
         loop.call(self._start)
 
     # --- sending ------------------------------------------------------------------------------------------
@@ -142,11 +146,11 @@ class Connection:
     def send(self, message: Message, buckets: Sequence[tuple[int, Tensor]] = ()) -> None:
         """Start to send a message and numbered buckets that belong to it; `on_end` reports a lost connection."""
         content, tensors = messages.encode(message)
-        parts = [part for number, tensor in buckets for part in _framed(number, tensor)]
+        parts = [part for number, tensor in buckets for part in framed(number, tensor)]
         small = b"".join(parts) if sum(map(len, parts)) <= SMALL_BYTES else b""
         if small:
             parts = []
-        parts += [part for tensor in tensors if tensor.numel() for part in _framed(STATE, tensor)]
+        parts += [part for tensor in tensors if tensor.numel() for part in framed(STATE, tensor)]
         with self._send_lock:
             self._tensors_sent += len(parts) // 2
             before = 0 if isinstance(message, OVERTAKING) else self._tensors_sent
@@ -159,7 +163,7 @@ class Connection:
         """Start to send a numbered bucket whose message follows later."""
         with self._send_lock:
             self._tensors_sent += 1
-            self._data.send(_framed(number, bucket))
+            self._data.send(framed(number, bucket))
 
     # --- receiving ----------------------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class Connection:
 
         The other side sends a bucket only when its memory is free, which follows from earlier messages.
         """
-        self._buffers = [_memory(each) for each in buffers]
+        self._buffers = [memory_of_tensor(each) for each in buffers]
         self._data.resume()
         self._loop.call(self._deliver_complete)
 
@@ -210,16 +214,41 @@ class Connection:
         """Close the connection now; both sides are notified."""
         self._loop.call(lambda: self.end(CLOSED))
 
-    # --- in the thread of the loop ------------------------------------------------------------------------
+    # --- in the thread of the messages or of the tensors --------------------------------------------------
 
     def end(self, reason: str) -> None:
-        """Close both sockets, if they are still open; in the thread of the loop only."""
+        """Close both sockets, if they are still open: at once that of this thread."""
         self._end_reason = self._end_reason or reason
-        self._control.end(reason)
-        self._data.end(reason)
+        self._loop.run(lambda: self._control.end(reason))
+        self._data_loop.run(lambda: self._data.end(reason))
 
     def on_stream_end(self, reason: str, *, is_control: bool) -> None:
-        """Handle the end of one socket: the other one may still have something to read, unless no message waits."""
+        """Handle the end of one socket."""
+        self._loop.run(lambda: self._on_stream_end(reason, is_control=is_control))
+
+    def on_tensor(self) -> None:
+        """Handle that a tensor has arrived."""
+        self._loop.run(self._on_tensor)
+
+    def on_bytes(self) -> None:
+        """Record that the other process is alive."""
+        self._idle_checks = 0
+        self._bytes_calls += 1
+
+    def memory_of(self, number: int, nbytes: int) -> memoryview | None:
+        """Return the memory of the next tensor; None if it is not known yet.
+
+        Raises:
+            ValueError: there is no such bucket, or it has another size.
+        """
+        if number != STATE:
+            return self._bucket(number, nbytes) if self._buffers else None
+        return checked(self._state_buffers.popleft(), nbytes) if self._state_buffers else None
+
+    # --- in the thread of the messages --------------------------------------------------------------------
+
+    def _on_stream_end(self, reason: str, *, is_control: bool) -> None:
+        """Note the end of one socket: the other one may still have something to read, unless no message waits."""
         self._end_reason = self._end_reason or reason
         self._open_streams -= 1
         if not self._open_streams:
@@ -266,7 +295,7 @@ class Connection:
             self._arrived_bytes += arrival.nbytes
             self._deliver_complete()
 
-    def on_tensor(self) -> None:
+    def _on_tensor(self) -> None:
         """Deliver the messages that have waited for a tensor."""
         self._tensors_arrived += 1
         was_full = self.is_full()
@@ -274,25 +303,10 @@ class Connection:
         if was_full:
             self._control.resume()
 
-    def memory_of(self, number: int, nbytes: int) -> memoryview | None:
-        """Return the memory of the next tensor; None if it is not known yet.
-
-        Raises:
-            ValueError: there is no such bucket, or it has another size.
-        """
-        if number != STATE:
-            return self._bucket(number, nbytes) if self._buffers else None
-        return _checked(self._state_buffers.popleft(), nbytes) if self._state_buffers else None
-
-    def on_bytes(self) -> None:
-        """Record that the other process is alive."""
-        self._idle_checks = 0
-        self._bytes_calls += 1
-
     def _bucket(self, number: int, nbytes: int) -> memoryview:
         if number >= len(self._buffers):
             raise ValueError(f"no bucket {number}")
-        return _checked(self._buffers[number], nbytes)
+        return checked(self._buffers[number], nbytes)
 
     def _start(self) -> None:
         self._control.resume()
@@ -317,7 +331,7 @@ class Connection:
             ValueError: a tensor is not valid, or too large, or the other process may not send any.
         """
         tensors = allocate(message.described)
-        self._state_buffers.extend(_memory(tensor) for tensor in tensors.values() if tensor.numel())
+        self._state_buffers.extend(memory_of_tensor(tensor) for tensor in tensors.values() if tensor.numel())
         self._data.resume()
         complete: Message = msgspec.structs.replace(message, tensors=tensors, described=b"")  # type: ignore[assignment]
         return complete
@@ -359,27 +373,6 @@ class Connection:
             self.send(HeartbeatAnswer())
             return True
         return isinstance(message, HeartbeatAnswer)
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor as its bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
-    return memoryview(as_bytes(tensor).numpy())  # type: ignore[arg-type]  # numpy arrays are buffers
-
-
-def _framed(number: int, tensor: Tensor) -> list[memoryview]:
-    memory = _memory(tensor)
-    return [memoryview(TENSOR.pack(number, len(memory))), memory]
-
-
-def _checked(memory: memoryview, nbytes: int) -> memoryview:
-    if len(memory) != nbytes:
-        raise ValueError(f"{nbytes} bytes, but {len(memory)} were expected")
-    return memory
 
 
 def _name(read: Callable[[], Any]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Selector thread that reads and writes all sockets of a process."""
+"""Selector thread that reads and writes sockets of a process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HasFileno(Protocol):
 
 
 class SocketLoop:
-    """Thread that waits for all sockets of a process and calls their handlers.
+    """Thread that waits for some sockets of a process and calls their handlers.
 
     Handlers run in this thread only. After each wait the ready sockets are read first, and then the timers run: a pause
     of this process never counts as silence of another one.
@@ -52,6 +52,13 @@ class SocketLoop:
         if threading.current_thread() is not self._thread:
             with suppress(OSError):  # the thread is awake, or has ended
                 self._wake_writer.send(b"x")
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread: now if this is the thread, else soon."""
+        if threading.current_thread() is self._thread:
+            function()
+        else:
+            self.call(function)
 
     def call_and_wait(self, function: Callable[[], None]) -> None:
         """Call a function in the thread, and return when it has returned, or when the thread has ended."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import secrets
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from functools import cached_property
 from math import ceil
 from typing import Any
 
+from paceline.clusters.devices import cores
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
 from paceline.engines.distributed.transport.gloo import CONNECT_TIMEOUT_S, gloo_group
 from paceline.engines.distributed.transport.listener import HANDSHAKE_S, AcceptedSockets, Listener
@@ -42,6 +45,7 @@ def address_text(address: Address) -> str:
 
 BUFFER_BYTES = 1 << 22  # of a socket, each way; the kernel doubles it
 BACKLOG = 1024
+MOST_DATA_THREADS = 4  # more would wait for Python's lock
 REJECTED = "it has closed the connection, as it does when the certificate of this process is expired or not accepted"
 
 
@@ -57,6 +61,7 @@ class Transport:
         heartbeat_timeout_s: as given.
         counters: counts of bytes and of rejected connections.
         poll_s: interval in seconds between two attempts to reach a process.
+        data_threads: number of threads that read and write tensors; 0 if that of the messages does so.
     """
 
     poll_s = 0.1
@@ -64,8 +69,12 @@ class Transport:
     def __init__(self, security: Callable[[], Security], version: str, heartbeat_timeout_s: float) -> None:
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.counters = NetworkCounters()
+        self.data_threads = min(cores(), MOST_DATA_THREADS) if cores() > 1 else 0
         self._security = security
         self._version = version
+        self._numbers = itertools.count()  # of the connections
+        self._data_loops: list[SocketLoop] = []
+        self._lock = threading.Lock()
 
     @cached_property
     def _loop(self) -> SocketLoop:
@@ -153,8 +162,12 @@ class Transport:
         return gloo_group(store, rank, size, host, timeout_s=timeout_s, threads=threads)
 
     def close(self) -> None:
-        """Stop the thread; all connections have been closed."""
+        """Stop the threads; all connections have been closed."""
         if "_loop" in self.__dict__:
+            self._loop.call_and_wait(lambda: None)  # so that all are told
+            for loop in self._data_loops:
+                loop.close()
+            self._data_loops.clear()
             self._loop.close()
             del self._loop
 
@@ -226,7 +239,17 @@ class Transport:
             )
 
     def _connection(self, control: StreamSocket, data: StreamSocket) -> Connection:
-        return Connection(self._loop, control, data, self.heartbeat_timeout_s, self.counters)
+        data_loop = self._data_loop(next(self._numbers))
+        return Connection(self._loop, control, data, self.heartbeat_timeout_s, self.counters, data_loop=data_loop)
+
+    def _data_loop(self, number: int) -> SocketLoop | None:
+        """Return the thread of the tensors of a connection; None for that of the messages."""
+        if self.data_threads == 0:
+            return None
+        with self._lock:
+            if number < self.data_threads:
+                self._data_loops.append(SocketLoop())
+            return self._data_loops[number % len(self._data_loops)]
 
 
 def _raise_file_limit() -> None:
