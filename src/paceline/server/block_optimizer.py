@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from paceline.server.accumulator import MeanGradient
-from paceline.server.kernels import loops_of, step
+from paceline.server.kernels import step
 from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout
-from paceline.tensors.mean_loops import loops_of_mean
 
 
 class BlockOptimizer:
@@ -41,11 +40,6 @@ class BlockOptimizer:
         self._written = set(range(len(parameters)))  # parameters with a gradient in the last step
         self._ranges = _ranges_of(optimizer, parameters, layout, self._written)
         self._has_stepped = False
-        for each in self._ranges:  # load all loops before training, whose times are measured
-            length = each.elements.stop - each.elements.start
-            loops_of_mean(each.parameters[0], length)
-            if type(optimizer) in _KINDS:
-                loops_of(_KINDS[type(optimizer)], each.parameters[0], length)
 
     def step(self, mean: MeanGradient, state: FlatBuffers, new: FlatBuffers, factor: float) -> float | None:
         """Step the parameters with the mean gradient, unless the optimizer has to do that itself.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.server.accumulator import RunningMean
 from paceline.server.optimizer_rules import AdamRule, Rule, SGDRule, StepVectors
-from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for
+from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for, when_loaded
 from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
@@ -37,7 +37,7 @@ def step(rule: Rule, vectors: StepVectors) -> float:
 
 
 def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
-    """Return the compiled loops for a rule, which are loaded at the first call; None if torch has to step.
+    """Return the compiled loops for a rule, which begin to load at the first call; None if torch has to step.
 
     Args:
         kind: kind of the rule.
@@ -45,7 +45,7 @@ def loops_of(kind: type[Rule], parameter: Tensor, length: int) -> Any | None:
         length: length of the vectors, >= 0.
     """
     has_loops = length >= LEAST and parameter.device.type == "cpu"
-    return exact_loops(kind, parameter.dtype) if has_loops else None
+    return when_loaded(exact_loops, kind, parameter.dtype) if has_loops else None
 
 
 @cache

@@ -1,19 +1,33 @@
-"""Access to the loops that numba compiles, and the threads that run them."""
+"""Access to the loops that numba compiles, the thread that loads them, and those that run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
-LEAST = 2**18  # elements; fewer are computed before the loops are loaded
+LEAST = 2**18  # elements; fewer are computed before the loops are called
 TRIED = 5_003  # elements of the vectors on which the loops are compared with torch
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
+_loads: dict[Hashable, Future[Any]] = {}  # by function and arguments
+
+
+def when_loaded(load: Callable[..., Any], *arguments: Hashable) -> Any | None:
+    """Return the loops that a function loads; None until a thread has called it.
+
+    The import of numba takes half a second. Training does not wait for it, as torch has the same bits.
+    """
+    if (load, arguments) not in _loads:
+        loader = ThreadPoolExecutor(1, "paceline-loops")
+        _loads[load, arguments] = loader.submit(load, *arguments)
+        loader.shutdown(wait=False)
+    loaded = _loads[load, arguments]
+    return loaded.result() if loaded.done() else None
 
 
 @cache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.tensors.blocks import in_blocks
-from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for
+from paceline.tensors.compiled_loops import LEAST, TRIED, in_threads, loops_for, when_loaded
 from paceline.tensors.finite import check_sum
 from paceline.utils.rank_logger import RankLogger
 
@@ -36,14 +36,14 @@ def move_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> 
 
 
 def loops_of_mean(tensor: Tensor, length: int) -> Any | None:
-    """Return the compiled loops for a mean, which are loaded at the first call; None if torch has to compute it.
+    """Return the compiled loops for a mean, which begin to load at the first call; None if torch has to compute it.
 
     Args:
         tensor: tensor of its dtype and device.
         length: elements of the mean, >= 0.
     """
     has_loops = length >= LEAST and tensor.device.type == "cpu"
-    return exact_loops(tensor.dtype) if has_loops else None
+    return when_loaded(exact_loops, tensor.dtype) if has_loops else None
 
 
 def update_mean(mean: Tensor, new: Sequence[Tensor], weights: Sequence[float]) -> None:

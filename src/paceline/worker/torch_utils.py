@@ -27,12 +27,17 @@ def usable_device(device: str) -> str:
 def leave_out_compiler() -> None:
     """Let this process use optimizers without torch's compiler, whose import takes a second; it must compile nothing.
 
-    At their first call some methods of optimizers import it, to keep themselves out of compiled code.
+    At their first call the methods of torch's optimizers import it, to keep themselves out of compiled code.
     """
     for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.zero_grad):
         function = getattr(method, "__wrapped__", None)
         if function is not None:
             setattr(function, "__dynamo_disable", function)  # as torch notes that it has done so
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and issubclass(kind, Optimizer):
+            function = getattr(kind.step, "__wrapped__", None)
+            if function is not None:
+                kind.step = torch.no_grad()(function)  # type: ignore[method-assign]
 
 
 def build_model(job: Job, seed: int) -> nn.Module:

@@ -66,9 +66,7 @@ def main(settings):
 
 def server():
     """Return the process number of the server, which rank 0 has started."""
-    [found] = [
-        each for each in psutil.Process().children() if "paceline.user_loop.server.server_process" in each.cmdline()
-    ]
+    [found] = [each for each in psutil.Process().children() if "paceline.user_loop.server" in each.cmdline()]
     return found.pid
 
 

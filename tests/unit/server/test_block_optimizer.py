@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from loaded_loops import use_loops
 from paceline.core.events import Accept, Apply
 from paceline.server import kernels
 from paceline.server.block_optimizer import BlockOptimizer
@@ -155,7 +156,7 @@ def arithmetic(request, monkeypatch):
     """Step blocks with torch, or also short ranges with the compiled loops."""
     if request.param == "loops":
         pytest.importorskip("numba")
-        monkeypatch.setattr(kernels, "LEAST", 1)
+        use_loops(monkeypatch)
         for kind in (SGDRule, AdamRule):
             for dtype in (torch.float32, torch.float64):
                 assert kernels.exact_loops(kind, dtype) is not None

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaded_loops import use_loops
 from paceline.server import kernels
 from paceline.server.accumulator import RunningMean
 from paceline.server.optimizer_rules import AdamRule, SGDRule, StepVectors
@@ -90,7 +91,7 @@ def test_the_loops_have_the_bits_of_torch_for_special_values(rule):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_threads_change_no_bit(rule, monkeypatch):
-    monkeypatch.setattr(kernels, "LEAST", 1)
+    use_loops(monkeypatch)
     ours, theirs = (vectors_of(rule, 70_001, 3, 0.5, torch.float32) for _ in range(2))
     before = torch.get_num_threads()
     try:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from loaded_loops import use_loops
 from paceline.core.events import Accept, Apply
 from paceline.server import kernels
 from paceline.server.parameter_server import ParameterServer
@@ -33,8 +34,7 @@ def arithmetic(request, monkeypatch):
         monkeypatch.setattr(mean_loops, "exact_loops", lambda dtype: None)
     else:
         pytest.importorskip("numba")
-        for choice in (kernels, mean_loops):
-            monkeypatch.setattr(choice, "LEAST", 1)
+        use_loops(monkeypatch)
 
 
 def net():

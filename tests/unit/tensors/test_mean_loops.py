@@ -5,6 +5,7 @@ from math import inf, isfinite, nan
 import pytest
 import torch
 
+from loaded_loops import use_loops
 from paceline.tensors import mean_loops
 from paceline.tensors.mean_loops import exact_loops, move_mean, update_mean
 
@@ -20,7 +21,7 @@ def vectors(count, length, dtype):
 @pytest.fixture
 def all_in_loops(monkeypatch):
     pytest.importorskip("numba")
-    monkeypatch.setattr(mean_loops, "LEAST", 1)
+    use_loops(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,4 @@
-"""Process of the server beside rank 0, or of its standby; `python -m` with this module reads its run from stdin.
+"""Process of the server beside rank 0, or of its standby: what rank 0 holds of it, and what it does.
 
 It holds none of the data. Of the user's code it runs an optimizer that is not of torch, callbacks, and controllers
 and compensators alone. Rank 0 writes requests of one byte to its standard input, and reads the replies and the end of
@@ -41,7 +41,7 @@ from paceline.worker.torch_utils import leave_out_compiler
 LOG = RankLogger(__name__)
 STOP_TIMEOUT_S = 20.0
 # -P: a file of the working directory, as queue.py, hides no module of Python.
-COMMAND = [sys.executable, "-P", "-m", "paceline.user_loop.server.server_process"]
+COMMAND = [sys.executable, "-P", "-m", "paceline.user_loop.server"]
 STATE, LAST_STATE, END_RUN, END = b"s", b"l", b"r", b"e"  # requests of rank 0; a frame with the reason follows END_RUN
 OF_STATE, OF_END = b"s", b"e"  # first frames of a reply, before its content
 
@@ -299,16 +299,3 @@ def _share_state(session: Session) -> None:
     server = session.server
     tensors = {name: each.detach() for name, each in [*server.model.named_parameters(), *server.model.named_buffers()]}
     session.shards.load({**server.shard_state(), "model": tensors, "optimizer": server.optimizer.state_dict()})
-
-
-def _pipe_to_rank_0() -> IO[bytes]:
-    """Return the standard output, to which nothing else is written from now on."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return replies
-
-
-if __name__ == "__main__":
-    status = main(sys.stdin.buffer, _pipe_to_rank_0())
-    sys.stderr.flush()
-    os._exit(status)  # the thread that waits for rank 0 holds the lock of standard input
