@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The many processes that tests start would each compile the source anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test suite test-all test-docs test-integrations test-slow docs explore lint types browser clean
+.PHONY: demo test suite test-all test-docs test-gpu test-integrations test-slow docs explore lint types browser clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -28,6 +28,10 @@ docs: .venv/installed
 # with an older click.
 test-integrations: .venv-integrations/installed .venv-skypilot/installed
 	.venv-integrations/bin/pytest -m integrations -n 2 tests/frameworks
+
+# On a machine with a GPU; elsewhere they are skipped. `DEVICE=cpu make test-gpu` tries what does not need CUDA itself.
+test-gpu: .venv/installed
+	$(BIN)/pytest -m gpu -n 2
 
 test-slow: .venv/installed browser
 	$(BIN)/pytest -m slow

@@ -1,24 +1,20 @@
 """Unequal shares, and losses of ranks, on a GPU that all ranks share."""
 
 import pytest
-import torch
 from test_survived_losses import check, check_changed
 
 from balance_catalogue import LOOPS
 from balanced_ranks import printed_by
+from gpu import DEVICE, on_gpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-    pytest.mark.timeout(300),
-]
+pytestmark = on_gpu
 # Gloo does not gather shards on a GPU, processes of a loader cannot use it, and Triton compiles for minutes.
 LEFT_OUT = ("fsdp2", "hsdp", "compiled", "processes")
 
 
 @pytest.fixture(autouse=True)
-def on_gpu(monkeypatch):
-    monkeypatch.setenv("DEVICE", "cuda")
+def _device(monkeypatch):
+    monkeypatch.setenv("DEVICE", DEVICE)
 
 
 def test_the_parameters_of_every_loop_are_those_of_equal_shares():

@@ -280,8 +280,7 @@ def test_a_batch_that_runs_out_of_memory_in_backward_is_dealt_again(tmp_path):
     computed, ended = notes_of(tmp_path)
     sizes = [(len(computed[i][0]["samples"]), ended[i][0]["stepped"]) for i in sorted(ended)]
     assert (6, False) in sizes
-    assert {size for size, is_stepped in sizes if is_stepped} >= {4, 5}
-    assert (6, True) not in sizes
+    assert max(size for size, is_stepped in sizes if is_stepped) <= 5, "the limit has fallen"
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ OF_GRADIENTS = {
     "no samples": (measured(SAMPLES, 0), "a gradient of no samples"),
     "negative samples": (measured(SAMPLES, -1), "measured.samples: expected `int` >= 0"),
     "2^62 samples": (measured(SAMPLES, 1 << 62), "measured.samples: expected `int` <= 4294967296"),
-    "minibatches": (measured(MINIBATCHES, -7), "measured.minibatches: expected `int` >= 1"),
+    "minibatches": (measured(MINIBATCHES, -7), "measured.minibatches: expected `int` >= 0"),
     "norm": (measured(SQUARED_NORM, -1.0), "squared norm -1.0"),
     "variance": (measured(VARIANCE, -inf), "variance -inf"),
     "seconds": (measured(COMPUTE_S, -1.0), "measured.compute_s: expected `float` >= 0.0"),
