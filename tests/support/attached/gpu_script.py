@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 
-DEVICE = os.environ["DEVICE"]
+DEVICE = os.environ.get("DEVICE", "cuda")
 BATCH, STEPS = 4, 8
 
 
