@@ -66,6 +66,17 @@ def test_threads_of_a_server_do_not_grow_with_its_connections(two_cores):
     assert counts[0] - threading.active_count() == 2 * (1 + 2)  # of each side: for messages, and for tensors
 
 
+def test_a_transport_that_was_closed_connects_again(two_cores):
+    protection = security(encrypt=False)
+    with serving(protection) as server, transport(protection) as client:
+        for _ in range(3):
+            for _ in range(3):
+                connection = client.connect(server.address)
+                connection.send(CancelTask(1))
+                connection.close()
+            client.close()
+
+
 @pytest.mark.slow
 def test_threads_of_a_run_are_as_many_for_six_workers_as_for_two(two_cores):
     """Each rank is a thread here, and has one for messages and some for tensors, whatever the number of workers."""

@@ -247,7 +247,7 @@ class Transport:
         if self.data_threads == 0:
             return None
         with self._lock:
-            if number < self.data_threads:
+            if len(self._data_loops) < self.data_threads:
                 self._data_loops.append(SocketLoop())
             return self._data_loops[number % len(self._data_loops)]
 
