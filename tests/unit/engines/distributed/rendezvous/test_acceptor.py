@@ -33,6 +33,7 @@ from paceline.engines.distributed.transport.messages import (
 from paceline.engines.distributed.transport.security import TokenSecurity
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.recording.metrics.network_counters import RejectionCause
+from this_process import wait_until
 
 DEEP = {"layers": {f"layers_of_a_deep_network.{i}": "Linear(in_features=1, out_features=1)" for i in range(20_000)}}
 END = End("updates", "5 updates made", 1.0)
@@ -184,9 +185,10 @@ def test_nothing_is_left_of_processes_that_have_gone():
     transport = Transport(lambda: TokenSecurity("a secret"), "1", 5.0)
     with accepting(transport=transport) as server:
         come_and_go(3)
-        before = _resources()
+        descriptors, threads = _resources()
         come_and_go(20)
-        assert _resources() == before
+        # A thread of the tensors closes its socket a moment after the loss is told.
+        wait_until(lambda: _resources()[0] <= descriptors and _resources()[1] <= threads)
 
 
 def _resources():
