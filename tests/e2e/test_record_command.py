@@ -32,7 +32,7 @@ for layer in model:
 fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(40):
-    time.sleep(0.04 if dist.get_rank() == 1 else 0.01)
+    time.sleep(0.11 if dist.get_rank() == 1 else 0.01)
     optimizer.zero_grad()
     model(torch.randn(4, 16)).sum().backward()
     optimizer.step()
@@ -130,7 +130,7 @@ def test_a_script_with_fsdp_or_own_collectives_is_recorded_by_the_flight_recorde
     assert done.returncode == 0, done.stderr
     recording = DDPRecording(tmp_path / "rec")
     assert recording.is_coarse
-    check_straggler(recording, "unknown", 0.030)
+    check_straggler(recording, "unknown", 0.100)
     advice = command(tmp_path, sys.executable, "-m", "paceline", "advise", tmp_path / "rec")
     assert "They are coarser" in advice.stdout
 

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import psutil
 
+import paceline as pl
 from machine_speed import scaled
 from paceline.recording.run_folder import SavedRun
 from paths import environment
@@ -99,7 +101,9 @@ def await_records(folder, kind, count):
     """Wait until a run has logged so many records of a kind."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
-        if (folder / "run.json").exists() and len(SavedRun(folder).history.of(kind)) >= count:
-            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* is cut short", pl.PacelineWarning)  # the run is writing that line
+            if (folder / "run.json").exists() and len(SavedRun(folder).history.of(kind)) >= count:
+                return
         time.sleep(0.2)
     raise TimeoutError(f"{folder} has fewer than {count} records {kind.__name__} after {LIMIT_S} s")
