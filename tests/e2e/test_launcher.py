@@ -85,7 +85,9 @@ def test_after_a_takeover_a_worker_that_is_killed_finds_the_standby_and_the_run_
     assert "the run goes on in run-standby" in printed
     history = SavedRun(tmp_path / "run-standby").history
     assert len(history.of(RunResumed)) == 1
-    assert [record.worker for record in history.of(WorkerLost) if record.reason != NOT_JOINED] == [0]
+    # On a busy machine the first gradient of a new process takes longer than others may: it is silent, and returns.
+    ended = [record for record in history.of(WorkerLost) if record.reason != NOT_JOINED and not record.silent]
+    assert [record.worker for record in ended] == [0]
     updates = [record.version for record in history.of(UpdateMade)]
     assert updates == list(range(1, len(updates) + 1))
     assert len(updates) > launched_standby.WORKER_0_AT
