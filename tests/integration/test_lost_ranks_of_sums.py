@@ -13,6 +13,7 @@ import paceline as pl
 from arrival_replay import arrival_replay, noted_events
 from end_when import FOREVER
 from machine_speed import scaled
+from paceline.core.events import Arrival
 from paceline.core.records import GradientArrived, WorkerJoined
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
@@ -25,6 +26,7 @@ from paceline.worker.task_runner import TaskRunner
 from rank_threads import LIMIT_S, plan_of, ranks
 from ranks import flat, lost, used_by
 from selections import parametrize_few
+from this_process import wait_until
 from tiny_jobs import batch_norm_net, largest_relative_difference, tiny_job
 
 EXACT = 1e-12
@@ -63,6 +65,11 @@ def assert_is_replayed(ends, job, n, protocol, stop, events, **config):
     assert len({tuple(flat(end.parameters).tolist()) for end in ends}) == 1, "all ranks have the same bits"
     expected = replayed(job, n, protocol, stop, events, **config)
     assert largest_relative_difference(flat(ends[0].parameters), expected) < EXACT
+
+
+def arrived(events):
+    """Return the worker and the draw of each gradient that has arrived."""
+    return {(each.worker, each.draw) for each in tuple(events) if isinstance(each, Arrival)}
 
 
 def kill_in_sum(monkeypatch, made, rank, number, *, after):
@@ -160,6 +167,25 @@ def test_a_rank_that_hangs_while_it_computes_a_lost_gradient_is_left_behind(even
     assert end.stopped_by == "updates"
     assert [worker for worker, _ in lost(end)][:2] == [1, 2]  # that wait may be taken for the silence of others
     assert_is_replayed([end], job, 4, **settings, events=events)
+
+
+def test_a_rank_dies_when_the_others_have_begun_to_sum_an_update_in_its_group(events):
+    timing = [pl.timing.Deterministic(seconds) for seconds in (0.001, scaled(0.2), 0.001)]
+    job, settings = tiny_job(), {"protocol": "bsp", "stop": "updates=12"}
+    with ranks(3, job, SUMS | {"slowness": pl.Cluster(3, timing)}, **settings) as made:
+        made.start_workers()
+
+        def kill():
+            wait_until(lambda: {(0, 4), (2, 4)} <= arrived(events))
+            made.processes[1].kill()
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        end = made.serve()
+        killing.join()
+        assert (1, 4) not in arrived(events), "the rank has died before its gradient of this update"
+        assert_is_replayed([end, made.end(2)], job, 3, **settings, events=events)
+    assert [worker for worker, _ in lost(end)] == [1]
 
 
 def test_a_rank_that_is_asked_to_end_leaves_the_others_in_the_run(events):

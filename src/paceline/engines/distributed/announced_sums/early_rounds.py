@@ -36,7 +36,8 @@ class EarlyRounds:
         self._newest = -1  # version of a task
         self._version = -1  # of the round; before the first one, the newest one when the group formed
         self._given: set[int] = set()  # members with a task of the round
-        self._begun: dict[int, int] = {}  # newest draw whose sum a member has begun
+        self._asked: set[int] = set()  # members whose newest task is summed early in this group
+        self._begun: dict[int, int] = {}  # newest draw whose sum a member has begun in this group
         self._has_round = False  # whether a round has begun in this group
 
     def form(self, generation: int, members: Collection[int]) -> None:
@@ -45,6 +46,8 @@ class EarlyRounds:
         self._members = frozenset(members)
         self._version = self._newest
         self._given = set(members)
+        self._asked = set()
+        self._begun = {}
         self._has_round = False
 
     def give(self, worker: int, version: int) -> int:
@@ -52,6 +55,14 @@ class EarlyRounds:
 
         The first round has a version that is newer than all tasks before the group: other members may have theirs.
         """
+        generation = self._generation_for(worker, version)
+        if generation:
+            self._asked.add(worker)
+        else:
+            self._asked.discard(worker)
+        return generation
+
+    def _generation_for(self, worker: int, version: int) -> int:
         self._newest = max(self._newest, version)
         if not self._has_round and version <= self._version:
             return 0
@@ -65,8 +76,12 @@ class EarlyRounds:
         return self._generation
 
     def begun(self, worker: int, draw: int) -> None:
-        """Note that a member has begun its part of the sum with the gradient of a draw."""
-        self._begun[worker] = draw
+        """Note that a member has begun its part of the sum with the gradient of a draw.
+
+        A task may be older than the group: then its sum is that of the group before, with other members.
+        """
+        if worker in self._asked:
+            self._begun[worker] = draw
 
     def generation_of(self, gradients: Sequence[SummedGradient]) -> int:
         """Return the group that has summed these gradients early, each with the same weight; 0 for none."""

@@ -53,6 +53,26 @@ def made(sizes=(3, 4, 5), **group):
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.sets(st.integers(0, 2)))
+def test_what_was_begun_in_a_group_is_not_used_in_the_next_one(late):
+    """Rank 1 leaves within an update; the others tell before or after that they have begun with their gradients."""
+    rounds = EarlyRounds(is_certain=True)
+    rounds.form(1, {0, 1, 2})
+    assert [rounds.give(worker, version=0) for worker in range(3)] == [1] * 3
+    for worker in {0, 1, 2} - late:
+        rounds.begun(worker, draw=4)
+    rounds.form(2, {0, 2})
+    for worker in late:
+        rounds.begun(worker, draw=4)
+    gradients = [SummedGradient(worker, 4, 8.0, at=worker) for worker in (0, 2)]
+    assert rounds.generation_of(gradients) == 0
+    assert [rounds.give(worker, version=1) for worker in (0, 2)] == [2, 2]
+    for worker in (0, 2):
+        rounds.begun(worker, draw=5)
+    assert rounds.generation_of([each._replace(draw=5) for each in gradients]) == 2
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 400))
 def test_buckets_have_each_element_once_from_the_last_parameter_to_the_first(sizes, nbytes):
     layout = FlatLayout(Mixed(sizes))
