@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-import paceline as pl
 from machine_speed import scaled
+from paceline.errors import PacelineWarning
 from paceline.recording.run_folder import SavedRun
 from paths import environment
 from ranks import free_port
@@ -102,7 +102,7 @@ def await_records(folder, kind, count):
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* is cut short", pl.PacelineWarning)  # the run is writing that line
+            warnings.filterwarnings("ignore", ".* is cut short", PacelineWarning)  # the run is writing that line
             if (folder / "run.json").exists() and len(SavedRun(folder).history.of(kind)) >= count:
                 return
         time.sleep(0.2)
