@@ -11,7 +11,7 @@ from launched_commands import run_on_ranks
 
 pytestmark = on_gpu
 ROUNDING = 1e-12  # float64
-SERVED = "torchrun(server=true)"
+SERVED, SUMMED = "torchrun(server=true)", "torchrun(server=false)"
 
 
 def parameters_of(folder, ranks, *arguments, device=DEVICE):
@@ -25,21 +25,28 @@ def parameters_of(folder, ranks, *arguments, device=DEVICE):
     return np.frombuffer(bytes.fromhex(found["0"]))
 
 
-@pytest.mark.parametrize("kind", ["plain", "clipped", "scaler"])
-def test_the_parameters_are_those_of_the_cpu(kind, tmp_path):
-    ours = parameters_of(tmp_path / "gpu", 2, "bsp", SERVED, kind)
-    theirs = parameters_of(tmp_path / "cpu", 2, "bsp", SERVED, kind, device="cpu")
+@pytest.mark.parametrize("cluster", [SERVED, SUMMED])
+@pytest.mark.parametrize("kind", ["plain", "clipped", "scaler", "streams"])
+def test_the_parameters_are_those_of_the_cpu(kind, cluster, tmp_path):
+    ours = parameters_of(tmp_path / "gpu", 2, "bsp", cluster, kind)
+    theirs = parameters_of(tmp_path / "cpu", 2, "bsp", cluster, kind, device="cpu")
     assert abs(ours - theirs).max() < ROUNDING
 
 
+@pytest.mark.parametrize("cluster", [SERVED, SUMMED])
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_ranks_share_one_gpu(ranks, tmp_path):
-    assert np.isfinite(parameters_of(tmp_path, ranks, "bsp", SERVED, "plain")).all()
+def test_ranks_share_one_gpu(ranks, cluster, tmp_path):
+    assert np.isfinite(parameters_of(tmp_path, ranks, "bsp", cluster, "plain")).all()
 
 
 @pytest.mark.parametrize("protocol", ["k_sync(k=1)", "asp", "balanced(m=2)"])
 def test_protocols_train(protocol, tmp_path):
     assert np.isfinite(parameters_of(tmp_path, 2, protocol, SERVED, "plain")).all()
+
+
+@pytest.mark.parametrize("protocol", ["k_sync(k=1)", "k_async(k=2)", "balanced(m=2)"])
+def test_protocols_train_without_a_server(protocol, tmp_path):
+    assert np.isfinite(parameters_of(tmp_path, 2, protocol, SUMMED, "plain")).all()
 
 
 @pytest.mark.parametrize("kind", ["bf16", "compiled"])

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 import paceline as pl
+from early_uses import make_small, note_uses
 from paceline.core.records import WorkerJoined
-from paceline.engines.distributed.announced_sums import early_sum
-from paceline.engines.distributed.announced_sums.early_sum import EarlySum, make_buckets
-from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.announced_sums.early_sum import EarlySum
 from rank_threads import ranks, run
 from ranks import flat, lost
 from selections import parametrize_few
@@ -25,27 +24,12 @@ SUMS = {"server": False}
 
 @pytest.fixture
 def small_buckets(monkeypatch):
-    """Let each parameter be a bucket."""
-    monkeypatch.setattr(early_sum, "make_buckets", partial(make_buckets, nbytes=1))
+    make_small(monkeypatch)
 
 
 @pytest.fixture
 def used(monkeypatch):
-    """Return a list to which the number of buckets in the backward pass is added for each early sum that is used."""
-    begun, uses, end, wait = {}, [], EarlySum.end, RankParameters.await_early
-
-    def ending(early):
-        if early._is_open:
-            begun[id(early)] = early._next
-        return end(early)
-
-    def waiting(parameters):
-        wait(parameters)
-        uses.append(begun[id(parameters._early)])
-
-    monkeypatch.setattr(EarlySum, "end", ending)
-    monkeypatch.setattr(RankParameters, "await_early", waiting)
-    return uses
+    return note_uses(monkeypatch)
 
 
 def simulated(job, n, **settings):

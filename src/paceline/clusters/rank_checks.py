@@ -17,7 +17,6 @@ WITHOUT_SERVER: Mapping[str, object] = {  # values of arguments of `Torchrun` th
     "wire": "float32",
     "shards": 1,
     "standby_sync": False,
-    "device": "cpu",
 }
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 

@@ -74,11 +74,11 @@ class Torchrun:
         address: address of the host of rank 0, on which the server listens, for example ``"10.0.0.1"`` or
             ``"10.0.0.1:29511"``. The default is reachable from this machine only.
         server: whether gradients go to a server at rank 0, which sends back the parameters. Without one they stay where
-            they are: the ranks sum those that count (gloo), and each steps its own optimizer, so the traffic is that of
-            DistributedDataParallel and every rank is a worker. Rank 0 starts its worker as a second process. For
-            protocols of fresh gradients (bsp, balanced, k_sync, dbw and their kin), and for k_async and k_batch_async
-            with one more copy of the parameters at each rank; on the CPU. None for a server, but not in an attached
-            loop whose gradients are fresh and whose options need none.
+            they are: the ranks sum those that count (gloo, or NCCL where each rank has a GPU of its own), and each
+            steps its own optimizer, so the traffic is that of DistributedDataParallel and every rank is a worker. Rank
+            0 starts its worker as a second process. For protocols of fresh gradients (bsp, balanced, k_sync, dbw and
+            their kin), and for k_async and k_batch_async with one more copy of the parameters at each rank. None for a
+            server, but not in an attached loop whose gradients are fresh and whose options need none.
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
         workers: unit of a worker, "process", or "node" for all processes of a host.

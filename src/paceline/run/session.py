@@ -67,7 +67,7 @@ class Session:
             self.model = self.model.to(usable_device(cluster.device))
         elif isinstance(cluster, Torchrun) and config.plan.allreduce is not None:
             distributed.check_summable(self.model)
-            self.model = self.model.to(device_of(cluster.device, cluster.ranks.local_rank))
+            self.model = self.model.to(host.device or device_of(cluster.device, cluster.ranks.local_rank))
         self.config = config = with_cut_minibatches(config, self.model)
         self.coordinator = config.rules.coordinator(config.checked_plan, config.stop)
         check_reported(job, self.model, config.seed, config.stop)

@@ -19,6 +19,7 @@ from paceline.core.stop import Stop
 from paceline.engines.distributed import End
 from paceline.errors import RunError, UsageError
 from paceline.recording.why_ended import why_left
+from paceline.tensors.kernels import await_kernels
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.data_place import DataPlace
 from paceline.user_loop.data.dealt_batches import dealt_to
@@ -94,6 +95,7 @@ class SharedRun(AttachedRun):
             samples=lambda: self.loader.samples(self._tasks.taken or self._tasks.task),
             step_of_scaler=self._step_of_scaler,
             keeps_scale=self._keeps_scale,
+            task=lambda: self._tasks.task,
         )
         self._interruptible = InterruptibleBatch(loop.model, self._tasks.check, self._gradients.drop)
         self._step_hooks = StepHooks(self._optimizers, self._before_step, self._after_step)
@@ -333,8 +335,13 @@ class SharedRun(AttachedRun):
             self._receive()
         elif self._makes_step:
             self._makes_step = False
-            self._exchange.to_worker.put(LoopStep())
+            self._return_step(LoopStep())
             self._receive()
+
+    def _return_step(self, step: LoopStep) -> None:
+        """Tell the worker that a step is made, also on a GPU."""
+        await_kernels(self._watch.parameters[0].device)
+        self._exchange.to_worker.put(step)
 
     def _step_of_scaler(self, index: int, step: Callable[[], Any]) -> Any:
         """Make a step of a GradScaler, which skips that of the optimizer if the gradient is not finite."""
@@ -381,7 +388,7 @@ class SharedRun(AttachedRun):
         while isinstance(message := self._get(), LoopStep):
             with self._step_hooks.off():
                 self._optimizer.step()
-            self._exchange.to_worker.put(message)
+            self._return_step(message)
         self._on_message(message)
 
     def _on_message(self, message: LoopTask | LoopStep | LoopEnd | BaseException) -> None:

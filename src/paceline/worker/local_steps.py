@@ -73,12 +73,12 @@ class LocalStepsReplica(Replica):
         self._local_steps = local_steps
         self._n = n
         stepping = stepping or job
-        model = build_model(stepping, seed).to(self._device)
+        model = build_model(stepping, seed).to(self.device)
         self._optimizer = ParameterServer(stepping, model, self.layout, job.gradients_per_epoch(n), workers=n)
         self._initial = self._optimizer_state()
         self._is_watched = False
         self._states: dict[int, _States] = {}
-        self._step_gradient = self.layout.allocate(self._device)
+        self._step_gradient = self.layout.allocate(self.device)
 
     def gradient(
         self, worker: int, draw: int, minibatch: Minibatch | None, version: FlatBuffers, gradient: FlatBuffers
@@ -181,7 +181,7 @@ class LocalStepsReplica(Replica):
                 start.copy_(end)
         gradient.copy_(change)
         if change.memory.is_cuda:  # the copy does not wait for the GPU
-            torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self.device)
 
     def _accepted_state(self, worker: int) -> Mapping[str, Any]:
         """Return the optimizer state after the worker's newest accepted work."""

@@ -50,6 +50,7 @@ class Replica:
         source: source of the gradients, None for the job.
 
     Attributes:
+        device: as given.
         on_gradient_ready: called in the last backward pass with the index of each parameter after autograd has added
             to its gradient, mostly once; only if the gradient is written on the device of the model. None for no call.
         learning_rates: learning rate of each parameter group for the step of the last gradient; empty where the server
@@ -83,10 +84,10 @@ class Replica:
         self.kept: KeptValues | None = None
         self._job = job
         self._seed = seed
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._group = group
-        self.model = build_model(job, seed).to(self._device)
-        self._source = source or JobGradients(job, self.model, seed, n, device=self._device, group=group)
+        self.model = build_model(job, seed).to(self.device)
+        self._source = source or JobGradients(job, self.model, seed, n, device=self.device, group=group)
         self.layout = FlatLayout(self.model, shards)
         self._guard = ParameterGuard.for_parameters(self.model) if debug else None
         self._parameters = trainable(self.model)
@@ -105,7 +106,7 @@ class Replica:
                 CPU, between layers, forward and backward.
         """
         self._source.set_check(check)
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             check_between_layers(self.model, check)
 
     def gradient(
@@ -120,7 +121,7 @@ class Replica:
             self._group.begin(draw, minibatch, version)
         place = str(UpcomingMinibatch(worker, draw, minibatch))
         seed = self._random_seed(worker, draw, minibatch)
-        with seeded(seed, self._device):
+        with seeded(seed, self.device):
             with at_place(f"the data of job {self._job.name} failed for {place}"):
                 batch = self._source.load(worker, draw, minibatch)
             start_s = perf_counter()
@@ -138,7 +139,7 @@ class Replica:
             norm = _squared_norm(own, part.squared_norms)
             if own is not gradient:
                 gradient.copy_(own)
-                torch.cuda.synchronize(self._device)  # the copy does not wait for the GPU
+                torch.cuda.synchronize(self.device)  # the copy does not wait for the GPU
         spread = variance(part.mean_square, norm, part.microbatches)
         self.learning_rates = part.learning_rates
         self.options = part.options
@@ -218,10 +219,10 @@ class Replica:
 
     def _local(self, use: str, flat: FlatBuffers) -> FlatBuffers:
         """Return these flat buffers, or own ones on the device of the model."""
-        if flat.memory.device.type == self._device.type:
+        if flat.memory.device.type == self.device.type:
             return flat
         if use not in self._own:
-            self._own[use] = self.layout.allocate(self._device)
+            self._own[use] = self.layout.allocate(self.device)
         return self._own[use]
 
 

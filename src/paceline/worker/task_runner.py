@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -145,6 +146,15 @@ def device_of(kind: str, number: int) -> str:
         return "cpu"
     usable_device(kind)
     return f"cuda:{number % torch.cuda.device_count()}"
+
+
+def gpu_of(device: torch.device | str) -> str:
+    """Return an identifier of a GPU, equal in all processes that compute on it; an empty text for a CPU."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # from torch 2.5 on
+    return f"{socket.gethostname()} {device.index}" if uuid is None else str(uuid)
 
 
 def pin(flat: FlatBuffers) -> None:

@@ -57,7 +57,8 @@ class ThreadPart(RankPart):
         model, optimizer = loop.model, loop.optimizer
         read_copy = None if ranks.has_server else lambda: self.lifecycle.read_state()
         self.steps = RankSteps(optimizer) if ranks.steps_here else ServerSteps(optimizer, model, read_copy)
-        replicas = LoopReplicas(self.exchange, loop)
+        is_summed_early = ranks.plan.counts_all and not ranks.has_server
+        replicas = LoopReplicas(self.exchange, loop, is_summed_early=is_summed_early)
         self.host = Host(
             lifecycle=self.lifecycle,
             make_replica=replicas,

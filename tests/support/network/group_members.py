@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import torch
+
 from paceline.engines.distributed.allreduce.membership import MembershipServer
 from paceline.engines.distributed.allreduce.step_reports import StepReports
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer
@@ -43,8 +45,9 @@ class LostGroup:
 def rank(**changes):
     settings = {"is_elastic": False, "heartbeat_timeout_s": 5.0, "worker": 1, "start_timeout_s": 5.0}
     settings |= {"n": 3, "started": 3}
-    cluster = SimpleNamespace(**{**settings, "has_gpu_each": lambda gpus: True, **changes})
-    return SimpleNamespace(cluster=cluster, transport=transport(cluster.heartbeat_timeout_s), folder=None)
+    cluster = SimpleNamespace(**{**settings, **changes})
+    link = transport(cluster.heartbeat_timeout_s)
+    return SimpleNamespace(cluster=cluster, transport=link, folder=None, device=torch.device("cpu"))
 
 
 def server_with(*members, **changes):
@@ -55,5 +58,5 @@ def server_with(*members, **changes):
     return server
 
 
-def peer(worker, connection, name="", has_own_gpu=True):
-    return AcceptedPeer(peer_id=worker, worker=worker, connection=connection, name=name, has_own_gpu=has_own_gpu)
+def peer(worker, connection, name="", gpu=""):
+    return AcceptedPeer(peer_id=worker, worker=worker, connection=connection, name=name, gpu=gpu)

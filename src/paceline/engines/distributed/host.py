@@ -110,6 +110,7 @@ class Host:
         start_sidecar: starts processes beside the rank.
         make_transport: makes the transport to the other ranks.
         make_optimizer: makes the optimizer of a server in this process, in place of the job's; None for that.
+        device: device on which the process computes; None for that of the cluster.
     """
 
     lifecycle: Lifecycle
@@ -117,6 +118,7 @@ class Host:
     start_sidecar: SidecarStarter = CommandSidecar
     make_transport: Callable[[Torchrun, JobSecurity], Transport] = make_transport
     make_optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    device: torch.device | None = None
 
 
 THIS_PROCESS = Host(lifecycle=WholeProcess())

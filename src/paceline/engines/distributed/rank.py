@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.clusters.torchrun import Torchrun
@@ -16,6 +17,7 @@ from paceline.engines.distributed.rendezvous.job_security import JobSecurity
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.jobs.job import Job
 from paceline.protocols.protocol import Plan
+from paceline.worker.task_runner import device_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,15 @@ class Rank:
     make_job_spec: Callable[[nn.Module], dict[str, Any]]
     host: Host
     folder: str | Path | None = None
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Device on which this process computes.
+
+        Raises:
+            UsageError: this machine has no such device.
+        """
+        return self.host.device or torch.device(device_of(self.cluster.device, self.cluster.ranks.local_rank))
 
     @cached_property
     def security(self) -> JobSecurity:

@@ -50,6 +50,12 @@ class UserLoop(NamedTuple):
     clip_norm: float | None
     digests: DataDigests = DataDigests()
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the model, on which its versions are and its gradients are summed; the CPU for one on several."""
+        devices = {each.device for each in [*self.model.parameters(), *self.model.buffers()]}
+        return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
 
 class LoopData(msgspec.Struct, frozen=True, kw_only=True):
     """Data of a loop, equal on all ranks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from paceline.errors import RunError
 from paceline.protocols.protocol import Plan
 from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.hooks.change_watch import ChangeWatch
+from paceline.user_loop.hooks.early_gradients import EarlyGradients
 from paceline.user_loop.hooks.loop_tensors import answer, hand_in
 from paceline.user_loop.hooks.loop_watch import LoopWatch
 from paceline.user_loop.hooks.loss_reader import LossReader, reader_of_losses
@@ -38,6 +39,7 @@ class GradientSender:
         step_of_scaler: called with the index of an optimizer and the step of a GradScaler, which it makes and whose
             value it returns.
         keeps_scale: returns whether the latest step leaves the scale of a GradScaler as it is.
+        task: returns the task of the loop; None without one.
 
     Attributes:
         weight: weight of the gradient of each step.
@@ -52,6 +54,7 @@ class GradientSender:
         samples: Callable[[], int],
         step_of_scaler: Callable[[int, Callable[[], Any]], Any],
         keeps_scale: Callable[[], bool],
+        task: Callable[[], LoopTask | None],
     ) -> None:
         self._optimizer = loop.optimizer
         self._watch = watch
@@ -64,6 +67,8 @@ class GradientSender:
         ]
         self._exchange = exchange
         self._steps = steps
+        self._task = task
+        self._early: EarlyGradients | None = None
         self._samples = samples
         self.weight = LossWeight(lambda: samples() // loop.accumulate)
         self._losses = LossReader(self.weight.look)
@@ -122,7 +127,7 @@ class GradientSender:
         if weight == 0:
             self.skip(task, index)
             return arguments
-        norms = hand_in(task, self._parameters, self._watch.buffers, of=self._of_parts[index])
+        norms = self._hand_in(task, self._of_parts[index])
         self._answer(loss, **self._steps.place(task), squared_norms=norms, weight=weight)
         return arguments
 
@@ -149,13 +154,13 @@ class GradientSender:
         """
         self._watch.look()
         self.drop(index)
-        hand_in(task, self._parameters, self._watch.buffers, of=())
+        self._hand_in(task, ())
         place = self._steps.place(task) if index is not None else {}
         self._answer(None, **place, skipped=True, overflowed=overflowed)
 
     def wait(self, task: LoopTask) -> None:
         """Send that the loop needs a batch for its next step, and that the task has none."""
-        hand_in(task, self._parameters, self._watch.buffers, of=())
+        self._hand_in(task, ())
         self._answer(None, skipped=True, step_place=NO_STEP)
 
     def lower_scale(self) -> None:
@@ -184,6 +189,8 @@ class GradientSender:
             self._others.close()
         if self._changes is not None:
             self._changes.close()
+        if self._early is not None:
+            self._early.close()
 
     def _check_skip(self) -> None:
         """Check that the loop has skipped a step on purpose: there is no gradient, or it is not finite.
@@ -204,6 +211,16 @@ class GradientSender:
                 f"{not_called}, but there is a gradient: to skip it, call run.skip(); if a step takes more batches, "
                 "give attach accumulate="
             )
+
+    def _hand_in(self, task: LoopTask, of: Container[nn.Parameter]) -> dict[int, Tensor]:
+        """Hand in the gradients of some parameters, of which the sums of some may have begun."""
+        copied = {} if self._early is None else self._early.unchanged(task)
+        norms = hand_in(task, self._parameters, self._watch.buffers, of=of, copied=copied)
+        if self._early is not None:
+            self._early.end(task, copied)
+        elif task.on_ready is not None and len(self._optimizers) == 1:
+            self._early = EarlyGradients(self._parameters, self._accumulate, self._task)
+        return norms
 
     def _stepped_by(self, index: int) -> list[nn.Parameter]:
         return [each for each in self._parameters if each in self._of_parts[index]]

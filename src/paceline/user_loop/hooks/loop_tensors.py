@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import isinf
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.jobs.job import trainable
+from paceline.tensors.kernels import await_kernels
 from paceline.tensors.squared_norms import copy_with_squared_norm
 from paceline.user_loop.server.description import plain_options
 from paceline.user_loop.worker.exchange import LoopAnswer, LoopTask
@@ -21,6 +23,7 @@ def hand_in(
     parameters: Sequence[nn.Parameter],
     buffers: Sequence[Tensor],
     of: Container[nn.Parameter] | None = None,
+    copied: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> dict[int, Tensor]:
     """Move the gradient of the loop into the buffers of its task, so that a step finds none.
 
@@ -31,6 +34,7 @@ def hand_in(
         parameters: trained parameters of the model.
         buffers: buffers of the model.
         of: parameters whose gradients are moved; None for all.
+        copied: squared norms of the gradients that are in the buffers already, by index of the parameter.
 
     Returns:
         Squared norm of the gradient of each parameter that has one, by index.
@@ -40,13 +44,14 @@ def hand_in(
     for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):
         if parameter.grad is not None and (of is None or parameter in of):
             gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            squared_norms[i] = copy_with_squared_norm(gradient, view)
+            squared_norms[i] = copied[i] if i in copied else copy_with_squared_norm(gradient, view)
             task.gradient.written.add(i)
             parameter.grad = None
         elif i in stale:
             view.zero_()
     for theirs, ours in zip(task.model.buffers(), buffers, strict=True):
         theirs.copy_(ours)
+    await_kernels(task.gradient.memory.device)  # another thread reads it, in another stream
     return squared_norms
 
 

@@ -38,7 +38,7 @@ from paceline.user_loop.server.standby_process import StandbyProcess
 from paceline.user_loop.step_policies import RankSteps, ServerSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
-from paceline.user_loop.worker.loop_optimizer import check_local_steps
+from paceline.user_loop.worker.loop_optimizer import check_own_steps
 from paceline.user_loop.worker.loop_replicas import LoopReplicas
 from paceline.user_loop.worker.optimizer_copy import copies_of, pickled_by_value
 
@@ -91,7 +91,7 @@ class ServedPart(RankPart):
     ) -> None:
         self._steps_here = plan.local_steps is not None
         if self._steps_here:
-            check_local_steps(loop)
+            check_own_steps(loop)
         self._loop = loop
         self._cluster = cluster
         is_of_torch = self._describe().is_of_torch  # else only checked; the run reads it when it begins (decision 0022)
@@ -111,8 +111,9 @@ class ServedPart(RankPart):
         )
         self.host = Host(
             lifecycle=self.lifecycle,
-            make_replica=LoopReplicas(self.exchange, loop),
+            make_replica=LoopReplicas(self.exchange, loop, is_summed_early=plan.counts_all and not cluster.has_server),
             make_optimizer=None if is_of_torch else copies_of(loop.optimizer, loop.model),
+            device=loop.device,
         )
         self._plan = plan
         self._environment = environment

@@ -21,7 +21,7 @@ from paceline.user_loop.server.description import computed_by_the_user
 from paceline.user_loop.step_policies import CommonSteps
 from paceline.user_loop.worker.exchange import Exchange, LoopEnd
 from paceline.user_loop.worker.loop_lifecycle import LoopLifecycle
-from paceline.user_loop.worker.loop_optimizer import LoopOptimizer, check_averages, check_steps, shared_parameters
+from paceline.user_loop.worker.loop_optimizer import LoopOptimizer, check_own_steps, shared_parameters
 from paceline.user_loop.worker.loop_replicas import LoopReplicas
 
 
@@ -39,20 +39,19 @@ class AllReducePart(RankPart):
         callbacks: callbacks at rank 0.
 
     Raises:
-        UsageError: the ranks cannot average the model, or the optimizer needs more than a gradient.
+        UsageError: the optimizer needs more than a gradient, or the model is on several devices.
     """
 
     def __init__(
         self, loop: UserLoop, plan: Plan, cluster: Torchrun, options: RunOptions, callbacks: Sequence[Callback]
     ) -> None:
-        check_steps(loop)
-        check_averages(loop)
+        check_own_steps(loop)
         self.steps = CommonSteps()
         self.ranks = cluster.ranks.world_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=False)
         replicas = LoopReplicas(self.exchange, loop, shared_parameters(loop.model))
-        self.host = Host(lifecycle=self.lifecycle, make_replica=replicas)
+        self.host = Host(lifecycle=self.lifecycle, make_replica=replicas, device=loop.device)
         self._job = make_stepping_job(loop, self.exchange)
         self._plan = plan
         self._cluster = cluster

@@ -33,6 +33,8 @@ class LoopTask(NamedTuple):
         progress: progress of the run.
         check: function that raises `Interrupted` if the task is interrupted.
         step: local steps before this minibatch in the same work, >= 0.
+        on_ready: called with the index of each parameter whose gradient is complete, so that its sum begins; None for
+            a gradient that is handed in as a whole.
     """
 
     minibatch: Minibatch | None
@@ -42,6 +44,7 @@ class LoopTask(NamedTuple):
     progress: TaskProgress = TaskProgress()
     check: Callable[[], None] = lambda: None
     step: int = 0
+    on_ready: Callable[[int], None] | None = None
 
     @property
     def is_interrupted(self) -> bool:

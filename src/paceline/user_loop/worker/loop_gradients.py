@@ -24,11 +24,15 @@ class LoopGradients(GradientSource):
         exchange: exchange with the loop.
         is_shared: whether the ranks of a host share each minibatch, so that an interrupt reaches all of them with the
             sum of their gradients, and none before.
+        is_summed_early: whether the sum of a gradient may begin before it is complete, and be made again.
     """
 
-    def __init__(self, ahead: int, exchange: Exchange, *, is_shared: bool = False) -> None:
+    def __init__(
+        self, ahead: int, exchange: Exchange, *, is_shared: bool = False, is_summed_early: bool = False
+    ) -> None:
         self._exchange = exchange
         self._is_shared = is_shared
+        self._is_summed_early = is_summed_early
         self._check: Callable[[], None] = lambda: None
         self._ahead = ahead
         self._known: tuple[UpcomingMinibatch, ...] = ()
@@ -85,6 +89,7 @@ class LoopGradients(GradientSource):
             progress=progress,
             check=self._check,
             step=self._local_step,
+            on_ready=on_ready if self._is_summed_early else None,
         )
         answer = self._exchange.ask(task)
         assert isinstance(answer, LoopAnswer)

@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.errors import RunError, UsageError
 from paceline.jobs.job import trainable
+from paceline.tensors.kernels import await_kernels
 from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.server.description import add_modules
 from paceline.user_loop.worker.exchange import Exchange, LoopStep
@@ -48,6 +49,7 @@ class LoopOptimizer(torch.optim.Optimizer):
         Raises:
             RunError: the loop has ended in the meantime, so the parameters lack this step.
         """
+        await_kernels(self.param_groups[0]["params"][0].device)  # the loop may step in another stream
         try:
             self._exchange.ask(LoopStep())
         except Interrupted:
@@ -89,11 +91,12 @@ def shared_parameters(model: nn.Module, *, with_frozen: bool = False) -> nn.Modu
     return shared
 
 
-def check_steps(loop: UserLoop) -> None:
+def check_own_steps(loop: UserLoop) -> None:
     """Check that a loop can step its optimizer on each rank.
 
     Raises:
-        UsageError: the optimizer evaluates the loss within a step, or holds parameters of another model.
+        UsageError: the optimizer needs more than a gradient or holds parameters of another model, or the model is on
+            several devices.
     """
     optimizer = loop.optimizer
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -113,33 +116,9 @@ def check_steps(loop: UserLoop) -> None:
                 f"parameter group {number} of the optimizer holds parameters that are not in the model, which the "
                 "ranks would not average: give the model whose parameters the optimizer has"
             )
-
-
-def check_averages(loop: UserLoop) -> None:
-    """Check that the ranks can average the model of a loop without a server.
-
-    Raises:
-        UsageError: the model is on a GPU.
-    """
-    devices = {parameter.device.type for parameter in loop.model.parameters()}
-    if devices != {"cpu"}:
-        raise UsageError(
-            f"the model is on {' and '.join(sorted(devices - {'cpu'}))}, but without a server attach averages on the "
-            "CPU only: move the model to the CPU, or give a protocol with a server, as k_sync(k=3)"
-        )
-
-
-def check_local_steps(loop: UserLoop) -> None:
-    """Check that a loop can make local steps.
-
-    Raises:
-        UsageError: the optimizer needs more than a gradient or holds parameters of another model, or the model is on
-            several devices.
-    """
-    check_steps(loop)
     devices = sorted({str(parameter.device) for parameter in trainable(loop.model)})
     if len(devices) > 1:
         raise UsageError(
-            f"the model is on {' and '.join(devices)}, but local steps need it on one device: move it to one, or omit "
-            "local_steps"
+            f"the model is on {' and '.join(devices)}, but the optimizer of each rank steps it on one device: move it "
+            "to one, or type bsp"
         )

@@ -26,19 +26,25 @@ class LoopReplicas:
         exchange: exchange with the loop.
         loop: parts of the loop.
         model: module of which each replica has a copy; None for the model of its job.
+        is_summed_early: whether the sum of a gradient may begin before it is complete.
     """
 
-    def __init__(self, exchange: Exchange, loop: UserLoop, model: nn.Module | None = None) -> None:
+    def __init__(
+        self, exchange: Exchange, loop: UserLoop, model: nn.Module | None = None, *, is_summed_early: bool = False
+    ) -> None:
         self._exchange = exchange
         self._loop = loop
         self._model = model
+        self._is_summed_early = is_summed_early
 
     def __call__(
         self, job: Job, seed: int, n: int, *, local_steps: LocalSteps | None = None, **settings: Any
     ) -> Replica:
         """Return the replica of a rank."""
         is_shared = settings.get("group") is not None
-        settings["source"] = LoopGradients(job.minibatches_ahead, self._exchange, is_shared=is_shared)
+        settings["source"] = LoopGradients(
+            job.minibatches_ahead, self._exchange, is_shared=is_shared, is_summed_early=self._is_summed_early
+        )
         if local_steps is None:
             own = job if self._model is None else replace(job, model=self._model)
             replica = Replica(own, seed, n, **settings)

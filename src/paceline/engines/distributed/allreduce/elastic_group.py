@@ -115,8 +115,8 @@ class ElasticGroup:
             self._group.connect(transport, self._store, host, self._key, timeout_s=timeout_s)
             if self._early is not None:
                 self._early.connect(transport, self._store, host, self._key, timeout_s=timeout_s, name="early")
-            if self._uses_nccl:
-                self._group.connect_gpus()
+            for group in self._groups if self._uses_nccl else ():
+                group.connect_gpus()
         except RuntimeError as error:
             raise Unreachable(shorten(str(error))) from error
         self._check()
@@ -219,6 +219,7 @@ class ElasticGroup:
         """
         tensors: dict[str, Tensor] = {}
         value = encode(state, tensors)
+        tensors = {name: each.cpu() for name, each in tensors.items()}
         described = {name: describe(each) for name, each in tensors.items()}
         value, described = json.loads(self._broadcast_text(json.dumps([value, described]), root))
         if state is None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-import torch
-
 from paceline.core.events import Compute
 from paceline.engines.distributed.allreduce.base import GroupMembership
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, MembershipChanged, Unreachable
@@ -23,6 +21,7 @@ from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.process_group import PendingCollective
 from paceline.engines.distributed.transport.task_messages import decoded_metrics
+from paceline.worker.task_runner import gpu_of
 
 
 class AnnouncedGroup(NamedTuple):
@@ -61,9 +60,9 @@ class MembershipClient(GroupMembership):
     def open(self) -> None:
         """Join rank 0."""
         cluster = self._rank.cluster
-        has_own_gpu = cluster.has_gpu_each(torch.cuda.device_count())
+        gpu = gpu_of(self._rank.device)
         name = describe_process(f"worker {cluster.worker}", cluster)
-        hello = messages.Hello.of(name, cluster.worker, self._job_spec, has_own_gpu=has_own_gpu)
+        hello = messages.Hello.of(name, cluster.worker, self._job_spec, gpu=gpu)
         with raising_run_error():
             self._session = join_rank_0(cluster, self._rank.transport, hello)
         self._session.listen(self._on_message, self._on_error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer
@@ -11,6 +12,15 @@ from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.sum_messages import FormGroup
 
 LOOPBACK = ("127.0.0.1", "::1")
+
+
+def have_own_gpus(gpus: Collection[str]) -> bool:
+    """Return whether each process has a GPU that no other one uses, as NCCL requires.
+
+    >>> have_own_gpus(["GPU-1", "GPU-2"]), have_own_gpus(["GPU-1", "GPU-1"]), have_own_gpus(["GPU-1", ""])
+    (True, False, False)
+    """
+    return all(gpus) and len(set(gpus)) == len(gpus)
 
 
 class Members(dict[int, AcceptedPeer]):
@@ -30,9 +40,9 @@ class Members(dict[int, AcceptedPeer]):
         return min(hosts, key=lambda host: (host in LOOPBACK, host), default="")
 
     @property
-    def have_own_gpus(self) -> bool:
-        """Whether each member has a GPU that no other process uses."""
-        return all(member.has_own_gpu for member in self.values())
+    def gpus(self) -> list[str]:
+        """Identifiers of the GPUs of the members, each empty for none."""
+        return [member.gpu for member in self.values()]
 
     def announce(self, generation: int, store: GroupStore, uses_nccl: bool) -> ElasticGroup:
         """Announce a new group to all members, and return it; their ranks are in the order of their numbers.

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import torch
-
 from paceline.core.events import Compute, Event, Joined, Lost
 from paceline.engines.distributed.allreduce.base import GroupMembership, MakeState
 from paceline.engines.distributed.allreduce.breakage import Breakage
@@ -19,7 +17,7 @@ from paceline.engines.distributed.allreduce.elastic_group import (
     MissingPeers,
     Unreachable,
 )
-from paceline.engines.distributed.allreduce.members import Members
+from paceline.engines.distributed.allreduce.members import Members, have_own_gpus
 from paceline.engines.distributed.allreduce.progress_monitor import ProgressMonitor, waits_s
 from paceline.engines.distributed.allreduce.step_reports import StepReports
 from paceline.engines.distributed.failed_worker import why_failed
@@ -36,6 +34,7 @@ from paceline.engines.distributed.transport.process_group import PendingCollecti
 from paceline.engines.signals import is_sigterm_held
 from paceline.errors import RunError, UsageError
 from paceline.utils.rank_logger import RankLogger
+from paceline.worker.task_runner import gpu_of
 
 LOG = RankLogger(__name__)
 POLL_S = 0.05  # between two looks for a SIGTERM that is held
@@ -314,7 +313,7 @@ class MembershipServer(GroupMembership):
         """Announce a new group to all members; return it, and the worker of each rank in it."""
         with self._lock:
             workers = [0, *sorted(self._members)]
-            uses_nccl = self._cluster.has_gpu_each(torch.cuda.device_count()) and self._members.have_own_gpus
+            uses_nccl = have_own_gpus([gpu_of(self._rank.device), *self._members.gpus])
             self._store = GroupStore(self.generation, self._send_all)
             self._host = self._members.host
             previous, self.group = self.group, self._members.announce(self.generation, self._store, uses_nccl)

@@ -45,7 +45,7 @@ class EarlySum:
     """
 
     def __init__(self, layout: FlatLayout, gradient: FlatBuffers) -> None:
-        self.total = layout.allocate()
+        self.total = layout.allocate(gradient.memory.device)
         self._layout = layout
         self._gradient = gradient
         self._buckets = make_buckets(layout.parameter_ranges(), gradient)
@@ -71,7 +71,7 @@ class EarlySum:
 
     def renew(self) -> None:
         """Take other memory."""
-        self.total = self._layout.allocate()
+        self.total = self._layout.allocate(self._gradient.memory.device)
 
     def on_accumulated(self, parameter: int) -> None:
         """Note that the gradient of a parameter is complete, and begin the sums of the buckets that are."""

@@ -36,7 +36,9 @@ class RankGroups:
         self._first = self._first or form.generation
         self._newest = form.generation
         store = self._store(form.generation)
-        group = ElasticGroup(form.key, form.rank, form.size, store, sums_early=form.sums_early)
+        group = ElasticGroup(
+            form.key, form.rank, form.size, store, uses_nccl=form.uses_nccl, sums_early=form.sums_early
+        )
         self._groups[form.generation] = group
 
     def break_off(self) -> None:

@@ -13,6 +13,7 @@ from paceline.engines.distributed.announced_sums.early_sum import EarlySum
 from paceline.engines.distributed.transport.announced_messages import SummedGradient
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
+from paceline.tensors.kernels import await_kernels
 
 
 class Held(NamedTuple):
@@ -49,7 +50,7 @@ class RankParameters:
 
     def __init__(self, server: ParameterServer, layout: FlatLayout, worker: int) -> None:
         self.number = -1
-        self.gradient = layout.allocate()
+        self.gradient = layout.allocate(server.device)
         self._total: FlatBuffers | None = None
         self._server = server
         self._layout = layout
@@ -75,13 +76,13 @@ class RankParameters:
     @property
     def total(self) -> FlatBuffers:
         """Memory of this rank's terms of a sum, and then of the sum."""
-        self._total = self._total or self._layout.allocate()
+        self._total = self._total or self._allocate()
         return self._total
 
     @property
     def recomputed(self) -> FlatBuffers:
         """Memory for the gradient of a lost worker, which `hold_recomputed` keeps."""
-        self._recomputed = self._recomputed or self._layout.allocate()
+        self._recomputed = self._recomputed or self._allocate()
         return self._recomputed
 
     def begin(self, number: int, state: Mapping[str, Any] | None) -> None:
@@ -113,6 +114,7 @@ class RankParameters:
             self._hold(keeps_for, self._newest, self.gradient)
         self._newest = None
         self._read = self._server.state
+        await_kernels(self._server.device)  # a loop may read the version in another stream
         return self._read
 
     def begin_early(self, group: ElasticGroup | None) -> None:
@@ -134,6 +136,8 @@ class RankParameters:
 
     def cancel_task(self) -> None:
         """Note that a task has ended without a gradient."""
+        if self._server.device.type == "cuda":
+            torch.cuda.synchronize(self._server.device)  # in any stream: it still reads the version
         self._read = None
         if self._early is not None:
             self._early.end()
@@ -222,9 +226,12 @@ class RankParameters:
             self._server.publish(self._unread())
         self._server.load_state_dict(state)
 
+    def _allocate(self) -> FlatBuffers:
+        return self._layout.allocate(self._server.device)
+
     def _unread(self) -> FlatBuffers:
         """Return memory for the next version, which follows the one that is read."""
-        new = self._other or self._layout.allocate()
+        new = self._other or self._allocate()
         self._other = self._server.state
         return new
 
@@ -232,7 +239,7 @@ class RankParameters:
         """Add a gradient to those that are held for a sum, times its weight."""
         is_first = number not in self._held
         if is_first:
-            self._held[number] = Held(self._spare.pop() if self._spare else self._layout.allocate(), set())
+            self._held[number] = Held(self._spare.pop() if self._spare else self._allocate(), set())
         held = self._held[number]
         for total, each in zip(_means(held.total), _means(gradient), strict=True):
             if is_first:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
+from paceline.engines.distributed.allreduce.members import have_own_gpus
 from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerHandler
@@ -86,13 +87,14 @@ class SumGroups:
             self.generation = number
             self._relayed = list(self._members.values())
         self.rounds.form(number, self._members)
+        uses_nccl = have_own_gpus([member.gpu for member in self._members.values()])
         for rank, worker in enumerate(sorted(self._members)):
             form = FormGroup(
                 generation=number,
                 key=key,
                 rank=rank,
                 size=len(self._members),
-                uses_nccl=False,
+                uses_nccl=uses_nccl,
                 sums_early=self.rounds.is_certain,
             )
             self._members[worker].connection.send(form)

@@ -18,7 +18,7 @@ from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.task_messages import RemoteTaskCancelled, RemoteTaskDone
 from paceline.engines.distributed.worker_tensors import Start, WorkerTensors
 from paceline.server.parameter_server import ParameterServer
-from paceline.tensors.flat_buffers import FlatLayout
+from paceline.worker.replica import Replica
 from paceline.worker.torch_utils import build_model
 
 
@@ -27,15 +27,16 @@ class SummedTensors(WorkerTensors):
 
     Args:
         rank: settings of this process.
-        layout: layout of the model.
+        replica: replica of the worker.
     """
 
     _connection: Connection
 
-    def __init__(self, rank: Rank, layout: FlatLayout) -> None:
+    def __init__(self, rank: Rank, replica: Replica) -> None:
         job, cluster, own = rank.job, rank.cluster, rank.host.make_optimizer
         job = job if own is None else replace(job, optimizer=own)
-        self._server = ParameterServer(job, build_model(job, rank.seed), layout, rank.per_epoch, workers=cluster.n)
+        model, layout = build_model(job, rank.seed).to(replica.device), replica.layout
+        self._server = ParameterServer(job, model, layout, rank.per_epoch, workers=cluster.n)
         rank.host.lifecycle.on_server(self._server)
         self._parameters = RankParameters(self._server, layout, cluster.worker)
         self.gradient = self._parameters.gradient

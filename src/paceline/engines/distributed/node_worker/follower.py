@@ -33,7 +33,6 @@ from paceline.errors import RunError
 from paceline.utils.user_code import note_place
 from paceline.worker.gradient_source import Interrupted
 from paceline.worker.parameter_guard import check_version
-from paceline.worker.task_runner import device_of
 
 Request = RemoteTask | FinalState | SystemExit | Exception
 
@@ -70,8 +69,7 @@ class NodeFollower:
         uses_nccl = cluster.has_gpu_each(torch.cuda.device_count())
         # A task is cancelled at the leader alone; the group's next sum passes that on (decision 0013).
         self._group = NodeGroup(cluster.rank_in_node, cluster.node_size, lambda: False, uses_nccl=uses_nccl)
-        device = device_of(cluster.device, cluster.ranks.local_rank)
-        settings: dict[str, Any] = {"device": device, "debug": cluster.debug, "shards": cluster.shards}
+        settings: dict[str, Any] = {"device": rank.device, "debug": cluster.debug, "shards": cluster.shards}
         self._replica = rank.host.make_replica(rank.job, rank.seed, cluster.n, group=self._group, **settings)
         self._replica.is_bound_to_server = rank.plan.local_steps is None
         self._version = self._replica.layout.allocate()

@@ -58,6 +58,7 @@ class RemoteWorker:
         worker: number of the worker.
         connection: connection to the process.
         process: text that no other process has, as in `Hello`.
+        gpu: identifier of the GPU on which it computes, as in `Hello`.
         version: newest version that it had when it joined, as in `Hello`.
         not_admitted_by: shard servers that have not admitted the worker yet.
         newest_sent: newest version that was sent to the worker.
@@ -75,6 +76,7 @@ class RemoteWorker:
         self.worker = peer.worker
         self.connection = peer.connection
         self.process = peer.process
+        self.gpu = peer.gpu
         self.version = peer.version
         self.not_admitted_by = set(shards)
         self.newest_sent = NO_VERSION

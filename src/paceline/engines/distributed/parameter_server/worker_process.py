@@ -46,7 +46,7 @@ from paceline.utils.user_code import note_place
 from paceline.worker.gradient_source import Interrupted
 from paceline.worker.minibatch_forecast import following
 from paceline.worker.replica import Replica
-from paceline.worker.task_runner import TaskRunner, device_of
+from paceline.worker.task_runner import TaskRunner, gpu_of
 
 LOG = RankLogger(__name__)
 ALL_DRAWS = sys.maxsize
@@ -99,7 +99,9 @@ def _join_servers(rank: Rank, job_spec: dict[str, Any], worker: WorkerProcess) -
     if worker.standby is not None:
         cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=worker.standby))
     name = describe_process(cluster.worker_name, cluster)
-    hello = messages.Hello.of(name, cluster.worker, job_spec, process=worker.process, version=worker.version)
+    hello = messages.Hello.of(
+        name, cluster.worker, job_spec, gpu=worker.gpu, process=worker.process, version=worker.version
+    )
     rank_0 = join_rank_0(cluster, transport, hello)
     yield rank_0
     if cluster.shards == 1:
@@ -123,6 +125,7 @@ class WorkerProcess:
         rank: settings of this process.
 
     Attributes:
+        gpu: identifier of its GPU; empty for none.
         process: random text that no other process has.
         standby: host and port of the standby, which this worker joins if it loses the server; None without one.
         version: version that it has without a server; -1 for none.
@@ -135,7 +138,6 @@ class WorkerProcess:
         self._name = cluster.worker_name
         self._leaving_status = cluster.leaving_status
         self._notice = cluster.notice if cluster.worker < cluster.n else None  # rank 0 ends the evaluator
-        device = device_of(cluster.device, cluster.ranks.local_rank)
         self._workers = cluster.n
         self._ahead = job.minibatches_ahead
         self.leader = NodeLeader(
@@ -146,7 +148,7 @@ class WorkerProcess:
             self._on_group_lost,
             makes_local_steps=rank.plan.local_steps is not None,
         )
-        self._replica = self._make_replica(rank, device)
+        self._replica = self._make_replica(rank)
         faults = tuple(cluster.faults)
         actions = rank.host.lifecycle.fault_actions
         self._task_runner = TaskRunner(
@@ -158,6 +160,7 @@ class WorkerProcess:
             sleep=self._sleep,
             fault_actions=actions,
         )
+        self.gpu = gpu_of(self._replica.device)
         self.process = token_hex(16)  # a standby counts processes, and another one may get this number (decision 0026)
         self.standby: tuple[str, int] | None = None
         self.version = -1
@@ -171,7 +174,7 @@ class WorkerProcess:
         self._wake_up = threading.Event()  # ends a sleep
         self._has_failed = True  # until the run has ended well
 
-    def _make_replica(self, rank: Rank, device: str) -> Replica:
+    def _make_replica(self, rank: Rank) -> Replica:
         """Return the replica, which tells when a gradient is complete if it computes whole ones."""
         cluster, local_steps = rank.cluster, rank.plan.local_steps
         group = self.leader.group if self.leader.group.size > 1 else None
@@ -181,7 +184,7 @@ class WorkerProcess:
             cluster.n,
             local_steps=local_steps,
             group=group,
-            device=device,
+            device=rank.device,
             debug=cluster.debug,
             shards=cluster.shards,
         )
@@ -196,9 +199,9 @@ class WorkerProcess:
         """Return the way of versions and gradients; the evaluator gets versions of rank 0 in any case."""
         cluster, is_worker = rank.cluster, self._worker < rank.cluster.n
         if is_worker and not cluster.has_server:
-            return SummedTensors(rank, self._replica.layout)
+            return SummedTensors(rank, self._replica)
         wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
-        return ServerTensors(self._replica, wire, is_pinned=cluster.device == "cuda")
+        return ServerTensors(self._replica, wire, is_pinned=self._replica.device.type == "cuda")
 
     def run(self, sessions: list[ClientSession]) -> FinalState:
         """Carry out all requests until the end of the run.

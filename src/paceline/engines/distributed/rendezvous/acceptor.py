@@ -26,7 +26,7 @@ class AcceptedPeer(NamedTuple):
         worker: number of the process, as in `Hello`.
         connection: connection to it.
         name: name in messages.
-        has_own_gpu: whether the process has a GPU that no other process uses.
+        gpu: identifier of its GPU, as in `Hello`.
         rank_0_id: id of the process at rank 0.
         process: text that no other process has, as in `Hello`.
         version: newest version that it has, as in `Hello`.
@@ -36,7 +36,7 @@ class AcceptedPeer(NamedTuple):
     worker: int
     connection: Connection
     name: str = ""
-    has_own_gpu: bool = False
+    gpu: str = ""
     rank_0_id: int = 0
     process: str = ""
     version: int = -1
@@ -260,7 +260,7 @@ class Acceptor:
                 worker=hello.worker,
                 connection=connection,
                 name=hello.name,
-                has_own_gpu=hello.has_own_gpu,
+                gpu=hello.gpu,
                 rank_0_id=rank_0_id,
                 process=hello.process,
                 version=hello.version,

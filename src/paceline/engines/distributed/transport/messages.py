@@ -49,7 +49,7 @@ class Hello(MessageStruct, frozen=True, kw_only=True):
         worker: number of the worker, of the shard server or, within a node, local rank.
         job_spec: settings that must be equal on all processes, encoded: a hostile one takes 70 times its bytes decoded.
         peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
-        has_own_gpu: whether the process has a GPU that no other process uses.
+        gpu: identifier of the GPU on which the process computes; empty for none.
         process: random text that no other process has, of a worker.
         version: newest version that a worker without a server has from an earlier connection; -1 for none.
     """
@@ -58,7 +58,7 @@ class Hello(MessageStruct, frozen=True, kw_only=True):
     worker: int
     job_spec: bytes
     peer_id: int = 0
-    has_own_gpu: bool = False
+    gpu: str = ""
     process: str = ""
     version: int = -1
 

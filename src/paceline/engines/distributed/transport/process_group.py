@@ -70,6 +70,7 @@ class AbortableGroup:
         self._threads = threads
         self._peers = [peer for peer in range(size) if peer != rank]
         self._store: GroupStore | None = None
+        self._name = ""
         self._gloo: Any = None
         self._nccl: Any = None
         self._closing = threading.Lock()
@@ -103,7 +104,7 @@ class AbortableGroup:
             RuntimeError: a process did not connect.
             ConnectionLost: a process has left or does not have the key, or this process has aborted the group.
         """
-        self._store = store
+        self._store, self._name = store, name
         self._check()
         own = dist.PrefixStore(name, store) if name else store
         self._gloo = transport.group(own, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)
@@ -118,7 +119,7 @@ class AbortableGroup:
         Raises:
             RuntimeError: NCCL cannot connect.
         """
-        store = dist.PrefixStore("nccl", self._store)
+        store = dist.PrefixStore(f"{self._name} nccl", self._store)
         self._nccl = dist.ProcessGroupNCCL(store, self._rank, self._size, dist.ProcessGroupNCCL.Options())
 
     def _authenticate_peers(self, key: str, timeout: timedelta) -> None:

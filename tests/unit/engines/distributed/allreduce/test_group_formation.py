@@ -54,17 +54,20 @@ def test_a_rank_that_leaves_while_a_group_is_announced_does_not_disturb_the_othe
     assert [wire.sent[0].rank for wire in wires] == [1, 2]
 
 
-@pytest.mark.parametrize("theirs", [[True, True], [True, False]])
-@pytest.mark.parametrize("ours", [True, False])
-def test_nccl_sums_if_every_process_has_its_own_gpu_and_each_group_has_another_key(theirs, ours, stops_when_formed):
+@pytest.mark.parametrize(("theirs", "uses_nccl"), [(["B", "C"], True), (["B", "B"], False), (["B", ""], False)])
+@pytest.mark.parametrize("ours", ["A", "B", ""])
+def test_nccl_sums_if_every_process_has_its_own_gpu_and_each_group_has_another_key(
+    theirs, uses_nccl, ours, stops_when_formed, monkeypatch
+):
+    monkeypatch.setattr(membership_module, "gpu_of", lambda device: ours)
     wires = [Wire(), Wire()]
-    members = [peer(worker, wires[worker - 1], has_own_gpu=theirs[worker - 1]) for worker in (1, 2)]
-    server = server_with(*members, is_elastic=True, has_gpu_each=lambda gpus: ours)
+    members = [peer(worker, wires[worker - 1], gpu=theirs[worker - 1]) for worker in (1, 2)]
+    server = server_with(*members, is_elastic=True)
     for _ in range(2):
         with pytest.raises(Formed):
             server.form(lambda events: {}, 1.0)
     sent = [form for wire in wires for form in wire.sent]
-    assert {form.uses_nccl for form in sent} == {ours and all(theirs)}
+    assert {form.uses_nccl for form in sent} == {uses_nccl and ours == "A"}
     assert {len(form.key) for form in sent} == {64}
     assert len({form.key for form in sent}) == 2
 

@@ -1,0 +1,87 @@
+"""Gradients of a user's loop that are handed in while its backward pass goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.tensors.squared_norms import copy_with_squared_norm
+from paceline.user_loop.worker.exchange import LoopTask
+
+
+class _Copy(NamedTuple):
+    source: Tensor
+    version: int  # version counter of the source
+    squared_norm: Tensor
+
+
+class EarlyGradients:
+    """Gradients that are copied into the buffers of a task as soon as they are complete, so that their sum may begin.
+
+    A gradient that the loop changes before its step is copied again then, and its sum is made anew. Such a loop hands
+    in whole gradients from there on.
+
+    Args:
+        parameters: trained parameters of the model.
+        passes: backward passes of a step, >= 1.
+        task: returns the task of the loop; None without one.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], passes: int, task: Callable[[], LoopTask | None]) -> None:
+        self._parameters = parameters
+        self._passes = passes
+        self._task = task
+        self._of: LoopTask | None = None  # task whose buffers have the copies
+        self._copies: dict[int, _Copy] = {}  # by index of the parameter
+        self._done = [0] * len(parameters)  # backward passes that have added to a gradient of this step
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(partial(self._on_accumulated, i))
+            for i, each in enumerate(parameters)
+        ]
+
+    def unchanged(self, task: LoopTask) -> dict[int, Tensor]:
+        """Return the squared norms of the gradients that are in the buffers of a task as they are now, by index."""
+        copies = self._copies if task is self._of else {}
+        now = {i: self._parameters[i].grad for i in copies}
+        found = {
+            i: each.squared_norm
+            for i, each in copies.items()
+            if now[i] is each.source and each.source._version == each.version
+        }
+        if any(now[i] is not None for i in copies.keys() - found):
+            self.close()
+        return found
+
+    def end(self, task: LoopTask, unchanged: Mapping[int, Tensor]) -> None:
+        """End a step, and tell which of its gradients have been copied again, or dropped."""
+        if task is self._of and task.on_ready is not None:
+            for i in self._copies.keys() - unchanged:
+                task.on_ready(i)
+        self._of = None
+        self._copies = {}
+        self._done = [0] * len(self._parameters)
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @torch.no_grad()
+    def _on_accumulated(self, i: int, parameter: Tensor) -> None:
+        self._done[i] += 1
+        task, gradient = self._task(), parameter.grad
+        if task is None or task.on_ready is None or gradient is None or gradient.is_sparse:
+            return
+        if task is not self._of:
+            self._of = task
+            self._copies = {}
+        if self._done[i] == self._passes:
+            squared_norm = copy_with_squared_norm(gradient, task.gradient.parameters[i])
+            task.gradient.written.add(i)
+            self._copies[i] = _Copy(gradient, gradient._version, squared_norm)
+            task.on_ready(i)

@@ -1,0 +1,150 @@
+"""Gradients that a loop hands in during its backward pass: their sums begin, unless the loop changes them."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from attached_threads import AttachedThreads
+from early_uses import make_small, note_uses
+from loop_parts import BATCH, SAMPLES, adamw, loss_of, make_parts, of_the_mean_gradient, train
+from paceline.tensors.flat_buffers import FlatLayout
+from paceline.tensors.squared_norms import squared_norm
+from paceline.user_loop.hooks.early_gradients import EarlyGradients
+from paceline.user_loop.hooks.loop_tensors import hand_in
+from paceline.user_loop.worker.exchange import LoopTask
+from selections import parametrize_few
+
+EXACT = 1e-12
+RANKS = 2
+STEPS = 2 * SAMPLES // BATCH // RANKS  # of two epochs
+
+
+@pytest.fixture
+def used(monkeypatch):
+    make_small(monkeypatch)
+    return note_uses(monkeypatch)
+
+
+def trained(network, data, step=None, accumulate=1, server=False):
+    """Return the batches of each step of the ranks, and the parameters of each rank."""
+    parts = make_parts(network, data, adamw, batch_size=BATCH // accumulate)
+    ranks = AttachedThreads(RANKS, parts, "bsp", server=server, accumulate=accumulate)
+    loop = train(accumulate=accumulate) if step is None else train(step=step)
+    steps = ranks.run_well(loop)
+    return steps, [list(model.parameters()) for model, _, _ in ranks.parts]
+
+
+def distance(ours, theirs):
+    return max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_sums_of_bsp_begin_in_the_backward_pass_of_the_loop(accumulate, used, network, data):
+    steps, [first, second] = trained(network, data, accumulate=accumulate)
+    buckets = sum(each.requires_grad for each in network.parameters())
+    assert len(used) == RANKS * STEPS
+    assert sorted(set(used)) == [0, buckets], "each bucket begins before the step, but for the first one of a run"
+    assert used.count(0) == RANKS
+    assert distance(first, of_the_mean_gradient(network, adamw, steps)) < EXACT
+    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+
+
+def clipping(model, optimizer, batches):
+    optimizer.zero_grad()
+    loss_of(model, *batches[0]).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def twice(model, optimizer, batches):
+    optimizer.zero_grad()
+    loss_of(model, *batches[0]).backward()
+    (0.1 * model.last.weight.square().sum()).backward()
+    optimizer.step()
+
+
+def anew(model, optimizer, batches):
+    loss_of(model, *batches[0]).backward()
+    optimizer.zero_grad()
+    (2 * loss_of(model, *batches[0])).backward()
+    optimizer.step()
+
+
+@parametrize_few("step", [clipping, twice, anew], keep=1)
+def test_a_loop_that_changes_its_gradients_hands_in_what_it_steps_with(step, used, network, data):
+    _, [first, second] = trained(network, data, step)
+    assert len(used) == RANKS * (STEPS - 1), "the sum of the step with the first change is made anew"
+    assert set(used) == {0}, "and then none begins in a backward pass"
+    _, [expected, _] = trained(network, data, step, server=True)
+    assert distance(first, expected) < EXACT
+    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+
+
+def test_a_loop_that_leaves_a_parameter_out_in_some_steps_sums_early(used, network, data):
+    def step(model, optimizer, batches):
+        optimizer.zero_grad()
+        x, y = batches[0]
+        is_odd = int(y.sum()) % 2
+        (loss_of(model, x, y) + is_odd * model.other.square().sum() if is_odd else loss_of(model, x, y)).backward()
+        optimizer.step()
+
+    network = copy.deepcopy(network)
+    network.other = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    _, [first, second] = trained(network, data, step)
+    assert len(used) == RANKS * STEPS
+    assert max(used) > 0
+    _, [expected, _] = trained(network, data, step, server=True)
+    assert distance(first, expected) < EXACT
+    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+
+
+ACTIONS = ["backward", "one parameter", "scale", "drop", "hand in", "skip", "next task"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(ACTIONS), max_size=12), st.integers(1, 2))
+def test_the_buffers_have_the_gradients_of_the_step_and_every_later_change_is_told(actions, passes):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    parameters, layout = list(model.parameters()), FlatLayout(model)
+    told, gradient = [], layout.allocate()
+
+    def new_task():
+        told.clear()
+        return LoopTask(minibatch=None, upcoming=(), model=model, gradient=gradient, on_ready=on_ready)
+
+    def on_ready(i):
+        told.append((i, gradient.parameters[i].clone()))
+
+    task = new_task()
+    early = EarlyGradients(parameters, passes, lambda: task)
+    for action in [*actions, "hand in"]:
+        match action:
+            case "backward":
+                model(torch.ones(1, 2)).square().sum().backward()
+            case "one parameter":
+                parameters[0].square().sum().backward()
+            case "scale":
+                for each in parameters[1:]:
+                    if each.grad is not None:
+                        each.grad.mul_(2)
+            case "drop":
+                model.zero_grad()
+            case "next task":
+                task = new_task()
+            case "hand in" | "skip":
+                if action == "skip":
+                    model.zero_grad()
+                expected = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in parameters]
+                have = [i for i, each in enumerate(parameters) if each.grad is not None]
+                unchanged = early.unchanged(task)
+                norms = hand_in(task, parameters, [], copied=unchanged)
+                early.end(task, unchanged)
+                assert all(map(torch.equal, gradient.parameters, expected))
+                assert sorted(gradient.written) == sorted(norms) == have
+                assert all(torch.equal(norm, squared_norm(expected[i])) for i, norm in norms.items())
+                assert all(torch.equal(value, expected[i]) for i, value in dict(told).items()), "the last one counts"
+                task = new_task()
