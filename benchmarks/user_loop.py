@@ -36,7 +36,7 @@ from paceline.recording.run_folder import EVENTS
 from user_loop_ranks import WARM_UP
 
 RANKS = Path(__file__).with_name("user_loop_ranks.py")
-PREMIUM_BAR, START_BAR_S, BOOKKEEPING_BAR_S = 1.03, 5.0, 5e-4
+PREMIUM_BAR, START_BAR_S, BOOKKEEPING_BAR_S = 1.03, 1.5, 5e-4
 DYING_STEP, LOST_BAR, NEXT_UPDATE_BAR_S = 20, 1, 5.0
 Bars = Mapping[str, tuple[float, str]]
 STRAGGLER_BARS: Bars = MappingProxyType({"k_sync(k=3)": (1.8, "updates"), "k_batch_async(k=4)": (1.6, "minibatches")})
@@ -57,10 +57,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="steps of each rank under DDP")
     parser.add_argument("--shards", type=int, default=1, help="servers of an attached run with a server")
     parser.add_argument("--plain", action="store_true", help="train without encryption")
+    parser.add_argument("--sent", action="store_true", help="send what ranks of one host would share")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
     name = "user_loop" if args.parts == list(PARTS) else "_".join(["user_loop", *args.parts])
-    name += "_plain" if args.plain else ""
+    name += "_plain" * args.plain + "_sent" * args.sent
     report(name, args, {part: PARTS[part](args) for part in args.parts})
 
 
@@ -233,7 +234,7 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """Run the ranks by a command, and return what they have written."""
     settings = {"protocol": protocol, "compute_s": compute_s, "steps": args.steps, "parameters": args.parameters}
-    settings |= {"encrypt": not args.plain, **more}
+    settings |= {"encrypt": not args.plain, "share_memory": not args.sent, **more}
     return subprocess.run([*command, str(RANKS), json.dumps(settings)], capture_output=True, text=True, timeout=LIMIT_S)
 
 

@@ -116,7 +116,7 @@ def attached(
 ) -> list[float]:
     """Return when each step of this rank ended."""
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-    given = {name: settings[name] for name in ("shards", "standby") if name in settings}
+    given = {name: settings[name] for name in ("shards", "standby", "share_memory") if name in settings}
     cluster = pl.Torchrun(encrypt=settings["encrypt"], server=settings.get("server", True), **given)
     dying_step = settings.get("dying_step") if os.environ["RANK"] == "0" else None
     run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster, out=settings.get("out"))
