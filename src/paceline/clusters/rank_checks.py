@@ -18,6 +18,13 @@ WITHOUT_SERVER: Mapping[str, object] = {  # values of arguments of `Torchrun` th
     "shards": 1,
     "standby_sync": False,
 }
+WITH_GROUPS: Mapping[str, object] = {  # the same for workers of several ranks with a shard each
+    "server": False,
+    "workers": "process",
+    "shards": 1,
+    "standby": 0,
+    "debug": False,
+}
 NO_HOST = {*"/[]\0 \t\n"}  # characters in no host name or address
 
 
@@ -28,6 +35,18 @@ def check_rank(ranks: LaunchEnv, max_workers: int | None) -> None:
             f"RANK='{ranks.rank}', expected a whole number >= 0 and <= {ranks.world_size - 1}: ranks are counted from "
             f"0; {TO_JOIN}"
         )
+
+
+def check_groups(size: int, ranks: LaunchEnv, options: Mapping[str, Any]) -> None:
+    """Check that the ranks of a job can form workers of several ranks, each with a shard of the model."""
+    if size == 1:
+        return
+    count = ranks.world_size - ranks.ranks_before
+    if count % size:
+        raise UsageError(f"group_size={size}, but there are {counted(count, 'rank')}: start a multiple of {size}")
+    for name, expected in WITH_GROUPS.items():
+        if options[name] != expected:
+            raise UsageError(f"{name}={options[name]!r} with group_size={size}, which does not support it: omit {name}")
 
 
 def check_least_workers(least: int | None, workers: int) -> None:

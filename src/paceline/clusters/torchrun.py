@@ -14,6 +14,7 @@ from paceline.clusters.faults import Fault, check_faults
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.clusters.rank_checks import (
     check_address,
+    check_groups,
     check_least_workers,
     check_most_workers,
     check_no_standby,
@@ -38,6 +39,9 @@ MOST_HEARTBEAT_TIMEOUT_S = 86_400  # a day; the operating system refuses its tim
 NOT_OF_THE_RUN = (
     "address",
     "server",
+    "group_size",
+    "groups",
+    "group",
     "min_workers",
     "start_timeout_s",
     "heartbeat_timeout_s",
@@ -82,6 +86,11 @@ class Torchrun:
         worker_at_server: whether a second process on the host of rank 0, started by rank 0, is a worker. Not for
             protocols without a server (all_reduce, local_sgd, s3gd, dc_s3gd), where every rank is a worker.
         workers: unit of a worker, "process", or "node" for all processes of a host.
+        group_size: ranks that hold one replica of the model together, a shard each, as one worker, >= 1; `attach` sets
+            it for a model that is sharded by ``fully_shard``.
+        groups: number of launchers that each start the ranks of one worker, as a world of their own, >= 1. They have
+            the same token, and an ``address`` with a port.
+        group: number of this one, from 0; its rank 0 is that of the run.
         device: device of the workers, ``"cpu"`` or ``"cuda"`` (not tested on GPUs yet).
         slowness: simulated cluster whose compute times the workers sleep, as in `LocalCluster`; None for none.
         threads: number of threads of each worker, >= 1; None for an equal share of the cores of its host.
@@ -133,6 +142,9 @@ class Torchrun:
     server: bool | None = None
     worker_at_server: bool | None = None
     workers: str = "process"
+    group_size: int = 1
+    groups: int = 1
+    group: int = 0
     device: str = "cpu"
     slowness: Cluster | None = None
     threads: int | None = None
@@ -164,7 +176,9 @@ class Torchrun:
             self.ranks.check_nodes()
         check_optional_range("[1, inf)", Integral, threads=self.threads)
         check_optional_range("[1, inf)", Integral, min_workers=self.min_workers, max_workers=self.max_workers)
-        check_range("[1, inf)", Integral, shards=self.shards)
+        check_range("[1, inf)", Integral, shards=self.shards, group_size=self.group_size, groups=self.groups)
+        check_range(f"[0, {self.groups - 1}]", Integral, group=self.group)
+        check_groups(self.group_size, self.ranks, vars(self))
         if self.shards > self.ranks.world_size:
             raise UsageError(
                 f"shards={self.shards}, but the job has {self.ranks.world_size} processes, each of which can host one "
@@ -240,7 +254,7 @@ class Torchrun:
         """Number of workers that the launcher has started."""
         if self.ranks.nodes is not None and self.workers == "node":
             return self.ranks.nodes - (self._at_server == 0)
-        return self.ranks.world_size - 1 + self.has_worker_at_server
+        return (self.ranks.world_size - 1 + self.has_worker_at_server) // self.group_size
 
     @property
     def has_worker_at_server(self) -> bool:
@@ -259,7 +273,19 @@ class Torchrun:
             return self.ranks.sidecar
         if self.ranks.node is not None and self.workers == "node":
             return self.ranks.node - (self._at_server == 0)
-        return self.ranks.rank - 1 + self.has_worker_at_server
+        return (self.ranks.rank - 1 + self.has_worker_at_server) // self.group_size
+
+    @property
+    def shard_of_replica(self) -> int:
+        """Number of the shard that this process has of the replica of its worker, from 0."""
+        return (self.ranks.rank - 1 + self.has_worker_at_server) % self.group_size
+
+    @property
+    def place_in_worker(self) -> tuple[int, int]:
+        """Number of this process among those that share the minibatches of its worker, and their number."""
+        if self.group_size > 1:
+            return self.shard_of_replica, self.group_size
+        return self.rank_in_node, self.node_size
 
     @property
     def worker_name(self) -> str:

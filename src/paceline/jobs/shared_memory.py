@@ -8,6 +8,8 @@ from itertools import chain, combinations
 import torch
 from torch import Tensor, nn
 
+from paceline.jobs.local_shards import local_of
+
 
 def why_not_apart(model: nn.Module, *, with_frozen: bool = True) -> str:
     """Return why trained parameters of a model have no memory of their own, empty if they have.
@@ -25,15 +27,16 @@ def why_not_apart(model: nn.Module, *, with_frozen: bool = True) -> str:
     """
     parameters = (pair for pair in model.named_parameters() if with_frozen or pair[1].requires_grad)
     in_storage = defaultdict(list)
-    for name, tensor in chain(parameters, model.named_buffers()):
+    for name, whole in chain(parameters, model.named_buffers()):
+        tensor = local_of(whole)
         has_memory = (
             tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor) and tensor.device.type != "meta"
         )
         if has_memory and tensor.numel():
-            in_storage[tensor.untyped_storage().data_ptr()].append((name, tensor))
+            in_storage[tensor.untyped_storage().data_ptr()].append((name, tensor, whole.requires_grad))
     for members in in_storage.values():
-        for (name, one), (other_name, other) in combinations(members, 2):
-            if (one.requires_grad or other.requires_grad) and _overlap(one, other):
+        for (name, one, is_trained), (other_name, other, other_is_trained) in combinations(members, 2):
+            if (is_trained or other_is_trained) and _overlap(one, other):
                 return (
                     f"{name} and {other_name} share memory, but are two tensors: make them one parameter, as in "
                     "model.b.weight = model.a.weight, or compute one from the other in forward()"

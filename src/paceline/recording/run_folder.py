@@ -37,6 +37,7 @@ ERROR = "error.txt"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 WORKERS = "workers"  # states that only one worker has; each worker removes its own
+SHARDS = "shards"
 REPORT = "report.html"
 TIMELINE = "timeline.json"
 TENSORBOARD = "tensorboard"
@@ -121,7 +122,7 @@ class RunFolder(Callback):
         """Remove the files of an earlier run that this run may not replace."""
         for name in (MODEL, REPORT, TIMELINE):
             (self.path / name).unlink(missing_ok=True)
-        for folder in (self.path / CHECKPOINTS, self.path / TENSORBOARD, self.path / ERRORS):
+        for folder in (self.path / each for each in (CHECKPOINTS, SHARDS, TENSORBOARD, ERRORS)):
             files.refuse_link(folder)
             if folder.exists():
                 shutil.rmtree(folder)

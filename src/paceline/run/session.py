@@ -128,6 +128,11 @@ class Session:
         }
 
     @property
+    def has_whole_model(self) -> bool:
+        """Whether the model here is that of the run, and no shard of it."""
+        return not isinstance(self.config.cluster, Torchrun) or self.config.cluster.group_size == 1
+
+    @property
     def _sharing(self) -> int:
         """Number of workers whose versions and gradients this process stores."""
         is_one_of_many = isinstance(self.config.cluster, Torchrun) and self.config.plan.allreduce is not None
@@ -231,6 +236,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         **({} if is_open else {distributed.WORLD_SIZE: config.cluster.ranks.world_size}),
         "seed": config.seed,
         "workers": config.cluster.workers,
+        "group_size": config.cluster.group_size,
         "max_workers": config.cluster.max_workers,
         "standby": config.cluster.standby,
         "debug": config.cluster.debug,
@@ -240,7 +246,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "plan": plan_as_json(config.checked_plan),
         "stop": str(config.stop),
         "rules": config.rules.as_json(),
-        **identity_of_replica(config.job, model),
+        **_without_shards(identity_of_replica(config.job, model), config.cluster),
         distributed.SAMPLES: getattr(config.job.data, "digest", ""),
         "order of the samples": getattr(config.job.data, "order", ""),
         "shards": config.cluster.shards,
@@ -250,6 +256,11 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(spec))
     return plain
+
+
+def _without_shards(identity: dict[str, Any], cluster: Torchrun) -> dict[str, Any]:
+    """Return the identity of a replica; without its shapes if each rank has a shard, which may be a row longer."""
+    return identity if cluster.group_size == 1 else {**identity, "model": ""}
 
 
 def rank_of(config: RunConfig, host: Host) -> distributed.Rank:

@@ -341,7 +341,8 @@ def _run_session(
         model.zero_grad(set_to_none=True)
         if folder is not None:
             with closing(folder):
-                folder.save_model(model.state_dict())
+                if session.has_whole_model:
+                    folder.save_model(model.state_dict())
     return Result(
         model=model,
         history=History(lambda: folder.history if folder else memory.records, recorder.totals),

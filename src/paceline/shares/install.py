@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from paceline.shares.settings import BalanceSettings
 from paceline.utils.after_import import call_after_import
+
+ATTACH = "paceline.user_loop.attach"
 
 
 def install() -> None:
@@ -20,10 +23,11 @@ def _patch(settings: BalanceSettings) -> None:
 
     if dist.is_available():
         from paceline.shares.refusals import refuse_others
-        from paceline.shares.script import install_patches
+        from paceline.shares.script import install_patches, remove_patches
         from paceline.shares.survival.install import survival_of_rank, tell_launcher_of_groups
 
         survival = survival_of_rank(os.environ, settings.launch) if settings.on_death == "survive" else None
         install_patches(settings, survival)
         refuse_others()
+        call_after_import(ATTACH, lambda: sys.modules[ATTACH].on_shards.append(remove_patches))
         tell_launcher_of_groups(survival)

@@ -22,7 +22,7 @@ from paceline.shares.balancer import Balancer
 from paceline.shares.handed_out import Loader
 from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
-from paceline.shares.refusals import OtherTraining, Refusing, check_group
+from paceline.shares.refusals import OtherTraining, Refusing, check_group, unbalanced
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.survival.steps import patch_meshes, patch_steps
 from paceline.shares.survival.surviving_training import SurvivingTraining
@@ -85,7 +85,8 @@ class Patches:
             patch_steps(self.survival, self._replace)
 
     def remove(self) -> None:
-        """Put the functions of torch back."""
+        """Put the functions of torch back; the hooks that stay do nothing."""
+        self.balancer = None
         for owner, name, original in reversed(self._originals):
             setattr(owner, name, original)
         self._originals = []
@@ -100,7 +101,7 @@ class Patches:
         Raises:
             SystemExit: the model is not trained by all ranks alike.
         """
-        if dist.get_world_size() == 1:
+        if dist.get_world_size() == 1 or unbalanced:
             return
         with Refusing():
             if isinstance(module, DistributedDataParallel):
@@ -230,6 +231,8 @@ class Patches:
     def _with_backward(self, original: Function) -> Function:
         @wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if unbalanced:
+                self.balancer = None
             if self.balancer is None:
                 with Refusing():
                     self._other_training.backward_began()

@@ -23,6 +23,7 @@ FSDP_GROUPS = (
 OWN_TRAINING = ("paceline.user_loop", "paceline.engines")  # of attached loops, and of workers
 MOST_PASSES = 3  # of ranks that train without a model that is taken over
 refused: list[str] = []  # sentences that have ended this process, one at most
+unbalanced: list[str] = []  # why what a script has sharded cannot be balanced; it may still attach it
 
 
 def refuse(text: str) -> NoReturn:
@@ -86,6 +87,8 @@ class OtherTraining:
         """
         if not dist.is_initialized() or dist.get_world_size() == 1 or any(name in sys.modules for name in OWN_TRAINING):
             return
+        if unbalanced:
+            raise UsageError(unbalanced[0])
         self._passes += 1
         if self._passes > MOST_PASSES:
             raise UsageError(
@@ -146,8 +149,10 @@ def _checking_meshes(module: str) -> Callable[[], None]:
 
         @wraps(original)
         def init(group: Any, params: Any, modules: Any, mesh_info: Any, *args: Any, **kwargs: Any) -> None:
-            with Refusing():
+            try:
                 check_mesh(mesh_info.mesh)
+            except UsageError as error:
+                unbalanced.append(str(error))
             original(group, params, modules, mesh_info, *args, **kwargs)
 
         owner.__init__ = init

@@ -42,6 +42,12 @@ def install_patches(settings: BalanceSettings, survival: SurvivingTraining | Non
     return _patches[0]
 
 
+def remove_patches() -> None:
+    """Put the functions of torch back: the script attaches its model."""
+    for patches in _patches:
+        patches.remove()
+
+
 @checked_types
 def balance(
     model: Model,

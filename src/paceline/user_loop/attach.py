@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.catalogue.parser import parse_plan
-from paceline.clusters.launch_env import LaunchEnv, started_by_torchrun
+from paceline.clusters.launch_env import started_by_torchrun
 from paceline.clusters.parser import is_torchrun, parse_cluster
 from paceline.clusters.rank_checks import why_not_summed
 from paceline.clusters.torchrun import Torchrun
@@ -29,6 +29,7 @@ from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.loader_checks import check_loader
 from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.data.pieces import check_pieces, log_pieces
+from paceline.user_loop.data.replica_ranks import check_shards, group_size_of
 from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
@@ -49,6 +50,7 @@ SUPPORTED = {  # values of the arguments of `Torchrun` that have one value only
     "device": "cpu",
     "standby_sync": False,
 }
+on_shards: list[Callable[[], object]] = []  # called before a sharded model is attached
 attached: list[SharedRun] = []  # the run of this process, also if the script has dropped it (decision 0031)
 
 
@@ -64,6 +66,7 @@ def attach(
     clip_norm: float | None = None,
     accumulate: int = 1,
     cluster: str | Torchrun | None = None,
+    group: Any = None,
     seed: int = 0,
     out: str | Path | None = None,
     **options: Any,
@@ -105,6 +108,8 @@ def attach(
         accumulate: calls of ``backward`` for each ``optimizer.step()``, >= 1; losses are divided by it in the loop.
         cluster: how the processes reach each other, as the text "torchrun(address=10.0.0.1)", which a process alone
             ignores, or as ``pl.Torchrun(...)``, which needs torchrun.
+        group: mesh over which ``fully_shard`` has sharded the model; None to find it. The ranks of the mesh are then
+            one worker, and each has batches of its own. Without a server only.
         seed: seed of the order of the data, >= 0.
         out: folder in which rank 0 records the run.
         options: ``overwrite``, ``resume``, ``checkpoint_every``, ``keep_checkpoints``, ``worker_timeout_s`` and
@@ -167,8 +172,14 @@ def attach(
     for ended in attached:
         ended.release()  # else its hooks would refuse the steps of the next run
     cluster = _ranks(cluster)
+    size = group_size_of(model, group, cluster.ranks.launch_rank)
+    cluster = _joined_groups(cluster, size)
     chosen.check_folder(cluster)
-    loop = loop._replace(digests=digests_of(loader))
+    loop = loop._replace(digests=digests_of(loader), group_size=size)
+    if size > 1:
+        check_shards(plan, loop)
+        for call in on_shards:
+            call()
     part: RankPart
     if plan.allreduce is not None:
         cluster = cluster.fitted_to(plan)
@@ -176,10 +187,8 @@ def attach(
         part = AllReducePart(loop, plan, cluster, chosen, callbacks)
     else:
         _check_cluster(cluster)
-        cluster = _with_server_if_needed(cluster, plan)
-        part = ServedPart(
-            loop, plan, cluster, LaunchEnv.from_environment(os.environ), options=chosen, callbacks=callbacks
-        )
+        cluster = _with_server_if_needed(cluster, plan, size)
+        part = ServedPart(loop, plan, cluster, cluster.ranks, options=chosen, callbacks=callbacks)
     if not cluster.ranks.launch_rank:
         log_pieces(plan, loop)
     run = SharedRun(loop, stop, part, returns=chosen.on_end == "return")
@@ -198,11 +207,6 @@ def _check_model(model: nn.Module) -> None:
                 f"the model has a {type(module).__name__} ({name or 'the model itself'}), which exchanges gradients "
                 "too: attach the model without it"
             )
-    if any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters()):  # its import is slow
-        raise UsageError(
-            "the model has DTensor parameters, as of FSDP or tensor parallelism, but a rank sends whole gradients: "
-            "attach a model that fits on each rank"
-        )
 
 
 def _check_text(cluster: str) -> None:
@@ -223,8 +227,37 @@ def _ranks(cluster: str | Torchrun | None) -> Torchrun:
     return cluster or Torchrun()
 
 
-def _with_server_if_needed(cluster: Torchrun, plan: Plan) -> Torchrun:
+def _joined_groups(cluster: Torchrun, size: int) -> Torchrun:
+    """Return the ranks of this launcher as a part of those of all groups.
+
+    Args:
+        cluster: how the processes reach each other.
+        size: ranks that hold a replica of the model together.
+
+    Raises:
+        UsageError: this launcher has started more than one group, or the groups do not find each other.
+    """
+    groups, ranks = cluster.groups, cluster.ranks
+    if groups == 1:
+        return cluster
+    if size != ranks.world_size:
+        raise UsageError(
+            f"groups={groups}, but the model is sharded over {size} of the {ranks.world_size} ranks of this one: call "
+            "fully_shard(model) without a mesh"
+        )
+    if cluster.port is None:
+        raise UsageError(
+            f"groups={groups} with address={cluster.address!r}: the groups have launchers of their own, so they find "
+            "each other by a port only: give every one the same, as address='10.0.0.1:29511'"
+        )
+    ranks = replace(ranks, rank=cluster.group * size + ranks.rank, world_size=groups * size)
+    return replace(cluster, ranks=ranks, groups=1, group=0)
+
+
+def _with_server_if_needed(cluster: Torchrun, plan: Plan, group_size: int) -> Torchrun:
     """Return ranks without a server, unless one was asked for, or a stale gradient or an option needs it."""
+    if group_size > 1:
+        return replace(cluster, server=bool(cluster.server), group_size=group_size)  # a server has whole models
     is_asked_for = cluster.server is not None or cluster.tls_cert is not None or cluster.workers == "node"
     is_stale = any(phase.protocol.max_staleness > 0 for phase in plan.phases)
     needs_server = is_asked_for or is_stale or why_not_summed(plan, vars(cluster))

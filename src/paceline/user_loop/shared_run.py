@@ -80,7 +80,8 @@ class SharedRun(AttachedRun):
         self._tasks = TaskSource(self._begin, self._settle_without_step, self._wait_for_batch)
         self._optimizers = parts_of(loop.optimizer)
         self._loop_steps = StepCounter(self._tasks, are_several=len(self._optimizers) > 1)
-        self.loader = RunLoader(self._tasks, loop.loader, loop.accumulate, part.ranks, self._kept)
+        ranks = part.ranks * loop.group_size
+        self.loader = RunLoader(self._tasks, loop.loader, loop.accumulate, ranks, self._kept)
         self.ends_together = self._steps.are_common
         self._server = ServerLink()
         self._worker: WorkerThread | None = None
@@ -183,6 +184,9 @@ class SharedRun(AttachedRun):
     def stop(self) -> None:
         """End the run for all ranks, from rank 0; the model is the last version then.
 
+        Of a sharded model the other ranks of its group wait for this one in what it computes. So the loop goes on here,
+        until its loader ends.
+
         Raises:
             UsageError: this is not rank 0 of a run with a coordinator.
         """
@@ -190,7 +194,7 @@ class SharedRun(AttachedRun):
             return
         if not self._server.end_run(Outcome.STOPPED, "run.stop() at rank 0"):
             raise UsageError("only rank 0 of a run with a coordinator can stop it for all ranks: call run.finish()")
-        while not self.over:
+        while not self.over and self._loop.group_size == 1:
             self._exchange.to_worker.put(None)  # the worker waits for the gradient of the present task
             self._receive()
 
@@ -232,7 +236,7 @@ class SharedRun(AttachedRun):
         self._gradients.start(self._config.plan, self._stop)
         assert isinstance(self._config.cluster, Torchrun)
         self._watch.start(debug=self._config.cluster.debug)
-        cluster, share = self._config.cluster, (self._config.cluster.rank_in_node, self._config.cluster.node_size)
+        cluster, share = self._config.cluster, self._config.cluster.place_in_worker
         self.loader.start(
             cluster.ranks.rank - cluster.ranks.ranks_before,
             dealt_to(self._loop, self._config.job, self._config.seed, share),

@@ -19,6 +19,7 @@ def start_line(
     on_one_host: bool = True,
     draws_itself: bool = False,
     ranks_each: int = 1,
+    unit: str = "host",
 ) -> str:
     """Return the line.
 
@@ -29,7 +30,8 @@ def start_line(
         has_server: whether a server makes the steps, where the protocol can have one.
         on_one_host: whether all ranks are on one host.
         draws_itself: whether each rank draws its own data, which are dealt to no other one.
-        ranks_each: ranks of a host that share the work of one worker, >= 1.
+        ranks_each: ranks of a host, or of a group, that share the work of one worker, >= 1.
+        unit: what they are.
 
     >>> from paceline.catalogue.parser import parse_plan
     >>> start_line(parse_plan("bsp"), 2, None)
@@ -40,7 +42,7 @@ def start_line(
     is_open = not on_one_host and (plan.allreduce is not None or not has_server)
     sums = "; sums between hosts are not encrypted" if is_open else ""
     data = "; each rank draws its own data, so a dropped gradient is a dropped batch" if draws_itself else ""
-    workers = counted(ranks, "rank") if ranks_each == 1 else f"{counted(ranks, 'host')} of {ranks_each} ranks"
+    workers = counted(ranks, "rank") if ranks_each == 1 else f"{counted(ranks, unit)} of {ranks_each} ranks"
     return f"{plan} on {workers}, {record}; optimizer.step() {step}{data}{sums}"
 
 
@@ -71,7 +73,8 @@ def print_start_line(config: RunConfig) -> None:
         has_server=cluster.has_server,
         on_one_host=cluster.ranks.local_world_size == cluster.ranks.world_size,
         draws_itself=config.job.is_iterable,
-        ranks_each=cluster.node_size,
+        ranks_each=cluster.place_in_worker[1],
+        unit="group" if cluster.group_size > 1 else "host",
     )
     text = f"{rank_label(0)}paceline: {line}"
     stderr_console().print(text, highlight=False, markup=False, soft_wrap=True)

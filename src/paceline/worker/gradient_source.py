@@ -161,6 +161,10 @@ class GradientGroup(Protocol):
             Interrupted: the task is cancelled.
         """
 
+    @abstractmethod
+    def whole_norm(self, norm: float) -> float:
+        """Return the squared norm of the whole gradient, given that of what this process has of it."""
+
 
 class JobGradients(GradientSource):
     """Gradients of the loss of a job, by backward passes in this thread.

@@ -137,6 +137,8 @@ class Replica:
             if self._group is not None:
                 part = self._group.all_reduce(own, part)
             norm = _squared_norm(own, part.squared_norms)
+            if self._group is not None:
+                norm = self._group.whole_norm(norm)
             if own is not gradient:
                 gradient.copy_(own)
                 torch.cuda.synchronize(self.device)  # the copy does not wait for the GPU

@@ -16,7 +16,7 @@ from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_end import end_of
 from paceline.user_loop.run_options import RunOptions
-from paceline.user_loop.server.description import describe, make_job, tensors_of
+from paceline.user_loop.server.description import describe, first_of_coordinator, make_job, tensors_of
 from paceline.user_loop.server.optimizer_state import load_named_state, named_state, state_reader
 from paceline.user_loop.server.server_process import RequestedEnd
 from paceline.user_loop.shared_run import SharedRun
@@ -51,7 +51,7 @@ class ThreadPart(RankPart):
         self._rank = rank
         self._loop = loop
         self._transport = MemoryTransport(ranks.network)
-        self.ranks = ranks.count
+        self.ranks = ranks.count // ranks.group_size
         self.exchange = Exchange()
         self.lifecycle = LoopLifecycle(has_server=True)
         model, optimizer = loop.model, loop.optimizer
@@ -80,7 +80,8 @@ class ThreadPart(RankPart):
         self._transport.kill()
 
     def _config(self, stop, number):
-        job = make_job(self._describe(), tensors_of(self._loop.model))
+        tensors = first_of_coordinator(tensors_of(self._loop.model), 1 if number else self._ranks.group_size)
+        job = make_job(self._describe(), tensors)
         return self._ranks.options.config(job, self._ranks.plan, self._ranks.cluster(number), stop)
 
     def _describe(self):
@@ -147,11 +148,13 @@ class AttachedThreads:
         make_parts: returns model, optimizer and loader of a rank.
         protocol: protocol as text.
         server: whether a server makes the steps, else each rank.
+        group_size: ranks of each worker, which have a shard each.
         settings: `accumulate`, `clip_norm`, `stop`, and the options of the run.
     """
 
-    def __init__(self, count, make_parts, protocol, *, server=True, **settings):
+    def __init__(self, count, make_parts, protocol, *, server=True, group_size=1, **settings):
         self.has_server = server
+        self.group_size = group_size
         given = dict(settings)
         self._stop = given.pop("stop", None)
         self._accumulate = given.pop("accumulate", 1)
@@ -219,13 +222,14 @@ class AttachedThreads:
             accumulate=self._accumulate,
             clip_norm=self._clip_norm,
             digests=self._digests[rank],
+            group_size=self.group_size,
         )
         part = self._of_ranks[rank] = ThreadPart(self, rank, loop)
         return SharedRun(loop, Stop.parse(self._stop) if self._stop else None, part, returns=self._returns)
 
     def start_server(self, config, loop):
         """Start the server with the state of the optimizer of a loop."""
-        first = {} if self.steps_here else named_state(loop.optimizer, loop.model)
+        first = {} if self.steps_here or self.group_size > 1 else named_state(loop.optimizer, loop.model)
         is_sent = self.has_server and not self.steps_here and not describe(loop).is_of_torch
         sent = pickled_by_value(loop.optimizer, loop.model) if is_sent else b""
         requested = RequestedEnd()
@@ -262,4 +266,10 @@ class AttachedThreads:
             }
         )
         ranks = replace(ranks, ranks_before=1)
-        return Torchrun(server=self.has_server, worker_at_server=False, start_timeout_s=START_TIMEOUT_S, ranks=ranks)
+        return Torchrun(
+            server=self.has_server,
+            group_size=self.group_size,
+            worker_at_server=False,
+            start_timeout_s=START_TIMEOUT_S,
+            ranks=ranks,
+        )

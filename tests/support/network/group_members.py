@@ -21,7 +21,7 @@ class Wire:
         self.sent = []
         self._coming = coming
 
-    def send(self, message):
+    def send(self, message, buckets=()):
         self.sent.append(message)
 
     def listen(self, on_message, on_end):

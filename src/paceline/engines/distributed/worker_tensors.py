@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.core.events import Measured
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.announced_messages import RecomputeGradient
-from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.messages import End, Message
 from paceline.engines.distributed.transport.task_messages import RemoteEvaluateTask, RemoteTask, RemoteTaskDone
 from paceline.tensors.flat_buffers import FlatBuffers
 
@@ -28,7 +28,7 @@ class Recomputation(NamedTuple):
     finish: Callable[[bool], None]
 
 
-Task = RemoteTask | RemoteEvaluateTask | Recomputation
+Task = RemoteTask | RemoteEvaluateTask | Recomputation | End  # with the last version of a rank that has a shard
 Start = Callable[[Task, FlatBuffers, float], None]
 
 

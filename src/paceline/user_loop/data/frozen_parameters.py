@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from paceline.jobs.local_shards import local_of
 from paceline.recording.run_folder import MODEL
 from paceline.tensors import tensor_file
 from paceline.utils import files
@@ -26,7 +27,7 @@ class FrozenParameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+        self._frozen = {name: local_of(each) for name, each in model.named_parameters() if not each.requires_grad}
         self._writes = WriteWatch(self._frozen)
         self._changing: set[str] = set()
 

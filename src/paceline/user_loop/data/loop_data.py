@@ -41,6 +41,7 @@ class UserLoop(NamedTuple):
         accumulate: batches of each step, >= 1.
         clip_norm: largest norm of the mean gradient, None for no clipping.
         digests: digests of the data.
+        group_size: ranks that hold a replica of the model together, >= 1; each has batches of its own.
     """
 
     model: nn.Module
@@ -49,6 +50,7 @@ class UserLoop(NamedTuple):
     accumulate: int
     clip_norm: float | None
     digests: DataDigests = DataDigests()
+    group_size: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -85,17 +87,18 @@ class LoopData(msgspec.Struct, frozen=True, kw_only=True):
     def of_loop(cls, loop: UserLoop) -> LoopData:
         """Return the data of a loop whose steps take several batches."""
         loader, accumulate = loop.loader, loop.accumulate
+        batches_each = accumulate * loop.group_size  # of a minibatch
         if loader is None or draws_itself(loader):
             size = 1 if loader is None else loader.batch_size or 1
-            return cls(samples=0, batch_size=size * accumulate)
+            return cls(samples=0, batch_size=size * batches_each)
         ahead = -(-loader.num_workers * (loader.prefetch_factor or 0) // accumulate)
         if (sampler := own_sampler(loader)) is not None and not stacks_samples(loader):
             return cls(samples=len(sampler), batch_size=accumulate, drop_last=True, ahead=ahead, digests=loop.digests)
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
-        batch_size = batches.batch_size * accumulate
+        batch_size = batches.batch_size * batches_each
         count = len(batches.sampler)  # type: ignore[arg-type]  # checked by `check_loader`
-        drop_last = batches.drop_last or count % batch_size < accumulate  # no batch of a step may be empty
+        drop_last = batches.drop_last or count % batch_size < batches_each  # no batch of a step may be empty
         if sampler is not None:
             return cls(samples=count, batch_size=batch_size, drop_last=drop_last, ahead=ahead, digests=loop.digests)
         order = batches.sampler

@@ -41,10 +41,12 @@ def check_pieces(plan: Plan, loop: UserLoop) -> None:
         )
     for controller in balances_of(plan):
         piece = controller.sizes(data.batch_size).size
-        if piece % accumulate:
+        batches = accumulate * loop.group_size
+        if piece % batches:
+            those = f"accumulate={accumulate} batches" if loop.group_size == 1 else f"{batches} batches of its ranks"
             raise UsageError(
-                f"{plan} cuts a minibatch into pieces of {counted(piece, 'sample')}, which accumulate={accumulate} "
-                f"batches cannot share evenly: give an m that divides the batch size {data.batch_size // accumulate}"
+                f"{plan} cuts a minibatch into pieces of {counted(piece, 'sample')}, which {those} cannot share "
+                f"evenly: give an m that divides the batch size {data.batch_size // batches}"
             )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from paceline.core.gradient import NO_STEP
 from paceline.core.stop import Stop
 from paceline.errors import RunError
+from paceline.jobs.local_shards import local_of
 from paceline.protocols.protocol import Plan
 from paceline.user_loop.data.loop_data import UserLoop
 from paceline.user_loop.hooks.change_watch import ChangeWatch
@@ -206,7 +207,7 @@ class GradientSender:
                     f"{not_called}, and neither was backward(): to load batches ahead, give the DataLoader "
                     "num_workers= in place of a prefetcher; to skip a batch, call run.skip()"
                 )
-        elif all(each.grad is None or bool(each.grad.isfinite().all()) for each in self._parameters):
+        elif all(each.grad is None or bool(local_of(each.grad).isfinite().all()) for each in self._parameters):
             raise RunError(
                 f"{not_called}, but there is a gradient: to skip it, call run.skip(); if a step takes more batches, "
                 "give attach accumulate="

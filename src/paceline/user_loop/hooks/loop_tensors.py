@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.jobs.job import trainable
+from paceline.jobs.local_shards import local_of
 from paceline.tensors.kernels import await_kernels
 from paceline.tensors.squared_norms import copy_with_squared_norm
 from paceline.user_loop.server.description import plain_options
@@ -43,7 +44,7 @@ def hand_in(
     squared_norms = {}
     for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):
         if parameter.grad is not None and (of is None or parameter in of):
-            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            gradient = local_of(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
             squared_norms[i] = copied[i] if i in copied else copy_with_squared_norm(gradient, view)
             task.gradient.written.add(i)
             parameter.grad = None
@@ -58,7 +59,7 @@ def hand_in(
 @torch.no_grad()
 def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
     """Copy a version into the model of the user."""
-    ours, theirs = [*parameters, *buffers], [*trainable(model), *model.buffers()]
+    ours, theirs = [*map(local_of, parameters), *buffers], [*trainable(model), *model.buffers()]
     torch._foreach_copy_(ours, theirs)  # one call in place of one for each tensor
 
 

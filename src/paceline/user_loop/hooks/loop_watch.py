@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.jobs.job import trainable
+from paceline.jobs.local_shards import local_of
 from paceline.jobs.shared_memory import why_not_apart
 from paceline.server.zero_gradients import shortened
 from paceline.tensors.flat_buffers import bind
@@ -63,7 +64,7 @@ class LoopWatch:
         self.look()
         if reason := why_not_apart(self._model, with_frozen=False):
             raise UsageError(reason)
-        self._writes = WriteWatch({name: each for each, name in self._trained.items()}, always=debug)
+        self._writes = WriteWatch({name: local_of(each) for each, name in self._trained.items()}, always=debug)
         self.frozen.start()
 
     def load(self, model: nn.Module) -> None:
@@ -166,5 +167,5 @@ def _refusal(change: str) -> UsageError:
 
 def _are_equal(parameter: nn.Parameter, version: Tensor) -> bool:
     """Return whether a parameter, which may be on another device, is a copy of a version."""
-    own = parameter.detach()
+    own = local_of(parameter.detach())
     return (own.shape, own.dtype) == (version.shape, version.dtype) and torch.equal(own.to(version.device), version)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.jobs.job import Job
+from paceline.jobs.local_shards import local_of
 from paceline.processes.shared_pickle import by_value, from_value
 from paceline.protocols.protocol import Plan
 from paceline.recording.callback import Callback
@@ -319,9 +320,15 @@ def computed_by_the_user(model: nn.Module, batch: object) -> Tensor:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the trainable parameters and of the buffers on the CPU, by name."""
+    """Return copies of what this rank has of trainable parameters and buffers on the CPU, by name."""
     named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in [*named, *model.named_buffers()]}
+    tensors = [*named, *model.named_buffers()]
+    return {name: local_of(tensor.detach()).cpu().clone().contiguous() for name, tensor in tensors}
+
+
+def first_of_coordinator(tensors: Mapping[str, Tensor], group_size: int) -> dict[str, Tensor]:
+    """Return the tensors of a model at its coordinator: without rows where each rank has a shard."""
+    return {name: each if group_size == 1 else each[:0] for name, each in tensors.items()}
 
 
 def send_run(stream: IO[bytes], sent: SentRun) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.codec import decode, encode
 from paceline.errors import UsageError
+from paceline.jobs.local_shards import as_shard_of, local_of
 from paceline.server.optimizer import own_options
 from paceline.server.parameter_server import ParameterServer
 
@@ -43,7 +44,7 @@ def named_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items() if parameter.requires_grad else ():
             if isinstance(value, Tensor):
-                state[f"{key} {name}"] = value.detach().cpu().clone().contiguous()
+                state[f"{key} {name}"] = local_of(value.detach()).cpu().clone().contiguous()
             elif isinstance(value, PLAIN):
                 state[f"{NUMBER}{key} {name}"] = torch.tensor(
                     value, dtype=torch.float64 if isinstance(value, float) else None
@@ -119,7 +120,7 @@ def _load(
             continue
         # As in torch, a scalar such as `step` stays on the CPU, unless a kernel on the device reads it.
         moves = value.ndim or parameter in on_device
-        optimizer.state[parameter][key] = value.to(parameter.device) if moves else value
+        optimizer.state[parameter][key] = as_shard_of(parameter, value.to(parameter.device)) if moves else value
 
 
 def _nest(state: Mapping[str, Tensor], key: str, name: str, device: torch.device | str) -> Any:

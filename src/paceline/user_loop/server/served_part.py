@@ -29,6 +29,7 @@ from paceline.user_loop.server.description import (
     SentRun,
     ServerRun,
     describe,
+    first_of_coordinator,
     make_job,
     tensors_of,
 )
@@ -50,6 +51,7 @@ OF_THE_SERVER = (
     "standby_address",
     "wire",
     "workers",
+    "group_size",
     "shards",
     *TLS,
     "min_workers",
@@ -111,7 +113,11 @@ class ServedPart(RankPart):
         )
         self.host = Host(
             lifecycle=self.lifecycle,
-            make_replica=LoopReplicas(self.exchange, loop, is_summed_early=plan.counts_all and not cluster.has_server),
+            make_replica=LoopReplicas(
+                self.exchange,
+                loop,
+                is_summed_early=plan.counts_all and not cluster.has_server and cluster.group_size == 1,
+            ),
             make_optimizer=None if is_of_torch else copies_of(loop.optimizer, loop.model),
             device=loop.device,
         )
@@ -155,10 +161,11 @@ class ServedPart(RankPart):
             ranks=asdict(ranks),
         )
         model, optimizer = self._loop.model, self._loop.optimizer
-        state = {} if self._steps_here else named_state(optimizer, model)
+        size = self._cluster.group_size
+        state = {} if self._steps_here or size > 1 else named_state(optimizer, model)
         is_sent = self._cluster.has_server and not self._steps_here and not self._training.is_of_torch
         sent = pickled_by_value(optimizer, model) if is_sent else b""
-        first = FirstTensors(tensors_of(model), state)
+        first = FirstTensors(first_of_coordinator(tensors_of(model), size), state)
         return SentRun(run, first, optimizer=sent, own=self._own.by_value())
 
     def take_part(self, config: RunConfig) -> LoopEnd:

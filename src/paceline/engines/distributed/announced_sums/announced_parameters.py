@@ -29,28 +29,42 @@ class AnnouncedParameters(ProcessParameters):
         versions: storage of the versions that are evaluated.
         ranks: ranks that sum.
         options: options of steps that the loops of workers set.
+        are_sharded: whether each rank has a shard of every version, so that no process has a whole one.
+        saves_shards: whether the ranks save them where others save what this process has.
 
     Attributes:
         are_here: whether the server of this process has the newest version, and all that was accepted.
+        is_resumed: whether the run begins with a saved version.
         on_update: callback with each update before the ranks make it, and the newest version that all of them have.
     """
 
     not_finite = ""  # the ranks tell it by a message
 
     def __init__(
-        self, server: ParameterServer, versions: VersionStore, ranks: SummingRanks, options: LoopOptions
+        self,
+        server: ParameterServer,
+        versions: VersionStore,
+        ranks: SummingRanks,
+        options: LoopOptions,
+        *,
+        are_sharded: bool = False,
+        saves_shards: bool = False,
     ) -> None:
         self._server = server
         self._versions = versions
         self._ranks = ranks
         self._options = options
+        self._are_sharded = are_sharded
+        self._saves_shards = saves_shards
+        self.is_resumed = False
         self._ledger = ranks.ledger
         self._missing: dict[int, bytes] = {}  # parameters without a gradient in the newest gradient of each worker
         self.are_here = True
         self.on_update: Callable[[Apply, int], None] | None = None
 
     def resume_at(self, version: int) -> None:
-        """Begin with what the server holds as this version."""
+        """Begin with what the server holds as this version, or with the shards that the ranks have saved of it."""
+        self.is_resumed = version > 0
         self._ledger.resume_at(version)
 
     def begin(self) -> None:
@@ -101,6 +115,8 @@ class AnnouncedParameters(ProcessParameters):
     def gather(self) -> None:
         """Bring the newest version, its optimizer and what was accepted since to the server of this process.
 
+        Shards stay at the ranks, which save them.
+
         Raises:
             RunError: all ranks are gone.
         """
@@ -108,7 +124,10 @@ class AnnouncedParameters(ProcessParameters):
             return
         if self._ledger.has_next:
             self._ranks.announce(None)
-        self._fetch()
+        if not self._are_sharded:
+            self._fetch()
+        elif self._saves_shards:
+            self._ranks.save_shards()
         self.are_here = True
 
     def newest_state(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paceline.engines.distributed.announced_sums.announced_parameters import AnnouncedParameters
+from paceline.engines.distributed.announced_sums.grouped_peers import GroupedPeers
 from paceline.engines.distributed.announced_sums.sum_groups import SumGroups
 from paceline.engines.distributed.announced_sums.summing_ranks import ALL_GONE, SummingRanks
 from paceline.engines.distributed.coordinator_tensors import CoordinatorTensors, SentVersion, Taken
@@ -17,6 +18,8 @@ from paceline.engines.real_clock import RealClock
 from paceline.errors import RunError
 from paceline.server.parameter_server import ParameterServer
 from paceline.tensors.version_store import VersionStore
+
+LACKS_SUMS = -1  # in place of the number of the newest sum
 
 
 class AnnouncedTensors(CoordinatorTensors):
@@ -30,9 +33,9 @@ class AnnouncedTensors(CoordinatorTensors):
         read: reads messages for a moment.
         timeout_s: returns the seconds after which a worker that computes counts as lost.
         options: options of steps that the loops of workers set.
+        saves_shards: whether ranks with shards save them, in the folder of the run.
     """
 
-    receiver: SumGroups
     parameters: AnnouncedParameters
 
     def __init__(
@@ -45,11 +48,16 @@ class AnnouncedTensors(CoordinatorTensors):
         read: Callable[[], None],
         timeout_s: Callable[[], float],
         options: LoopOptions,
+        saves_shards: bool = False,
     ) -> None:
         self._server = server
-        self.receiver = groups
+        self._groups = groups
+        self._are_sharded = groups.are_sharded
+        self.receiver = GroupedPeers(groups, groups.group_size) if self._are_sharded else groups
         self._ranks = SummingRanks(groups, clock, read, timeout_s)
-        self.parameters = AnnouncedParameters(server, versions, self._ranks, options)
+        self.parameters = AnnouncedParameters(
+            server, versions, self._ranks, options, are_sharded=self._are_sharded, saves_shards=saves_shards
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -57,10 +65,14 @@ class AnnouncedTensors(CoordinatorTensors):
         return self._ranks.is_busy
 
     def begin(self, workers: Iterable[RemoteWorker]) -> None:
-        """Give all ranks the first version, and let them form a group."""
-        for worker in workers:
-            self._add(worker, self._server.state_dict())
-        self.receiver.form()
+        """Give all ranks the first version, and let them form a group.
+
+        Shards of it come from the first worker.
+        """
+        state = None if self._are_sharded else self._server.state_dict()
+        for number, worker in enumerate(sorted(workers, key=lambda each: each.worker)):
+            self._add(worker, state, lacks_sums=number > 0)
+        self._groups.form()
 
     def follow(self, stream: StandbyStream) -> None:
         """Tell a standby the events of each update before the ranks make it."""
@@ -84,23 +96,36 @@ class AnnouncedTensors(CoordinatorTensors):
         for worker in came:
             if worker is not source:
                 self._add(worker, self._server.state_dict())
-        self.receiver.form()
+        self._groups.form()
         return Taken(self._ranks.ledger.version, self._ranks.newest_step)
 
     def admit(self, worker: RemoteWorker) -> None:
         """Give a rank the newest version, and let all form a new group."""
-        has_members = bool(self.receiver.members)  # else the parameters are here
-        if self._add(worker, self.parameters.newest_state() if has_members else self._server.state_dict()):
-            self.receiver.form()
+        has_members = bool(self._groups.members)  # else the parameters are here
+        state = None
+        if not self._are_sharded:
+            state = self.parameters.newest_state() if has_members else self._server.state_dict()
+        if self._add(worker, state, lacks_sums=True):
+            self._groups.form()
 
-    def _add(self, worker: RemoteWorker, state: Mapping[str, Any] | None) -> bool:
-        """Give a rank the state of its server, None if it has that; return False if it is gone."""
+    def _add(self, worker: RemoteWorker, state: Mapping[str, Any] | None, *, lacks_sums: bool = False) -> bool:
+        """Give a rank the state of its server, None if it has that; return False if it is gone.
+
+        Args:
+            worker: worker of the rank.
+            state: state of the server.
+            lacks_sums: whether the ranks of a worker with shards take the state from another one.
+        """
         ledger = self._ranks.ledger
-        return self.receiver.add(worker, {"server": state, "made": ledger.number, "version": ledger.version})
+        if not self._are_sharded:
+            return self._groups.add(worker, {"server": state, "made": ledger.number, "version": ledger.version})
+        made = LACKS_SUMS if lacks_sums else ledger.number
+        loads = self.parameters.is_resumed and not lacks_sums
+        return self._groups.add(worker, {"made": made, "version": ledger.version, "loads": loads})
 
     def version_for(self, worker: RemoteWorker, version: int) -> SentVersion:
         """Return whether the gradient is summed early; the rank has made the version."""
-        return SentVersion(early=self.receiver.rounds.give(worker.worker, version))
+        return SentVersion(early=self._groups.rounds.give(worker.worker, version))
 
     def on_message(self, worker: RemoteWorker, message: Message, now_s: float) -> None:
         """Handle a message about sums."""
@@ -109,7 +134,7 @@ class AnnouncedTensors(CoordinatorTensors):
     def on_gradient(self, worker: int, arriving: ArrivingGradient, seconds: float) -> None:
         """Note whether its sum has begun; the gradient stays where it is."""
         if arriving.done.is_summed:
-            self.receiver.rounds.begun(worker, arriving.done.draw)
+            self._groups.rounds.begun(worker, arriving.done.draw)
 
     def settle(self) -> None:
         """Let the ranks go on after the loss of one."""
@@ -126,7 +151,7 @@ class AnnouncedTensors(CoordinatorTensors):
             RunError: it was the last one, and has the newest parameters.
         """
         self._ranks.lose(worker)
-        if not self.receiver.members and not self.parameters.are_here:
+        if not self._groups.members and not self.parameters.are_here:
             raise RunError(ALL_GONE)
 
     def ended(self) -> None:
@@ -135,4 +160,4 @@ class AnnouncedTensors(CoordinatorTensors):
 
     def close(self) -> None:
         """Destroy the groups."""
-        self.receiver.close()
+        self._groups.close()

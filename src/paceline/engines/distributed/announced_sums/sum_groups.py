@@ -13,6 +13,7 @@ from paceline.engines.distributed.allreduce.members import have_own_gpus
 from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.parameter_server.remote_worker import RemoteWorker
 from paceline.engines.distributed.rendezvous.acceptor import AcceptedPeer, PeerHandler
+from paceline.engines.distributed.transport.announced_messages import BeginShards
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.group_store import GroupStore
 from paceline.engines.distributed.transport.messages import Message
@@ -40,15 +41,20 @@ class SumGroups:
         handler: receiver of all messages but keys.
         transport: transport of this process.
         rounds: rounds of early sums.
+        group_size: ranks of each worker; with several, each has a shard, so that no state comes from here.
 
     Attributes:
         rounds: as given.
+        group_size: as given.
+        are_sharded: whether it is more than 1.
         generation: number of the group of all ranks; 0 before there is one.
         is_broken: whether that group has lost a member, so that another one has to form.
     """
 
-    def __init__(self, handler: PeerHandler, transport: Transport, rounds: EarlyRounds) -> None:
+    def __init__(self, handler: PeerHandler, transport: Transport, rounds: EarlyRounds, *, group_size: int = 1) -> None:
         self.rounds = rounds
+        self.group_size = group_size
+        self.are_sharded = group_size > 1
         self._handler = handler
         self._transport = transport
         self._numbers = itertools.count(1)
@@ -67,6 +73,11 @@ class SumGroups:
     def add(self, worker: RemoteWorker, state: Mapping[str, Any]) -> bool:
         """Give a rank the state with which it begins, for the next group; return False if it is gone."""
         key, number = secrets.token_hex(KEY_BYTES), next(self._numbers)
+        if self.are_sharded:
+            begin = BeginShards(**state, generation=number, key=key)
+            worker.connection.send(begin)
+            self._members[worker.worker] = worker
+            return True
         store = GroupStore(number, worker.connection.send)
         group = ElasticGroup(key, 0, 2, store)
         with self._lock:

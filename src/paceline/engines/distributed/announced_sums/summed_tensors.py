@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
+from paceline.checkpoint.shard_states import ShardStates
 from paceline.core.events import Measured
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.announced_sums.shard_group import OwnShard, ShardGroup
 from paceline.engines.distributed.announced_sums.update_follower import UpdateFollower
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.session import ClientSession
@@ -28,15 +30,21 @@ class SummedTensors(WorkerTensors):
     Args:
         rank: settings of this process.
         replica: replica of the worker.
+        shards: group of the ranks that have the shards of the replica; None for a whole one.
     """
 
     _connection: Connection
 
-    def __init__(self, rank: Rank, replica: Replica) -> None:
+    def __init__(self, rank: Rank, replica: Replica, shards: ShardGroup | None = None) -> None:
         job, cluster, own = rank.job, rank.cluster, rank.host.make_optimizer
         job = job if own is None else replace(job, optimizer=own)
         model, layout = build_model(job, rank.seed).to(replica.device), replica.layout
-        self._server = ParameterServer(job, model, layout, rank.per_epoch, workers=cluster.n)
+        self._server = ParameterServer(job, model, layout, rank.per_epoch, peers=shards, workers=cluster.n)
+        self._shard: OwnShard | None = None
+        if shards is not None:
+            folder = rank.folder
+            saved = None if folder is None else ShardStates(folder, shards.local_rank, shards.size)
+            self._shard = OwnShard(shards, saved)
         rank.host.lifecycle.on_server(self._server)
         self._parameters = RankParameters(self._server, layout, cluster.worker)
         self.gradient = self._parameters.gradient
@@ -58,6 +66,7 @@ class SummedTensors(WorkerTensors):
             step=self._step,
             start=start,
             fail=fail,
+            shard=self._shard,
         )
 
     def disconnect(self) -> int:
@@ -96,5 +105,9 @@ class SummedTensors(WorkerTensors):
 
     def close(self, *, has_failed: bool) -> None:
         """End the thread that follows the coordinator, and its groups."""
+        if self._shard is not None and has_failed:
+            self._shard.group.abort()
         if self._follower is not None:
             self._follower.close(has_failed=has_failed)
+        if self._shard is not None:
+            self._shard.group.close()

@@ -16,7 +16,9 @@ from paceline.engines.distributed.transport.announced_messages import (
     GradientRecomputed,
     RecomputeGradient,
     ResumeSums,
+    SaveShards,
     SendState,
+    ShardSaved,
     StateFollows,
     StepMade,
     SumsMade,
@@ -79,6 +81,7 @@ class SummingRanks:
         self._step_version = 0  # version of that step
         self._asked: RemoteWorker | None = None  # for its state
         self._state: dict[str, Any] | None = None  # of that rank
+        self._saved: ShardSaved | None = None  # its answer
         self._is_agreed = True  # whether the members of the newest group have the same sums
         self._requested: dict[tuple[int, int], Request] = {}  # by worker and draw
         self._unreachable = 0
@@ -129,6 +132,27 @@ class SummingRanks:
                 self._read()
         return self._state
 
+    def save_shards(self) -> None:
+        """Let the ranks of one worker save their shards of the newest version, after all sums.
+
+        Raises:
+            RunError: no worker is left, or a shard cannot be saved.
+        """
+        while self._groups.members:
+            source = self._groups.members[min(self._groups.members)]
+            self._saved = None
+            self._asked = source
+            source.connection.send(SaveShards(self.ledger.version))
+            with self._busy():
+                while self._is_member(source) and self._saved is None:
+                    self._recover_if_broken()
+                    self._read()
+            if self._saved is not None:
+                if self._saved.reason:
+                    raise RunError(f"worker {source.worker} cannot save its shards: {self._saved.reason}")
+                return
+        raise RunError(ALL_GONE)
+
     # --- losses -------------------------------------------------------------------------------------------
 
     def lose(self, worker: RemoteWorker) -> None:
@@ -155,9 +179,15 @@ class SummingRanks:
                 self._on_step(message)
             case StateFollows() if worker is not self._asked:
                 raise ValueError("it sends a state that it was not asked for")
+            case StateFollows() if self._groups.are_sharded:
+                self._state = {}
             case StateFollows():
                 with suppress(ConnectionLost):  # its loss is an event that follows
                     self._state = self._groups.receive_state(worker)  # at once, because the rank waits for it
+            case ShardSaved() if worker is not self._asked:
+                raise ValueError("it has saved a shard, which it was not asked for")
+            case ShardSaved():
+                self._saved = message
             case SumsMade(generation, number):
                 if number > self.ledger.number:
                     raise ValueError(f"it has made {number} sums of {self.ledger.number}")

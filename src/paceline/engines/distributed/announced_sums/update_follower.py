@@ -13,28 +13,33 @@ from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup, Unreachable
 from paceline.engines.distributed.announced_sums.rank_groups import RankGroups
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.announced_sums.shard_group import OwnShard
 from paceline.engines.distributed.parameter_server.loop_options import set_step_options
 from paceline.engines.distributed.transport.announced_messages import (
     LOST,
     AnnounceSum,
+    BeginShards,
     GradientRecomputed,
     RecomputeGradient,
     ResumeSums,
+    SaveShards,
     SendState,
+    ShardSaved,
     StateFollows,
     StepMade,
     SummedGradient,
     SumsMade,
 )
 from paceline.engines.distributed.transport.connection import Connection, ConnectionLost
-from paceline.engines.distributed.transport.messages import Message
+from paceline.engines.distributed.transport.messages import End, Message
 from paceline.engines.distributed.transport.sum_messages import FormGroup, GroupBroken, StoreKey
 from paceline.engines.distributed.transport.task_messages import RemoteTask
 from paceline.engines.distributed.transport.transport import Transport
 from paceline.engines.distributed.worker_tensors import Recomputation, Start
+from paceline.errors import RunError, UsageError
 from paceline.server.parameter_server import ParameterServer
 
-Followed = AnnounceSum | FormGroup | GroupBroken | SendState | RemoteTask
+Followed = AnnounceSum | FormGroup | GroupBroken | BeginShards | SendState | SaveShards | RemoteTask | End
 OfRecovery = FormGroup | RecomputeGradient | ResumeSums
 END_S = 5.0  # for the last sum of a run, of which rank 0 has the result
 
@@ -59,6 +64,7 @@ class UpdateFollower:
         start: called with a task, the version at which it is computed, and the moment of its arrival: sums that all
             ranks wait for are not time of this rank.
         fail: called with an error of this thread.
+        shard: shard of this rank; None for a whole replica.
 
     Attributes:
         step: newest step that the coordinator may wait for.
@@ -74,6 +80,7 @@ class UpdateFollower:
         step: StepMade | None,
         start: Start,
         fail: Callable[[Exception], None],
+        shard: OwnShard | None = None,
     ) -> None:
         self._parameters = parameters
         self._server = server
@@ -84,7 +91,8 @@ class UpdateFollower:
         self._messages: queue.SimpleQueue[tuple[Followed, float] | None] = queue.SimpleQueue()
         self._recovery: queue.SimpleQueue[OfRecovery | None] = queue.SimpleQueue()
         self._is_broken = False  # whether groups are announced for a recovery, which does not wait for other messages
-        self._groups = RankGroups(connection.send)
+        self._shard = shard
+        self._groups = RankGroups(connection.send, None if shard is None else shard.group.local_rank)
         self._states: ElasticGroup | None = None  # group with the coordinator
         self._sums: FormGroup | None = None  # group with the other ranks
         self._made = 0  # number of the newest sum that this rank has
@@ -115,7 +123,12 @@ class UpdateFollower:
             case ResumeSums():
                 self._is_broken = False
                 self._recovery.put(message)
-            case AnnounceSum() | SendState() | RemoteTask():
+            case BeginShards():
+                self._groups.begin_shards(message)
+                self._messages.put((message, time.monotonic()))
+            case End() if self._shard is None:
+                return False
+            case AnnounceSum() | SendState() | SaveShards() | RemoteTask() | End():
                 self._messages.put((message, time.monotonic()))
             case _:
                 return False
@@ -147,17 +160,25 @@ class UpdateFollower:
         match message:
             case FormGroup() if self._groups.is_first(message):
                 self._begin(message)
+            case BeginShards():
+                self._begin_shards(message)
             case FormGroup(generation=generation) if generation > self._generation:
-                if not self._join(message):
+                if not self._join(message, agrees=self._shard is not None):
                     self._recover()
             case GroupBroken(generation) if generation >= self._generation:
                 self._recover()
             case AnnounceSum():
                 self._make_sum(message)
+            case SendState() if self._shard is not None:
+                self._connection.send(StateFollows())
             case SendState():
                 assert self._states is not None
                 self._connection.send(StateFollows())
                 self._states.broadcast_state(self._server.state_dict(), root=1)
+            case SaveShards(number):
+                self._connection.send(ShardSaved(number, self._why_not_saved(number)))
+            case End():
+                self._start(message, self._parameters.version, at_s)
             case RemoteTask():
                 keeps_for = self._made + 1 if message.progress.last == "used" else None
                 version = self._parameters.begin_task(keeps_for=keeps_for)
@@ -179,6 +200,29 @@ class UpdateFollower:
         if first["server"] is None and self.step is not None:
             self._connection.send(self.step)  # rank 0 was lost, perhaps before it had this step
 
+    def _begin_shards(self, begin: BeginShards) -> None:
+        """Begin with the other ranks of this replica, at the version that this rank has or takes from another one."""
+        assert self._shard is not None
+        assert self._groups.of_replica is not None
+        host = self._connection.local_host
+        self._shard.group.connect(self._transport, self._groups.of_replica, host, begin.key)
+        self._made = begin.made
+        state = None
+        if begin.loads and self._shard.saved is not None:
+            names = [name for name, each in self._server.model.named_parameters() if each.requires_grad]
+            state = self._shard.saved.load(begin.version, names)
+        self._parameters.begin(begin.version, state)
+
+    def _why_not_saved(self, version: int) -> str:
+        """Save the shard of this rank; return why it cannot be saved, an empty text if it is."""
+        assert self._shard is not None
+        assert self._shard.saved is not None
+        try:
+            self._shard.saved.save(version, self._server.state_dict())
+        except (OSError, RunError, UsageError) as error:
+            return str(error)
+        return ""
+
     def _make_sum(self, announced: AnnounceSum) -> None:
         """Sum the gradients that count, and make the update if it is due."""
         while self._made < announced.number:  # else another rank's state has brought them
@@ -193,6 +237,7 @@ class UpdateFollower:
     def _can_sum(self, gradients: Sequence[SummedGradient]) -> bool:
         """Sum the gradients that count; return False after a recovery from the loss of a rank."""
         group = self._groups[self._generation]
+        failure: ConnectionLost | None = None
         try:
             if any(each.at == LOST for each in gradients):
                 raise ConnectionLost("a gradient was lost before a rank had its version")
@@ -203,10 +248,14 @@ class UpdateFollower:
                 group.wait(group.begin_sum(self._parameters.total))
         except ConnectionLost as error:
             self._parameters.renew_total()
-            self._report(self._generation, error)
-            self._recover()
-            return False
-        return True
+            failure = error
+        if self._shard is not None and not self._shard.group.agree(failure is None):
+            failure = failure or ConnectionLost("a sum of another shard has failed")
+        if failure is None:
+            return True
+        self._report(self._generation, failure)
+        self._recover()
+        return False
 
     def _on_sum(self, gradients: Sequence[SummedGradient], announced: AnnounceSum) -> None:
         if gradients:
@@ -231,7 +280,7 @@ class UpdateFollower:
         while True:
             match self._recovery.get():
                 case FormGroup() as form:
-                    self._join(form, after_loss=True)
+                    self._join(form, agrees=True)
                 case RecomputeGradient() as lost:
                     self._recompute(lost)
                 case ResumeSums(generation) as resumed if generation == self._generation:
@@ -240,12 +289,17 @@ class UpdateFollower:
                 case None:
                     raise Closed
 
-    def _join(self, form: FormGroup, *, after_loss: bool = False) -> bool:
-        """Sum in a new group from now on; return False, and tell the coordinator, if a member of it is lost."""
+    def _join(self, form: FormGroup, *, agrees: bool = False) -> bool:
+        """Sum in a new group from now on; return False, and tell the coordinator, if a member of it is lost.
+
+        Args:
+            form: the group.
+            agrees: whether its members may have made other sums, so that some take the state of another one.
+        """
         group = self._groups[form.generation]
         try:
             group.connect(self._transport, self._connection.local_host)
-            if after_loss:
+            if agrees:
                 self._agree(group, form)
         except ConnectionLost as error:
             self._report(form.generation, error)

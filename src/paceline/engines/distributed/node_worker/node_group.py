@@ -128,6 +128,10 @@ class NodeGroup(GradientGroup):
             weight=None if part.weight is None else weight,
         )
 
+    def whole_norm(self, norm: float) -> float:
+        """Return the squared norm of the gradient: each process has all of it."""
+        return norm
+
     def abort(self) -> None:
         """End all waiting in the group, here and at the other processes. Thread-safe."""
         self._group.abort()

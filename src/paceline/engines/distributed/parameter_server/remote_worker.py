@@ -55,6 +55,7 @@ class RemoteWorker:
     Attributes:
         tasks: as given.
         peer_id: id of the process.
+        peer_ids: ids of all processes of the worker.
         worker: number of the worker.
         connection: connection to the process.
         process: text that no other process has, as in `Hello`.
@@ -73,6 +74,7 @@ class RemoteWorker:
     def __init__(self, peer: AcceptedPeer, shards: Iterable[int], tasks: WorkerTasks) -> None:
         self.tasks = tasks
         self.peer_id = peer.peer_id
+        self.peer_ids = (peer.peer_id, *peer.others)
         self.worker = peer.worker
         self.connection = peer.connection
         self.process = peer.process

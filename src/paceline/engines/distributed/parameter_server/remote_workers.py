@@ -171,11 +171,12 @@ class RemoteWorkers(Workers):
         return AnnouncedTensors(
             self._server,
             self._published,
-            groups=SumGroups(handler, self._rank.transport, rounds),
+            groups=SumGroups(handler, self._rank.transport, rounds, group_size=self._cluster.group_size),
             clock=self.clock,
             read=partial(self.clock.read, POLL_S),
             timeout_s=lambda: self._coordinator.timeout_s,
             options=self._loop_options,
+            saves_shards=self._rank.folder is not None,
         )
 
     def loop(self) -> RunLoop:
@@ -268,11 +269,14 @@ class RemoteWorkers(Workers):
         late = [event.peer for event in self._peer_events.drain() if isinstance(event, PeerJoined)]
         for peer in late:
             peer.connection.send(end)
+        late_ids = [peer_id for peer in late for peer_id in (peer.peer_id, *peer.others)]
         final = flat_copy(self._server.model, self._cluster.shards).memory
+        is_whole = self._cluster.group_size == 1  # else each rank has its shard of the final parameters
         for worker in self._peers.values():
-            worker.connection.send(end.with_parameters(final))
+            worker.connection.send(end.with_parameters(final) if is_whole else end)
         self._shards.send(end)
-        peer_ids = [*self._peers, *self._shards.peer_ids, *(peer.peer_id for peer in late)]
+        of_workers = [peer_id for worker in self._peers.values() for peer_id in worker.peer_ids]
+        peer_ids = [*of_workers, *self._shards.peer_ids, *late_ids]
         self.processes.join(peer_ids, GRACE_S + len(peer_ids) * final.nbytes / MIN_BYTES_PER_S)
         if following:
             self.processes.join(following, GRACE_S)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from secrets import token_hex
 from typing import Any
 
-from msgspec.structs import replace
-
 from paceline.core.gradient import Measured
 from paceline.core.index_bits import IndexBits
+from paceline.engines.distributed.announced_sums.shard_group import ShardGroup
 from paceline.engines.distributed.announced_sums.summed_tensors import SummedTensors
 from paceline.engines.distributed.node_worker.leader import NodeLeader
 from paceline.engines.distributed.node_worker.node_group import NodeGroupLost
+from paceline.engines.distributed.parameter_server.joined_servers import join_servers
 from paceline.engines.distributed.parameter_server.server_tensors import ServerTensors
 from paceline.engines.distributed.rank import Rank
 from paceline.engines.distributed.rendezvous.handshake import RunFinished
-from paceline.engines.distributed.rendezvous.rendezvous import join_rank_0
 from paceline.engines.distributed.rendezvous.session import (
     ClientSession,
     FinalState,
@@ -33,7 +30,6 @@ from paceline.engines.distributed.rendezvous.session import (
 )
 from paceline.engines.distributed.transport import messages, standby_messages, task_messages
 from paceline.engines.distributed.transport.connection import ConnectionLost
-from paceline.engines.distributed.transport.encoded import at_most, decoded
 from paceline.engines.distributed.transport.messages import Message
 from paceline.engines.distributed.transport.step_options import StepOptions
 from paceline.engines.distributed.worker_tensors import Recomputation, Task, WorkerTensors
@@ -75,9 +71,8 @@ def work(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
             worker.leader.gather(job_spec)
             final = None
             while final is None:
-                sessions = [
-                    open_sessions.enter_context(closing(each)) for each in _join_servers(rank, job_spec, worker)
-                ]
+                joined = join_servers(cluster, rank.transport, worker.hello(job_spec), worker.standby)
+                sessions = [open_sessions.enter_context(closing(each)) for each in joined]
                 try:
                     final = worker.run(sessions)
                 except (ConnectionLost, ServerLostError) as error:
@@ -93,31 +88,6 @@ def work(rank: Rank, job_spec: dict[str, Any]) -> FinalState:
         worker.close()
 
 
-def _join_servers(rank: Rank, job_spec: dict[str, Any], worker: WorkerProcess) -> Iterator[ClientSession]:
-    """Yield the session with rank 0 or its standby, and then with each shard server when all of them listen."""
-    cluster, transport = rank.cluster, rank.transport
-    if worker.standby is not None:
-        cluster = dataclasses.replace(cluster, ranks=dataclasses.replace(cluster.ranks, server=worker.standby))
-    name = describe_process(cluster.worker_name, cluster)
-    hello = messages.Hello.of(
-        name, cluster.worker, job_spec, gpu=worker.gpu, process=worker.process, version=worker.version
-    )
-    rank_0 = join_rank_0(cluster, transport, hello)
-    yield rank_0
-    if cluster.shards == 1:
-        return
-    match rank_0.connection.recv(cluster.start_timeout_s):
-        case messages.ShardAddresses(encoded):
-            addresses = decoded(encoded, at_most(messages.Addresses, cluster.shards - 1), "addresses")
-            for shard, address in enumerate(addresses, start=1):
-                known = replace(hello, peer_id=rank_0.peer_id)
-                yield ClientSession.connect(transport, address, known, f"the server of shard {shard}")
-        case messages.End() as end:
-            raise RunFinished(end)
-        case message:
-            raise ConnectionLost(f"it has sent {type(message).__name__} before the addresses of the shard servers")
-
-
 class WorkerProcess:
     """Worker, or evaluator, of a parameter server.
 
@@ -125,14 +95,12 @@ class WorkerProcess:
         rank: settings of this process.
 
     Attributes:
-        gpu: identifier of its GPU; empty for none.
-        process: random text that no other process has.
         standby: host and port of the standby, which this worker joins if it loses the server; None without one.
-        version: version that it has without a server; -1 for none.
     """
 
     def __init__(self, rank: Rank) -> None:
         job, cluster, seed = rank.job, rank.cluster, rank.seed
+        self._cluster = cluster
         self._lifecycle = rank.host.lifecycle
         self._worker = cluster.worker
         self._name = cluster.worker_name
@@ -148,6 +116,9 @@ class WorkerProcess:
             self._on_group_lost,
             makes_local_steps=rank.plan.local_steps is not None,
         )
+        self._shards: ShardGroup | None = None  # of the replica
+        if cluster.group_size > 1:
+            self._shards = ShardGroup(cluster.shard_of_replica, cluster.group_size, self._is_cancelled)
         self._replica = self._make_replica(rank)
         faults = tuple(cluster.faults)
         actions = rank.host.lifecycle.fault_actions
@@ -160,10 +131,9 @@ class WorkerProcess:
             sleep=self._sleep,
             fault_actions=actions,
         )
-        self.gpu = gpu_of(self._replica.device)
-        self.process = token_hex(16)  # a standby counts processes, and another one may get this number (decision 0026)
+        self._process = token_hex(16)  # a standby counts processes, and another one may get this number (decision 0026)
         self.standby: tuple[str, int] | None = None
-        self.version = -1
+        self._version = -1
         self._tensors = self._make_tensors(rank)
         self._checkpoints = WorkerCheckpoints(rank.folder, self._worker, self._replica, self._tensors.left_out)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()  # safe in a signal handler
@@ -177,7 +147,7 @@ class WorkerProcess:
     def _make_replica(self, rank: Rank) -> Replica:
         """Return the replica, which tells when a gradient is complete if it computes whole ones."""
         cluster, local_steps = rank.cluster, rank.plan.local_steps
-        group = self.leader.group if self.leader.group.size > 1 else None
+        group = self._shards or (self.leader.group if self.leader.group.size > 1 else None)
         replica = rank.host.make_replica(
             rank.job,
             rank.seed,
@@ -199,9 +169,25 @@ class WorkerProcess:
         """Return the way of versions and gradients; the evaluator gets versions of rank 0 in any case."""
         cluster, is_worker = rank.cluster, self._worker < rank.cluster.n
         if is_worker and not cluster.has_server:
-            return SummedTensors(rank, self._replica)
+            return SummedTensors(rank, self._replica, self._shards)
         wire = cluster.wire if is_worker else "float32"  # an evaluation is exact
         return ServerTensors(self._replica, wire, is_pinned=self._replica.device.type == "cuda")
+
+    def hello(self, job_spec: dict[str, Any]) -> messages.Hello:
+        """Return the introduction of this process to rank 0, or its standby.
+
+        Args:
+            job_spec: settings that must be equal on all processes.
+        """
+        return messages.Hello.of(
+            describe_process(self._name, self._cluster),
+            self._worker,
+            job_spec,
+            gpu=gpu_of(self._replica.device),
+            shard=self._cluster.shard_of_replica,
+            process=self._process,
+            version=self._version,
+        )
 
     def run(self, sessions: list[ClientSession]) -> FinalState:
         """Carry out all requests until the end of the run.
@@ -237,7 +223,7 @@ class WorkerProcess:
 
     def disconnect(self) -> None:
         """End the use of the connections to rank 0, which is lost."""
-        self.version = self._tensors.disconnect()
+        self._version = self._tensors.disconnect()
 
     def close(self) -> None:
         """Wait for the threads; the connections are closed by then."""
@@ -376,7 +362,11 @@ class WorkerProcess:
                     self._requests.put(RunFinished(end))
 
     def _on_task(self, task: Task, version: FlatBuffers, received_s: float) -> None:
-        self._requests.put((task, version, received_s))
+        if isinstance(task, messages.End):
+            self._requests.put(FinalState(version, task))
+            self._cancel(ALL_DRAWS)
+        else:
+            self._requests.put((task, version, received_s))
 
     def _on_error(self, error: Exception) -> None:
         self._requests.put(error)

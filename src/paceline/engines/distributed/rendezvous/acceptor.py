@@ -27,6 +27,8 @@ class AcceptedPeer(NamedTuple):
         connection: connection to it.
         name: name in messages.
         gpu: identifier of its GPU, as in `Hello`.
+        shard: number of its shard, as in `Hello`.
+        others: ids of the ranks that have the other shards of its replica.
         rank_0_id: id of the process at rank 0.
         process: text that no other process has, as in `Hello`.
         version: newest version that it has, as in `Hello`.
@@ -37,6 +39,8 @@ class AcceptedPeer(NamedTuple):
     connection: Connection
     name: str = ""
     gpu: str = ""
+    shard: int = 0
+    others: tuple[int, ...] = ()
     rank_0_id: int = 0
     process: str = ""
     version: int = -1
@@ -261,6 +265,7 @@ class Acceptor:
                 connection=connection,
                 name=hello.name,
                 gpu=hello.gpu,
+                shard=hello.shard,
                 rank_0_id=rank_0_id,
                 process=hello.process,
                 version=hello.version,

@@ -16,6 +16,7 @@ from paceline.engines.distributed.transport.task_messages import MessageStruct
 
 MOST_STEP_BYTES = 64
 LOST = -1  # place of a gradient that no rank has
+OF_REPLICA = "shards"  # beginning of the keys of the ranks that have the shards of one replica
 
 
 class SummedGradient(NamedTuple):
@@ -133,12 +134,48 @@ class StepMade(MessageStruct, frozen=True):
         return decoded(self.step, Step, "a step", MOST_STEP_BYTES) if self.step else None
 
 
+class BeginShards(MessageStruct, frozen=True, kw_only=True):
+    """The receiver, which has a shard of the replica of its worker, begins with a version.
+
+    Attributes:
+        version: number of the newest version.
+        made: number of the newest sum; -1 if the receiver takes the state of another one that has the same shard.
+        loads: whether it loads its state from the folder of the run.
+        generation: number of the group of the ranks that have the shards of this replica.
+        key: secret of that group.
+    """
+
+    version: int
+    made: int
+    loads: bool
+    generation: int
+    key: str
+
+
 class SendState(MessageStruct, frozen=True):
     """The receiver sends rank 0 its parameters and the state of its optimizer, in the group of both."""
 
 
 class StateFollows(MessageStruct, frozen=True):
     """The sender has made all sums that were announced before `SendState`, and sends its state now."""
+
+
+class SaveShards(MessageStruct, frozen=True):
+    """The receiver saves its shard after all sums that were announced before, as that of this version."""
+
+    version: int
+
+
+class ShardSaved(MessageStruct, frozen=True):
+    """Answer to `SaveShards`.
+
+    Attributes:
+        version: version of the shard.
+        reason: why it is not saved; empty if it is.
+    """
+
+    version: Whole
+    reason: Annotated[str, Meta(max_length=LONGEST_TEXT)] = ""
 
 
 class SumsMade(MessageStruct, frozen=True):
@@ -221,6 +258,5 @@ class ResumeSums(MessageStruct, frozen=True):
         return gradients
 
 
-AnnouncedMessage = (
-    AnnounceSum | StepMade | SendState | StateFollows | SumsMade | RecomputeGradient | GradientRecomputed | ResumeSums
-)
+RankAnswer = StepMade | StateFollows | ShardSaved | SumsMade | GradientRecomputed  # to the coordinator
+AnnouncedMessage = RankAnswer | AnnounceSum | BeginShards | SendState | SaveShards | RecomputeGradient | ResumeSums

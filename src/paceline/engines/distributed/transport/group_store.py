@@ -20,21 +20,23 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch does not export its
     Args:
         generation: number of the group.
         send: sends a key to the other members; it must not block.
+        prefix: beginning of the keys, where several groups have this number; the others are dropped.
     """
 
-    def __init__(self, generation: int, send: Callable[[StoreKey], object]) -> None:
+    def __init__(self, generation: int, send: Callable[[StoreKey], object], prefix: str = "") -> None:
         super().__init__()
         self._generation = generation
         self._send = send
+        self._prefix = prefix
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._is_aborted = False
 
     def put(self, arrived: StoreKey) -> None:
         """Add a key that another member has set; keys of other groups are dropped. Thread-safe."""
-        if arrived.generation == self._generation:
+        if arrived.generation == self._generation and arrived.key.startswith(self._prefix):
             with self._changed:
-                self._values[arrived.key] = arrived.value
+                self._values[arrived.key.removeprefix(self._prefix)] = arrived.value
                 self._changed.notify_all()
 
     def abort(self) -> None:
@@ -63,7 +65,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch does not export its
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key for all members."""
-        ours = StoreKey(self._generation, key, value)
+        ours = StoreKey(self._generation, self._prefix + key, value)
         self.put(ours)
         self._send(ours)
 

@@ -50,6 +50,7 @@ class Hello(MessageStruct, frozen=True, kw_only=True):
         job_spec: settings that must be equal on all processes, encoded: a hostile one takes 70 times its bytes decoded.
         peer_id: id of this process at rank 0, for servers of other shards; 0 when rank 0 is the receiver.
         gpu: identifier of the GPU on which the process computes; empty for none.
+        shard: number of the shard that the process has of the replica of its worker.
         process: random text that no other process has, of a worker.
         version: newest version that a worker without a server has from an earlier connection; -1 for none.
     """
@@ -59,6 +60,7 @@ class Hello(MessageStruct, frozen=True, kw_only=True):
     job_spec: bytes
     peer_id: int = 0
     gpu: str = ""
+    shard: Whole = 0
     process: str = ""
     version: int = -1
 
@@ -330,10 +332,7 @@ PeerMessage = (
     | sum_messages.GroupBroken
     | sum_messages.Progress
     | sum_messages.StepReport
-    | announced_messages.StepMade
-    | announced_messages.StateFollows
-    | announced_messages.SumsMade
-    | announced_messages.GradientRecomputed
+    | announced_messages.RankAnswer
     | MemoryMapped
     | task_messages.TaskAnswer
 )

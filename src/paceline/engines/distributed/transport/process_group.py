@@ -104,7 +104,8 @@ class AbortableGroup:
             RuntimeError: a process did not connect.
             ConnectionLost: a process has left or does not have the key, or this process has aborted the group.
         """
-        self._store, self._name = store, name
+        self._store = store
+        self._name = name
         self._check()
         own = dist.PrefixStore(name, store) if name else store
         self._gloo = transport.group(own, self._rank, self._size, host, timeout_s=timeout_s, threads=self._threads)

@@ -21,7 +21,7 @@ def groups(monkeypatch):
 def added(groups, number):
     connection = Wire()
     member = peer(number, connection)
-    groups.add(SimpleNamespace(worker=number, peer_id=member.peer_id, connection=connection), {})
+    groups.add(SimpleNamespace(worker=number, peer_id=member.peer_id, connection=connection, gpu=""), {})
     return member
 
 
