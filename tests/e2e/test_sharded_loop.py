@@ -14,10 +14,11 @@ import sharded_script
 from launched_commands import outputs, run_on_ranks
 from paths import environment
 from ranks import free_port
-from sharded_script import BATCH, GROUP, STEPS, WORKERS, make_data, make_model, make_optimizer
+from sharded_script import BATCH, GROUP, KINDS, STEPS, WORKERS, make_data, make_model, make_optimizer
 
 RANKS = 4
 EXACT = 1e-12
+OF_FLOAT32 = 1e-4
 
 
 def trained(protocol, kind, cwd):
@@ -50,12 +51,12 @@ def expected(answers, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "clipped", "accumulated", "uneven"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_parameters_are_those_of_the_mean_gradient_of_all_ranks(kind, tmp_path):
     answers = trained("bsp", kind, tmp_path)
     assert len({each["parameters"] for each in answers}) == 1, "all ranks have the same bits"
     ours = np.frombuffer(bytes.fromhex(answers[0]["parameters"]))
-    assert abs(ours - expected(answers, kind)).max() < EXACT
+    assert abs(ours - expected(answers, kind)).max() < (OF_FLOAT32 if kind == "mixed" else EXACT)
     assert all(step == STEPS for each in answers for step in each["steps"]), "the optimizer has its state at the end"
     assert RANKS % GROUP == 0
 

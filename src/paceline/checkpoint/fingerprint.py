@@ -19,7 +19,7 @@ from paceline.server.parameter_server import ParameterServer
 from paceline.worker.data_loader import fetch
 from paceline.worker.seeding import seeded
 
-_ONLY_TIME = {"loader_workers", "prefetch", "ahead"}
+_LEFT_OUT = {"loader_workers", "prefetch", "ahead", "frozen"}  # of the time, and what a run may change
 SHORT = 20  # a longer sequence is described by its length
 
 
@@ -49,8 +49,8 @@ def model_in_short(model: nn.Module) -> str:
 
 
 def described(job: Job) -> dict[str, Any]:
-    """Return the fields of a job as plain values, without those that change only its time."""
-    told = {field.name: _described(getattr(job, field.name)) for field in fields(job) if field.name not in _ONLY_TIME}
+    """Return the fields of a job as plain values, without those that a resumed run may change."""
+    told = {field.name: _described(getattr(job, field.name)) for field in fields(job) if field.name not in _LEFT_OUT}
     if job.eval_batch_size in (0, job.batch_size):  # so that runs of earlier versions have the same fingerprint
         del told["eval_batch_size"]
     return told

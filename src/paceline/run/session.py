@@ -248,6 +248,7 @@ def job_spec(config: RunConfig, model: nn.Module) -> dict[str, Any]:
         "rules": config.rules.as_json(),
         **_without_shards(identity_of_replica(config.job, model), config.cluster),
         distributed.SAMPLES: getattr(config.job.data, "digest", ""),
+        distributed.FROZEN: getattr(config.job, "frozen", ""),
         "order of the samples": getattr(config.job.data, "order", ""),
         "shards": config.cluster.shards,
         "versions": versions(),

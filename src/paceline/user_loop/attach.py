@@ -28,9 +28,9 @@ from paceline.protocols.protocol import Phase, Plan, Protocol, as_plan
 from paceline.user_loop.attached_run import AttachedRun
 from paceline.user_loop.data.loader_checks import check_loader
 from paceline.user_loop.data.loop_data import UserLoop
+from paceline.user_loop.data.loop_digests import digests_of
 from paceline.user_loop.data.pieces import check_pieces, log_pieces
 from paceline.user_loop.data.replica_ranks import check_shards, group_size_of
-from paceline.user_loop.data.sample_digest import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.served_part import ServedPart
@@ -175,11 +175,12 @@ def attach(
     size = group_size_of(model, group, cluster.ranks.launch_rank)
     cluster = _joined_groups(cluster, size)
     chosen.check_folder(cluster)
-    loop = loop._replace(digests=digests_of(loader), group_size=size)
+    loop = loop._replace(group_size=size)
     if size > 1:
         check_shards(plan, loop)
         for call in on_shards:
             call()
+    loop = loop._replace(digests=digests_of(model, loader, plan))
     part: RankPart
     if plan.allreduce is not None:
         cluster = cluster.fitted_to(plan)

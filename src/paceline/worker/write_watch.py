@@ -72,11 +72,11 @@ def _samples_of(tensors: Iterable[Tensor]) -> dict[torch.device, Tensor]:
     """Return evenly spaced elements of all tensors, one vector for each device."""
     parts = defaultdict(list)
     for tensor in tensors:
-        parts[tensor.device].append(_sample_of(tensor))
+        parts[tensor.device].append(sample_of(tensor))
     return {device: torch.cat(each) for device, each in parts.items()}
 
 
-def _sample_of(tensor: Tensor) -> Tensor:
+def sample_of(tensor: Tensor) -> Tensor:
     """Return evenly spaced elements, without a copy of dense tensors in any order of their dimensions."""
     if tensor.is_contiguous():  # three times as fast
         count = tensor.numel()

@@ -9,7 +9,7 @@ from paceline import Stop, Torchrun
 from paceline.catalogue.parser import parse_plan
 from paceline.clusters.launch_env import LaunchEnv
 from paceline.user_loop.data.loop_data import UserLoop
-from paceline.user_loop.data.sample_digest import digests_of
+from paceline.user_loop.data.loop_digests import digests_of
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.shared_run import SharedRun
 from paceline.user_loop.worker.allreduce_part import AllReducePart
@@ -57,7 +57,7 @@ class AllReduceLoops:
         self._make_parts = make_parts
         self._threads = {}
         self.parts = [make_parts() for _ in range(count)]
-        self._digests = [digests_of(loader) for _, _, loader in self.parts]
+        self._digests = [digests_of(model, loader, self._plan) for model, _, loader in self.parts]
         self.runs = [None] * count
         self.answers = [None] * count
 

@@ -12,7 +12,7 @@ from paceline.engines.distributed import Host, WholeProcess
 from paceline.run.session import take_part
 from paceline.run.train import run_session
 from paceline.user_loop.data.loop_data import UserLoop
-from paceline.user_loop.data.sample_digest import digests_of
+from paceline.user_loop.data.loop_digests import digests_of
 from paceline.user_loop.rank_part import RankPart
 from paceline.user_loop.run_end import end_of
 from paceline.user_loop.run_options import RunOptions
@@ -168,7 +168,7 @@ class AttachedThreads:
         self.steps_here = self.plan.local_steps is not None
         self.server = None
         self.parts = [make_parts() for _ in range(count)]
-        self._digests = [digests_of(loader) for _, _, loader in self.parts]
+        self._digests = [digests_of(model, loader, self.plan) for model, _, loader in self.parts]
         self._of_ranks = [None] * count
         self.answers = [None] * count
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import paceline as pl
 from allreduce_loops import AllReduceLoops
 from attached_threads import AttachedThreads
-from loop_parts import make_network, make_parts, numbered_data, step
+from loop_parts import make_network, make_parts, numbered_data, step, train
 from selections import each_value_once, parametrize_each_once, parametrize_few
 
 SERVED = [("bsp", AttachedThreads), ("bsp + local_steps(H=2)", AttachedThreads)]
@@ -90,3 +90,23 @@ def test_without_a_server_a_resumed_run_begins_with_those_of_its_checkpoint(tmp_
 def test_those_that_do_not_change_are_in_no_checkpoint(tmp_path):
     trained(*SERVED[0], None, out=tmp_path / "run", checkpoint_every="updates=1")
     assert not (tmp_path / "run" / "workers").exists()
+
+
+@pytest.mark.parametrize("differ", [False, True])
+@pytest.mark.parametrize(("protocol", "kind"), [*SERVED, ("all_reduce", AllReduceLoops)])
+def test_a_rank_that_has_others_is_named_or_takes_those_of_rank_0(protocol, kind, differ, caplog):
+    values = iter([1.0, 2.0] if differ else [1.0, 1.0])
+    make = make_parts(make_network(), numbered_data())
+
+    def make_others():
+        parts = make()
+        torch.nn.init.constant_(parts[0].frozen, next(values))
+        return parts
+
+    ranks = kind(2, make_others, protocol)
+    ranks.run(train(epochs=1))
+    said = [each for each in caplog.messages if "has other frozen parameters than rank 0" in each]
+    ours = {float(model.frozen) for model, _, _ in ranks.parts}
+    is_sent = kind is AllReduceLoops
+    assert len(said) == (differ and not is_sent)
+    assert len(ours) == 1 + (differ and not is_sent)

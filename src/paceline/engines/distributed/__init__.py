@@ -5,7 +5,7 @@ from paceline.engines.distributed.allreduce.rank_run import RankRun
 from paceline.engines.distributed.host import THIS_PROCESS, Host, Lifecycle, WholeProcess
 from paceline.engines.distributed.parameter_server.shard_clients import ShardClients
 from paceline.engines.distributed.rank import Rank
-from paceline.engines.distributed.rendezvous.handshake import SAMPLES, WORLD_SIZE, RunFinished
+from paceline.engines.distributed.rendezvous.handshake import FROZEN, SAMPLES, WORLD_SIZE, RunFinished
 from paceline.engines.distributed.rendezvous.rendezvous import is_restart, reach_store, serve_store, tell_launcher
 from paceline.engines.distributed.rendezvous.session import failed_end
 from paceline.engines.distributed.rendezvous.sidecar import Sidecar, SubprocessSidecar
@@ -14,6 +14,7 @@ from paceline.engines.distributed.standby.standby import FollowedRunEnded, Stand
 from paceline.engines.distributed.transport.messages import End
 
 __all__ = [
+    "FROZEN",
     "SAMPLES",
     "THIS_PROCESS",
     "WORLD_SIZE",

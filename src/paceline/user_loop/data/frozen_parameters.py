@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from paceline.jobs.local_shards import local_of
+from paceline.checkpoint.fingerprint import digest_of
+from paceline.jobs.local_shards import is_sharded, local_of
 from paceline.recording.run_folder import MODEL
 from paceline.tensors import tensor_file
 from paceline.utils import files
-from paceline.worker.write_watch import WriteWatch
+from paceline.worker.write_watch import WriteWatch, sample_of
 
 
 class FrozenParameters:
@@ -66,3 +69,20 @@ class FrozenParameters:
             # safetensors takes no tensors that share memory.
             own = {name: each.detach().cpu().contiguous().clone() for name, each in self._frozen.items()}
             files.replace_file(path, tensor_file.to_bytes({**tensor_file.from_bytes(path.read_bytes()), **own}))
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """Return a digest of evenly spaced elements of the frozen parameters, of all their shards; empty without any.
+
+    All ranks that have the shards of a model call this together.
+    """
+    frozen = {name: local_of(each) for name, each in model.named_parameters() if not each.requires_grad}
+    if not frozen:
+        return ""
+    own = digest_of({name: sample_of(each) for name, each in frozen.items()})
+    meshes: list[Any] = [each.device_mesh for each in model.parameters() if is_sharded(each)]  # type: ignore[attr-defined]  # of a DTensor
+    if not meshes:
+        return own
+    of_all = [""] * meshes[0].size()
+    dist.all_gather_object(of_all, own, group=meshes[0].get_group())
+    return digest_of(of_all)

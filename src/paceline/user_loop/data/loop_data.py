@@ -19,16 +19,18 @@ from paceline.utils.wording import counted
 ATTACHED = "attached"  # name of the job of an attached loop
 
 
-class DataDigests(NamedTuple):
-    """Digests of the data of a loop, by which ranks that read other data are noticed.
+class LoopDigests(NamedTuple):
+    """Digests of the parts of a loop, by which ranks that have other ones are noticed.
 
     Attributes:
         samples: digest of the first and the last sample, empty if unknown.
         order: name and first items of the order that a sampler of the user gives, empty for an order of torch.
+        frozen: digest of the frozen parameters of the model, empty without any.
     """
 
     samples: str = ""
     order: str = ""
+    frozen: str = ""
 
 
 class UserLoop(NamedTuple):
@@ -40,7 +42,7 @@ class UserLoop(NamedTuple):
         loader: DataLoader of the user; None if the loop draws its data without one.
         accumulate: batches of each step, >= 1.
         clip_norm: largest norm of the mean gradient, None for no clipping.
-        digests: digests of the data.
+        digests: digests of the loader and the model.
         group_size: ranks that hold a replica of the model together, >= 1; each has batches of its own.
     """
 
@@ -49,7 +51,7 @@ class UserLoop(NamedTuple):
     loader: DataLoader[Any] | None
     accumulate: int
     clip_norm: float | None
-    digests: DataDigests = DataDigests()
+    digests: LoopDigests = LoopDigests()
     group_size: int = 1
 
     @property
@@ -71,7 +73,7 @@ class LoopData(msgspec.Struct, frozen=True, kw_only=True):
         shuffles: whether each epoch shuffles the samples.
         drawn: samples that each epoch draws at random, >= 1; None for an epoch of every sample once.
         replacement: whether they are drawn with replacement.
-        digests: digests of them.
+        digests: digests of the loop.
     """
 
     samples: int
@@ -81,7 +83,7 @@ class LoopData(msgspec.Struct, frozen=True, kw_only=True):
     shuffles: bool = False
     drawn: int | None = None
     replacement: bool = False
-    digests: DataDigests = DataDigests()
+    digests: LoopDigests = LoopDigests()
 
     @classmethod
     def of_loop(cls, loop: UserLoop) -> LoopData:
@@ -118,7 +120,12 @@ class LoopData(msgspec.Struct, frozen=True, kw_only=True):
 
     def job_settings(self) -> dict[str, Any]:
         """Return the arguments of a `LoopJob` with these data, of which it holds only the numbers of the samples."""
-        shared = {"batch_size": self.batch_size, "drop_last": self.drop_last, "ahead": self.ahead}
+        shared = {
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "ahead": self.ahead,
+            "frozen": self.digests.frozen,
+        }
         if not self.samples:
             return {"data": DrawnSamples(), "sampling": "replacement", **shared}
         data = SampleNumbers(self.samples, self.digests.samples, self.digests.order)
@@ -140,10 +147,12 @@ class LoopJob(Job):
     Attributes:
         drop_last: whether an epoch leaves out the samples after the last whole minibatch.
         ahead: minibatches that each rank loads ahead, >= 0.
+        frozen: digest of the frozen parameters, which no version has; empty without any.
     """
 
     drop_last: bool
     ahead: int
+    frozen: str
 
     @property
     def minibatches_ahead(self) -> int:

@@ -10,17 +10,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.checkpoint.fingerprint import digest_of
-from paceline.user_loop.data.dealt_batches import order_digest
 from paceline.user_loop.data.loader_checks import draws_itself
-from paceline.user_loop.data.loop_data import DataDigests
 from paceline.worker.seeding import seeded, set_seed
 
 SEED = 0
-
-
-def digests_of(loader: DataLoader[Any] | None) -> DataDigests:
-    """Return the digests of the data of a loop."""
-    return DataDigests() if loader is None else DataDigests(sample_digest(loader), order_digest(loader))
 
 
 def sample_digest(loader: DataLoader[Any]) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from paceline.engines.distributed.rendezvous.handshake import warn_of_other_samples, why_rejected
+from paceline.engines.distributed.rendezvous.handshake import warn_of_others, why_rejected
 from paceline.engines.distributed.transport import messages, standby_messages
 from paceline.engines.distributed.transport.connection import Connection
 from paceline.engines.distributed.transport.event_queue import EventQueue
@@ -253,7 +253,7 @@ class Acceptor:
             self._counters.on_rejected(RejectionCause.OTHER_JOB)
             self._handler.on_reject(reason)
             return None
-        warn_of_other_samples(hello, self._job_spec)
+        warn_of_others(hello, self._job_spec)
         with self._changed:  # so that a process is either in the handler's queue or receives the end here
             if self._end is not None:
                 connection.send(self._end)

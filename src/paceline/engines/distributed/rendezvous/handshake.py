@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +15,13 @@ from paceline.utils.rank_logger import RankLogger
 
 LOG = RankLogger(__name__)
 WORLD_SIZE = "WORLD_SIZE"  # key of a job_spec
-SAMPLES = "first and last sample"  # key of a job_spec, whose difference is a warning
+SAMPLES, FROZEN = "first and last sample", "frozen parameters"  # keys of a job_spec
+OTHERS: Mapping[str, str] = {  # what a process may have other than rank 0, as keys of a job_spec, and the warning
+    SAMPLES: "has another first or last sample than rank 0: give every rank the whole data set. Samples are dealt by "
+    "their numbers, so data that the script has split by rank are read in part only",
+    FROZEN: "has other frozen parameters than rank 0, and keeps them: call torch.manual_seed with the same seed at all "
+    "ranks before the model is made, or load the same weights",
+}
 SAME_FOR_ALL = "give every rank the same command and code"
 MAX_DIFFERENCES = 10  # in a message
 MAX_SPEC_RATIO, MAX_SPEC_BYTES = 2, 1 << 14  # settings that are larger are not decoded
@@ -64,23 +71,23 @@ def why_rejected(hello: messages.Hello, job_spec: dict[str, Any], workers: int) 
     return ""
 
 
-def warn_of_other_samples(hello: messages.Hello, job_spec: dict[str, Any]) -> None:
-    """Warn if a process reads other data than rank 0; it is admitted, because data may be drawn without a seed."""
-    ours = job_spec.get(SAMPLES)
-    theirs = msgspec.msgpack.decode(hello.job_spec, type=dict[str, Any]).get(SAMPLES)
-    if ours and theirs and ours != theirs:
-        LOG.warning(
-            "%s has another first or last sample than rank 0: give every rank the whole data set. Samples are dealt by "
-            "their numbers, so data that the script has split by rank are read in part only",
-            hello.name,
-        )
+def warn_of_others(hello: messages.Hello, job_spec: dict[str, Any]) -> None:
+    """Warn if a process has other data or frozen parameters than rank 0.
+
+    It is admitted, because data may be drawn without a seed, and a loop may change frozen parameters, as a teacher.
+    """
+    told = msgspec.msgpack.decode(hello.job_spec, type=dict[str, Any])
+    for key, warning in OTHERS.items():
+        ours, theirs = job_spec.get(key), told.get(key)
+        if ours and theirs and ours != theirs:
+            LOG.warning("%s %s", hello.name, warning)
 
 
 def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Return the differences; for plans with different names, only the names."""
-    compared = [_without(each, SAMPLES) for each in (ours, theirs)]
-    return changes(*(_without(each, "plan") for each in compared)) or changes(*compared)
+    compared = [_without(each, OTHERS) for each in (ours, theirs)]
+    return changes(*(_without(each, ["plan"]) for each in compared)) or changes(*compared)
 
 
-def _without(job_spec: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in job_spec.items() if name != key}
+def _without(job_spec: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in job_spec.items() if name not in keys}
