@@ -23,7 +23,7 @@ RANKS = Path(__file__).with_name("sharded_ranks.py")
 GROUP, LIMIT_S = 2, 300
 PREMIUM_BAR, MEMORY_BAR = 1.05, 2.0
 STRAGGLER_BARS = {"k_sync(k=2)": 1.8, "balanced(m=12)": 1.4}
-LARGE, FEW = 50_000_000, 5  # parameters and updates of the memory
+LARGE, FEW = 150_000_000, 6  # parameters and updates of the memory: shards of 36 MiB, which glibc gives back when freed
 
 
 def main() -> None:

@@ -121,10 +121,13 @@ class _Range:
             return True
         if any(tensor is None for each in found for tensor in each) or len({_count(each) for each in saved}) > 1:
             return False
-        self.state = [torch.cat([tensor.reshape(-1) for tensor in each]) for each in found]
-        self._views = [_views_like(self.parameters, flat) for flat in self.state]
-        for name, views in zip(names, self._views, strict=True):
-            for each, view in zip(saved, views, strict=True):
+        del found
+        self.state = []
+        self._views = []
+        for name in names:  # one after another, so that the memory of the first is free for the second
+            self.state.append(torch.cat([each[name].reshape(-1) for each in saved]))
+            self._views.append(_views_like(self.parameters, self.state[-1]))
+            for each, view in zip(saved, self._views[-1], strict=True):
                 each[name] = view
         return True
 

@@ -39,6 +39,18 @@ class FlatBuffers:
         self.buffers = layout.buffer_views(self.flat_buffers)
         self.written = set(range(len(self.parameters)))
 
+    def release(self) -> None:
+        """Free the memory until `claim`; nothing may be read or written in between."""
+        self.memory.untyped_storage().resize_(0)
+
+    def claim(self) -> None:
+        """Take memory again if it is free, as zeros: no parameter has a gradient."""
+        storage = self.memory.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(self._layout.nbytes)
+            self.memory.zero_()
+            self.written = set()
+
     def copy_(self, other: FlatBuffers) -> None:
         """Copy all memory from other flat buffers, possibly on another device."""
         words = self.memory.view(torch.int64)  # faster than bytes

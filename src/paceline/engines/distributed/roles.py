@@ -89,7 +89,12 @@ def _take_part(rank: Rank) -> tuple[nn.Module, End]:
         job_spec = rank.make_job_spec(model)
         if rank.cluster.shard is not None:
             return model, serve_shard(rank, model, job_spec)
-        final = _work_or_follow(rank, job_spec)
+        if isinstance(rank.job.model, nn.Module):
+            del model  # a copy of it: another one at the end leaves the run its memory
+            final = _work_or_follow(rank, job_spec)
+            model = build_model(rank.job, rank.seed)
+        else:
+            final = _work_or_follow(rank, job_spec)
         _load(model, final.parameters)
         return model, final.end
 

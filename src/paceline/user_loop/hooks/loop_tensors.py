@@ -40,6 +40,7 @@ def hand_in(
     Returns:
         Squared norm of the gradient of each parameter that has one, by index.
     """
+    task.gradient.claim()
     stale, task.gradient.written = task.gradient.written, set()
     squared_norms = {}
     for i, (parameter, view) in enumerate(zip(parameters, task.gradient.parameters, strict=True)):

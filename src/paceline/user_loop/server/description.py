@@ -320,15 +320,14 @@ def computed_by_the_user(model: nn.Module, batch: object) -> Tensor:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of what this rank has of trainable parameters and buffers on the CPU, by name."""
+    """Return what this rank has of trainable parameters and buffers, by name, mostly in their memory."""
     named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
-    tensors = [*named, *model.named_buffers()]
-    return {name: local_of(tensor.detach()).cpu().clone().contiguous() for name, tensor in tensors}
+    return {name: local_of(tensor.detach()).contiguous() for name, tensor in [*named, *model.named_buffers()]}
 
 
 def first_of_coordinator(tensors: Mapping[str, Tensor], group_size: int) -> dict[str, Tensor]:
-    """Return the tensors of a model at its coordinator: without rows where each rank has a shard."""
-    return {name: each if group_size == 1 else each[:0] for name, each in tensors.items()}
+    """Return copies of the tensors of a model for its coordinator: without rows where each rank has a shard."""
+    return {name: (each if group_size == 1 else each[:0]).cpu().clone() for name, each in tensors.items()}
 
 
 def send_run(stream: IO[bytes], sent: SentRun) -> None:

@@ -39,13 +39,10 @@ class EarlySum:
     Args:
         layout: layout of the model.
         gradient: memory of this rank's gradients.
-
-    Attributes:
-        total: memory of the mean.
     """
 
     def __init__(self, layout: FlatLayout, gradient: FlatBuffers) -> None:
-        self.total = layout.allocate(gradient.memory.device)
+        self._total: FlatBuffers | None = None
         self._layout = layout
         self._gradient = gradient
         self._buckets = make_buckets(layout.parameter_ranges(), gradient)
@@ -56,6 +53,12 @@ class EarlySum:
         self._next = 0
         self._accumulated: set[int] = set()
         self._is_valid = True
+
+    @property
+    def total(self) -> FlatBuffers:
+        """Memory of the mean."""
+        self._total = self._total or self._layout.allocate(self._gradient.memory.device)
+        return self._total
 
     def begin(self, group: ElasticGroup | None) -> None:
         """Begin the sum of the next gradient in a group, None for no early sum."""
@@ -70,8 +73,8 @@ class EarlySum:
         self._is_valid = group is not None
 
     def renew(self) -> None:
-        """Take other memory."""
-        self.total = self._layout.allocate(self._gradient.memory.device)
+        """Take other memory when the next sum begins."""
+        self._total = None
 
     def on_accumulated(self, parameter: int) -> None:
         """Note that the gradient of a parameter is complete, and begin the sums of the buckets that are."""
@@ -109,6 +112,7 @@ class EarlySum:
         """
         assert self._group is not None
         self._group.wait(self._pending)
+        self._pending = []  # they hold the memory
         self._is_used = True
 
     def _begin_next(self) -> None:

@@ -42,19 +42,22 @@ class RankParameters:
         server: parameters and optimizer of this rank.
         layout: layout of the model.
         worker: number of the worker of this rank.
+        keeps_memory: whether the memory of gradients and sums stays for the next ones. Else none is taken while the
+            worker computes, which costs allocations; the worker claims that of its gradient.
 
     Attributes:
         number: number of the version that this rank has; -1 before the first one.
         gradient: memory for the newest gradient of the worker.
     """
 
-    def __init__(self, server: ParameterServer, layout: FlatLayout, worker: int) -> None:
+    def __init__(self, server: ParameterServer, layout: FlatLayout, worker: int, *, keeps_memory: bool = True) -> None:
         self.number = -1
         self.gradient = layout.allocate(server.device)
         self._total: FlatBuffers | None = None
         self._server = server
         self._layout = layout
         self._worker = worker
+        self._keeps_memory = keeps_memory
         self._newest: SummedGradient | None = None  # in `gradient`, not in a sum yet
         self._held: dict[int, Held] = {}  # earlier gradients, by the number of their sum
         self._spare: list[FlatBuffers] = []  # memory for those of later sums
@@ -113,6 +116,8 @@ class RankParameters:
         if keeps_for is not None and self._newest is not None:
             self._hold(keeps_for, self._newest, self.gradient)
         self._newest = None
+        if not self._keeps_memory:
+            self.gradient.release()
         self._read = self._server.state
         await_kernels(self._server.device)  # a loop may read the version in another stream
         return self._read
@@ -130,6 +135,7 @@ class RankParameters:
 
     def end_task(self, draw: int, weight: float) -> bool:
         """Note that the gradient of a task is complete; return whether its sum has begun."""
+        self.gradient.claim()  # of a worker that has written none
         self._newest = SummedGradient(self._worker, draw, weight, at=self._worker)
         self._read = None
         return self._early is not None and self._early.end()
@@ -138,6 +144,7 @@ class RankParameters:
         """Note that a task has ended without a gradient."""
         if self._server.device.type == "cuda":
             torch.cuda.synchronize(self._server.device)  # in any stream: it still reads the version
+        self.gradient.claim()
         self._read = None
         if self._early is not None:
             self._early.end()
@@ -215,9 +222,12 @@ class RankParameters:
     def apply(self, update: Apply) -> Step | None:
         """Make the update, and return its step if that is measured."""
         self.number = update.version
-        if self._read is not self._server.state:
-            return self._server.apply(update)
-        return self._server.apply(update, self._unread())
+        step = self._server.apply(update, self._unread() if self._read is self._server.state else None)
+        if not self._keeps_memory:
+            self.renew_total()
+            if self._early is not None:
+                self._early.renew()
+        return step
 
     def take_state(self, number: int, state: Mapping[str, Any]) -> None:
         """Continue with the version of this number that another rank's server has."""

@@ -46,7 +46,7 @@ class SummedTensors(WorkerTensors):
             saved = None if folder is None else ShardStates(folder, shards.local_rank, shards.size)
             self._shard = OwnShard(shards, saved)
         rank.host.lifecycle.on_server(self._server)
-        self._parameters = RankParameters(self._server, layout, cluster.worker)
+        self._parameters = RankParameters(self._server, layout, cluster.worker, keeps_memory=shards is None)
         self.gradient = self._parameters.gradient
         self._transport = rank.transport
         if cluster.worker == 0:  # one process is enough

@@ -61,11 +61,11 @@ updates = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(updates, st.booleans(), st.integers(0, 2**31))
-def test_each_rank_has_the_parameters_of_a_server(script, reads, seed):
+@given(updates, st.booleans(), st.booleans(), st.integers(0, 2**31))
+def test_each_rank_has_the_parameters_of_a_server(script, reads, keeps_memory, seed):
     numbers = torch.Generator().manual_seed(seed)
     whole, layout = server()
-    ranks = [RankParameters(server()[0], layout, worker) for worker in range(3)]
+    ranks = [RankParameters(server()[0], layout, worker, keeps_memory=keeps_memory) for worker in range(3)]
     draws, keeps = [0, 0, 0], [False] * 3
     for version, update in enumerate(script, start=1):
         accepted = []
@@ -73,6 +73,8 @@ def test_each_rank_has_the_parameters_of_a_server(script, reads, seed):
             rank = ranks[worker]
             rank.begin_task(keeps_for=version if keeps[worker] else None)
             draws[worker] += 1
+            assert rank.gradient.memory.untyped_storage().nbytes() == keeps_memory * layout.nbytes
+            rank.gradient.claim()
             fill(rank.gradient, numbers)
             rank.end_task(draws[worker], samples)
             keeps[worker] = is_used
