@@ -1,6 +1,7 @@
 """Workers that are groups of ranks, of which each has a shard of the model: their updates, deaths and returns."""
 
 import itertools
+import random
 import shutil
 import threading
 import time
@@ -222,9 +223,45 @@ def test_balanced_steps_as_bsp(protocol):
     assert all(map(torch.equal, ours.whole(0), ours.whole(1))), "all workers have the same bits"
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "k_sync(k=2)", "balanced(m=3)"])
-def test_a_worker_that_loses_a_rank_comes_back_with_the_shards_of_a_living_one(protocol):
-    deaths = {2: 3, 5: 6}  # step of the process at which a rank ends
+@pytest.mark.parametrize("protocol", ["dbw", "adasync", "auto(fresh=true,m=0)"])
+def test_policies_decide_over_groups(protocol):
+    def loop(run, model, optimizer):
+        steps = 0
+        for _ in run.epochs(2):
+            for x, y in run.loader:
+                optimizer.zero_grad()
+                loss = ranks.compute(model, x, y).detach()
+                run.backward(loss + 0 * sum(each.sum() for each in model.parts))  # the policies need the loss
+                run.weight(len(x))
+                optimizer.step()
+                steps += 1
+        return steps
+
+    ranks = Ranks(protocol)
+    steps = ranks.run_well(loop)
+    assert all(map(torch.equal, ranks.whole(0), ranks.whole(1))), "all workers have the same bits"
+    assert steps[0] == steps[1], "the ranks of a worker step together"
+    assert steps[2] == steps[3]
+    assert sum(steps) >= 2 * SAMPLES // BATCH
+
+
+def drawn_deaths(seed):
+    """Return the step at which one rank of each worker but the first ends."""
+    numbers = random.Random(seed)
+    return {numbers.choice([2, 3]): numbers.randrange(1, 8), numbers.choice([4, 5]): numbers.randrange(1, 8)}
+
+
+DRAWN = [
+    pytest.param(protocol, drawn_deaths(seed), marks=pytest.mark.slow)
+    for protocol in ("bsp", "balanced(m=3)")
+    for seed in range(5)
+]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "deaths"), [*((each, {2: 3, 5: 6}) for each in ("bsp", "k_sync(k=2)", "balanced(m=3)")), *DRAWN]
+)
+def test_a_worker_that_loses_a_rank_comes_back_with_the_shards_of_a_living_one(protocol, deaths):
     died, ended, back = [], set(), set()
 
     def loop(run, model, optimizer):
