@@ -300,9 +300,11 @@ def test_a_worker_that_loses_a_rank_comes_back_with_the_shards_of_a_living_one(p
     first, *others = [ranks.whole(worker) for worker in range(3)]
     for other in others:
         assert all(map(torch.equal, first, other)), "all workers have the same bits"
-    if protocol != "k_sync(k=2)":  # which drops gradients
-        # Of one update of k gradients it is 6 / k; of two updates that have at least two gradients it is 4 at least.
+    # Of one update of k gradients it is 6 / k; of two updates that have at least two gradients it is 4 at least.
+    if protocol == "bsp":
         assert digits_of(*first) <= {6 // each.k for each in history.of(UpdateMade)}, "each sample counts once an epoch"
+    elif protocol == "balanced(m=3)":  # whose updates have the samples of three minibatches
+        assert digits_of(*first) == {6 // 3}, "each sample counts once an epoch"
 
 
 def test_weights_that_differ_within_a_worker_are_refused():

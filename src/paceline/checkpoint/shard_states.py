@@ -48,7 +48,7 @@ class ShardStates:
             refuse_link(folder)
         Checkpoints(path, KEEP).save(version, {"version": version, "server": dict(state)})
 
-    def load(self, version: int, parameters: Collection[str]) -> dict[str, Any]:
+    def read(self, version: int, parameters: Collection[str]) -> dict[str, Any]:
         """Return the state of a version, from as many shards as there were when it was saved.
 
         Args:

@@ -62,6 +62,7 @@ def _launch_env() -> LaunchEnv:
     return LaunchEnv.from_environment(os.environ)
 
 
+# Long: one argument for each way in which ranks are started and reach each other.
 @checked_dataclass(frozen=True)
 class Torchrun:
     """Cluster of processes that a launcher has started: rank 0 hosts the coordinator and the server.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -32,3 +32,17 @@ def as_shard_of(tensor: Tensor, local: Tensor) -> Tensor:
         local, of.device_mesh, of.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
     return made
+
+
+def gathered(text: str, model: nn.Module) -> list[str]:
+    """Return the texts of all ranks that have the shards of a model, of one length; that of this rank for a whole one.
+
+    All of these ranks call this together.
+    """
+    meshes: list[Any] = [getattr(each, "device_mesh", None) for each in model.parameters() if is_sharded(each)]
+    if not meshes:
+        return [text]
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=meshes[0].device_type)
+    of_all = [torch.empty_like(own) for _ in range(meshes[0].size())]
+    meshes[0].get_group().allgather([of_all], [own]).wait()
+    return [bytes(each.tolist()).decode() for each in of_all]

@@ -93,8 +93,6 @@ class OptimizerStep:
             parameter.grad = gradient if i in mean.written else None
         before = [flat._version for flat in flats]
         self._optimizer.step()
-        for parameter in self._parameters:
-            parameter.grad = None  # else it would hold the memory of this mean
         if before != [flat._version for flat in flats] and mean.is_borrowed:
             for flat in flats:  # the optimizer wrote into a worker's gradient: the worker expects zeros in the
                 flat.zero_()  # parameters that it has not written itself

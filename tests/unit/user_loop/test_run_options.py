@@ -10,7 +10,7 @@ from paceline.user_loop.attach import SUPPORTED
 from paceline.user_loop.run_options import RunOptions
 from paceline.user_loop.server.served_part import OF_THE_SERVER
 
-OF_EACH_RANK = {"ranks", "worker_at_server", "slowness", "threads", "faults", "debug"}
+OF_EACH_RANK = {"ranks", "worker_at_server", "slowness", "threads", "faults", "debug", "groups", "group"}
 
 
 def test_folders_are_absolute_because_the_run_begins_later(monkeypatch, tmp_path):

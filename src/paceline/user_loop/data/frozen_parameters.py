@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from paceline.checkpoint.fingerprint import digest_of
-from paceline.jobs.local_shards import is_sharded, local_of
+from paceline.jobs.local_shards import gathered, local_of
 from paceline.recording.run_folder import MODEL
 from paceline.tensors import tensor_file
 from paceline.utils import files
@@ -80,9 +78,4 @@ def frozen_digest(model: nn.Module) -> str:
     if not frozen:
         return ""
     own = digest_of({name: sample_of(each) for name, each in frozen.items()})
-    meshes: list[Any] = [each.device_mesh for each in model.parameters() if is_sharded(each)]  # type: ignore[attr-defined]  # of a DTensor
-    if not meshes:
-        return own
-    of_all = [""] * meshes[0].size()
-    dist.all_gather_object(of_all, own, group=meshes[0].get_group())
-    return digest_of(of_all)
+    return digest_of(gathered(own, model))

@@ -224,6 +224,7 @@ class RankParameters:
         self.number = update.version
         step = self._server.apply(update, self._unread() if self._read is self._server.state else None)
         if not self._keeps_memory:
+            self._server.model.zero_grad()  # an optimizer that has stepped itself had views of the sum
             self.renew_total()
             if self._early is not None:
                 self._early.renew()

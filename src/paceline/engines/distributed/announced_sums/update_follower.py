@@ -210,7 +210,7 @@ class UpdateFollower:
         state = None
         if begin.loads and self._shard.saved is not None:
             names = [name for name, each in self._server.model.named_parameters() if each.requires_grad]
-            state = self._shard.saved.load(begin.version, names)
+            state = self._shard.saved.read(begin.version, names)
         self._parameters.begin(begin.version, state)
 
     def _why_not_saved(self, version: int) -> str:

@@ -45,6 +45,9 @@ class Alone:
     def check(self):
         self.checks += 1
 
+    def whole_norm(self, norm):
+        return norm
+
     def all_reduce(self, gradient, part):
         self.gradient = [flat.clone() for flat in (*gradient.flat_parameters, *gradient.flat_buffers)]
         self.part = part

@@ -74,8 +74,8 @@ def test_a_reason_that_names_a_file_whose_name_is_not_utf_8_is_sent():
 
 
 def test_a_message_with_a_deeply_nested_value_is_none():
-    whole, one_more = b"\x98", b"\x99"
-    fields = b"\xa5Hello\xa1a\x00\xc4\x00\x00\xc2\xa0\xff"
+    whole, one_more = b"\x99", b"\x9a"
+    fields = b"\xa5Hello\xa1a\x00\xc4\x00\x00\xa0\x00\xa0\xff"
     assert decode(whole + fields).name == "a"
     with pytest.raises(ValueError, match="recursion"):
         decode(one_more + fields + b"\x91" * 20_000 + b"\xc0")
