@@ -66,6 +66,7 @@ def test_without_a_file_to_spare_the_server_says_so_and_goes_on(caplog):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with serving(protection) as server, transport(protection) as client, transport(protection) as other:
         connection = client.connect(server.address)
+        wait_until(lambda: server.connections)  # the server notes it a moment later
         waiting = socket.socket()
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, hard))
