@@ -84,3 +84,44 @@ def test_each_worker_has_a_launcher_of_its_own(is_killed, tmp_path):
     if not is_killed:
         ours = np.frombuffer(bytes.fromhex(answers[0]["parameters"]))
         assert abs(ours - expected(answers, "plain")).max() < EXACT
+
+
+BALANCED_BEFORE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import paceline as pl
+
+dist.init_process_group("gloo")
+data = TensorDataset(torch.ones(160, 6))
+first = DistributedDataParallel(nn.Linear(6, 4))
+for (x,) in DataLoader(data, 4, sampler=DistributedSampler(data)):
+    first(x).sum().backward()
+
+model = nn.Linear(6, 4)
+fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))["shard"])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = pl.attach(model, optimizer, DataLoader(data, 4), protocol="bsp")
+steps = 0
+for _ in run.epochs(1):
+    for (x,) in run.loader:
+        model(x).sum().backward()
+        optimizer.step()
+        steps += 1
+print(f"{steps} steps of an attached loop", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_train_a_balanced_model_before_it_attaches_a_sharded_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BALANCED_BEFORE)
+    printed = run_on_ranks(RANKS, script, cwd=tmp_path)
+    assert printed.count("10 updates in ") == 1, printed
+    assert printed.count("10 steps of an attached loop") == RANKS, printed

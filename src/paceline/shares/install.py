@@ -23,11 +23,11 @@ def _patch(settings: BalanceSettings) -> None:
 
     if dist.is_available():
         from paceline.shares.refusals import refuse_others
-        from paceline.shares.script import install_patches, remove_patches
+        from paceline.shares.script import end_balancing, install_patches
         from paceline.shares.survival.install import survival_of_rank, tell_launcher_of_groups
 
         survival = survival_of_rank(os.environ, settings.launch) if settings.on_death == "survive" else None
         install_patches(settings, survival)
         refuse_others()
-        call_after_import(ATTACH, lambda: sys.modules[ATTACH].on_shards.append(remove_patches))
+        call_after_import(ATTACH, lambda: sys.modules[ATTACH].on_shards.append(end_balancing))
         tell_launcher_of_groups(survival)

@@ -85,8 +85,7 @@ class Patches:
             patch_steps(self.survival, self._replace)
 
     def remove(self) -> None:
-        """Put the functions of torch back; the hooks that stay do nothing."""
-        self.balancer = None
+        """Put the functions of torch back."""
         for owner, name, original in reversed(self._originals):
             setattr(owner, name, original)
         self._originals = []

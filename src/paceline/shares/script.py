@@ -42,10 +42,13 @@ def install_patches(settings: BalanceSettings, survival: SurvivingTraining | Non
     return _patches[0]
 
 
-def remove_patches() -> None:
-    """Put the functions of torch back: the script attaches its model."""
+def end_balancing() -> None:
+    """Put the functions of torch back, and end what was balanced before: the script attaches its model."""
     for patches in _patches:
         patches.remove()
+        if patches.balancer is not None and patches.balancer.record is not None:
+            _end(patches)
+        patches.balancer = None
 
 
 @checked_types
