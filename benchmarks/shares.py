@@ -50,6 +50,7 @@ ONLY_TORCHRUN = {"lengths, torchrun with transformers' sampler": ["--rebalance"]
 PROCESSOR = "processor time"  # of 2,000 updates of a small model
 SMALL = ["--pattern", "even", "--seconds", "0", "--parameters", "1e5", "--updates", "2000"]
 PROCESSOR_BAR_MS = 0.5  # an update
+RECORDED = ["--updates", "40"]  # after 20 others: each rank is the slow one once where it changes
 PREDICTED = ("even, 1 M", "one at half", "one at a quarter", "another one each 15 updates")
 TORCH_ABORTS = "terminate called without an active exception"  # torch, as a rank ends that has written its result
 PREDICTED_BAR = 0.07  # largest relative difference of the gains
@@ -113,7 +114,7 @@ def predicted_gain(given: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "recording"
         record = [sys.executable, "-m", "paceline", "record", "--out", str(recording), "--"]
-        measured([*record, *TORCHRUN, str(SCRIPT), *given])
+        measured([*record, *TORCHRUN, str(SCRIPT), *given, *RECORDED])
         balanced = advise_recording(recording, protocols=[PIECES]).balanced
     assert balanced is not None
     return balanced.gain
