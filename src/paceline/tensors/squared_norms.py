@@ -41,11 +41,32 @@ def copy_with_squared_norm(source: Tensor, target: Tensor) -> Tensor:
 
     On a processor a piece is measured while it is in the cache. One piece stays there anyway.
     """
-    is_one_piece = target.numel() <= PIECE or source.device.type != "cpu" or target.device.type != "cpu"
-    if is_one_piece or target.is_complex() or not source.is_contiguous():
+    if _is_one_piece(source, target):
         return squared_norm(target.copy_(source))
-    pieces = zip(source.view(-1).split(PIECE), target.view(-1).split(PIECE), strict=True)
-    return _summed(copy.copy_(piece) for piece, copy in pieces)
+    return _summed(copy.copy_(piece) for piece, copy in _pieces(source, target))
+
+
+def scale_with_squared_norm(source: Tensor, factor: float, target: Tensor) -> Tensor:
+    """Write a tensor times a factor into a contiguous one of its kind, and return `squared_norm(source)`."""
+    if _is_one_piece(source, target):
+        torch.mul(source, factor, out=target)
+        return squared_norm(source)
+    return _summed(_scaled(piece, factor, copy) for piece, copy in _pieces(source, target))
+
+
+def _is_one_piece(source: Tensor, target: Tensor) -> bool:
+    if target.numel() <= PIECE or source.device.type != "cpu" or target.device.type != "cpu":
+        return True
+    return target.is_complex() or not source.is_contiguous()
+
+
+def _pieces(source: Tensor, target: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    return zip(source.view(-1).split(PIECE), target.view(-1).split(PIECE), strict=True)
+
+
+def _scaled(source: Tensor, factor: float, target: Tensor) -> Tensor:
+    torch.mul(source, factor, out=target)
+    return source
 
 
 def _summed(pieces: Iterable[Tensor]) -> Tensor:

@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from paceline.worker.background_loader import BackgroundLoader
 
 
+class OnReady(Protocol):
+    """Callback with each gradient that is complete while others are computed."""
+
+    def __call__(self, parameter: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Take the gradient of a parameter, and return its squared norm if it need not be in the memory of the task.
+
+        Args:
+            parameter: index of the parameter.
+            gradient: the gradient, which is not changed any more; None if it is in the memory of the task.
+        """
+
+
 class PartialGradient(NamedTuple):
     """Statistics of the gradient of some samples.
 
@@ -110,7 +122,7 @@ class GradientSource(ABC):
         batch: Batch | None,
         gradient: FlatBuffers,
         progress: TaskProgress,
-        on_ready: Callable[[int], None] | None,
+        on_ready: OnReady | None,
     ) -> PartialGradient:
         """Write the gradient of samples, and return its statistics.
 
@@ -119,7 +131,7 @@ class GradientSource(ABC):
             batch: what `load` has returned.
             gradient: memory of the gradient.
             progress: progress of the run.
-            on_ready: called with the index of each parameter whose gradient is complete; None for no call.
+            on_ready: called with each gradient that is complete; None for no call.
 
         Raises:
             Interrupted: the task is cancelled.
@@ -233,7 +245,7 @@ class JobGradients(GradientSource):
         batch: Batch | None,
         gradient: FlatBuffers,
         progress: TaskProgress,
-        on_ready: Callable[[int], None] | None,
+        on_ready: OnReady | None,
     ) -> PartialGradient:
         """Compute the gradient of samples, microbatch by microbatch.
 

@@ -25,7 +25,7 @@ class GradientWriter:
     """
 
     def __init__(self, job: str, parameters: Sequence[nn.Parameter]) -> None:
-        self.on_ready: Callable[[int], None] | None = None
+        self.on_ready: Callable[[int], object] | None = None
         self._job = job
         self._parameters = parameters
         self._measures = False

@@ -21,7 +21,13 @@ from paceline.utils.rng import derived_seed
 from paceline.utils.user_code import at_place
 from paceline.worker.buffer_watch import BufferWatch
 from paceline.worker.evaluation import evaluate
-from paceline.worker.gradient_source import GradientGroup, GradientSource, JobGradients, check_between_layers
+from paceline.worker.gradient_source import (
+    GradientGroup,
+    GradientSource,
+    JobGradients,
+    OnReady,
+    check_between_layers,
+)
 from paceline.worker.gradient_variance import variance
 from paceline.worker.kept_values import KeptValues
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
@@ -75,7 +81,7 @@ class Replica:
         source: GradientSource | None = None,
     ) -> None:
         self.batch_size = job.batch_size
-        self.on_gradient_ready: Callable[[int], None] | None = None
+        self.on_gradient_ready: OnReady | None = None
         self.learning_rates: tuple[float, ...] = ()
         self.options: tuple[dict[str, Option], ...] = ()
         self.progress = TaskProgress()

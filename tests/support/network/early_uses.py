@@ -1,10 +1,28 @@
-"""Early sums as a test sees them: small buckets, and which sums are used."""
+"""Early sums as a test sees them: small buckets, a group without other ranks, and which sums are used."""
 
 from functools import partial
 
 from paceline.engines.distributed.announced_sums import early_sum
 from paceline.engines.distributed.announced_sums.early_sum import EarlySum, make_buckets
 from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.transport.connection import ConnectionLost
+
+
+class NotedGroup:
+    """Group that notes the sums that begin, and adds nothing."""
+
+    def __init__(self, rank=0, size=2, fails=False):
+        self.rank, self.size, self.fails = rank, size, fails
+        self.begun = []
+
+    def begin_early(self, vector):
+        if self.fails:
+            raise ConnectionLost("gone")
+        self.begun.append(vector)
+        return []
+
+    def wait(self, pending):
+        assert pending == []
 
 
 def make_small(monkeypatch):

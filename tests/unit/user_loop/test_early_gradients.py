@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attached_threads import AttachedThreads
-from early_uses import make_small, note_uses
+from early_uses import NotedGroup, make_small, note_uses
 from loop_parts import BATCH, SAMPLES, adamw, loss_of, make_parts, of_the_mean_gradient, train
+from paceline.engines.distributed.announced_sums.early_sum import EarlySum
+from paceline.engines.distributed.announced_sums.rank_parameters import RankParameters
+from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.tensors.flat_buffers import FlatLayout
 from paceline.tensors.squared_norms import squared_norm
 from paceline.user_loop.hooks.early_gradients import EarlyGradients
@@ -102,22 +105,42 @@ def test_a_loop_that_leaves_a_parameter_out_in_some_steps_sums_early(used, netwo
     assert all(map(torch.equal, first, second)), "all ranks have the same bits"
 
 
+@pytest.mark.usefixtures("used")
+def test_a_sum_that_fails_is_made_anew_from_the_gradients_that_the_loop_has_left(monkeypatch, network, data):
+    failed, wait = [], RankParameters.await_early
+
+    def failing(parameters):
+        if parameters.number == 3 and parameters not in failed:
+            failed.append(parameters)
+            raise ConnectionLost("scripted")
+        wait(parameters)
+
+    monkeypatch.setattr(RankParameters, "await_early", failing)
+    steps, [first, second] = trained(network, data)
+    assert len(failed) == RANKS
+    assert distance(first, of_the_mean_gradient(network, adamw, steps)) < EXACT
+    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+
+
 ACTIONS = ["backward", "one parameter", "scale", "drop", "hand in", "skip", "next task"]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=12), st.integers(1, 2))
-def test_the_buffers_have_the_gradients_of_the_step_and_every_later_change_is_told(actions, passes):
+def test_the_sum_has_the_gradients_of_the_step_or_is_not_used_and_the_memory_can_have_them(actions, passes):
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     parameters, layout = list(model.parameters()), FlatLayout(model)
-    told, gradient = [], layout.allocate()
+    gradient = layout.allocate()
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        total = EarlySum(layout, gradient)
 
     def new_task():
-        told.clear()
+        total.begin(NotedGroup())
         return LoopTask(minibatch=None, upcoming=(), model=model, gradient=gradient, on_ready=on_ready)
 
-    def on_ready(i):
-        told.append((i, gradient.parameters[i].clone()))
+    def on_ready(i, computed=None):
+        return total.on_accumulated(i) if computed is None else total.take(i, computed)
 
     task = new_task()
     early = EarlyGradients(parameters, passes, lambda: task)
@@ -143,8 +166,10 @@ def test_the_buffers_have_the_gradients_of_the_step_and_every_later_change_is_to
                 unchanged = early.unchanged(task)
                 norms = hand_in(task, parameters, [], copied=unchanged)
                 early.end(task, unchanged)
-                assert all(map(torch.equal, gradient.parameters, expected))
                 assert sorted(gradient.written) == sorted(norms) == have
                 assert all(torch.equal(norm, squared_norm(expected[i])) for i, norm in norms.items())
-                assert all(torch.equal(value, expected[i]) for i, value in dict(told).items()), "the last one counts"
+                if total.end():
+                    assert all(torch.equal(2 * mean, own) for mean, own in zip(total.total.parameters, expected, strict=True))
+                total.complete_gradient()
+                assert all(map(torch.equal, gradient.parameters, expected))
                 task = new_task()

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from paceline.core.events import Measured
 from paceline.engines.distributed.rendezvous.session import ClientSession
 from paceline.engines.distributed.transport.announced_messages import RecomputeGradient
@@ -69,8 +71,17 @@ class WorkerTensors(ABC):
         """Begin a gradient."""
 
     @abstractmethod
-    def on_accumulated(self, parameter: int, busy_s: float) -> None:
-        """Note that the gradient of a parameter is complete, by its number in the model."""
+    def on_accumulated(self, parameter: int, busy_s: float, gradient: Tensor | None = None) -> Tensor | None:
+        """Note that the gradient of a parameter is complete, by its number in the model.
+
+        Args:
+            parameter: number of the parameter, >= 0.
+            busy_s: seconds since the task has arrived, >= 0.
+            gradient: the gradient, if it is not in the memory for gradients.
+
+        Returns:
+            Squared norm of a gradient that is taken without a copy to that memory; else None.
+        """
 
     @abstractmethod
     def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:

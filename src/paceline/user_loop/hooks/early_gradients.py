@@ -13,17 +13,18 @@ from paceline.tensors.squared_norms import copy_with_squared_norm
 from paceline.user_loop.worker.exchange import LoopTask
 
 
-class _Copy(NamedTuple):
-    source: Tensor
-    version: int  # version counter of the source
+class _Early(NamedTuple):
+    gradient: Tensor
+    version: int  # its version counter
     squared_norm: Tensor
 
 
 class EarlyGradients:
-    """Gradients that are copied into the buffers of a task as soon as they are complete, so that their sum may begin.
+    """Gradients that are handed in as soon as they are complete, so that their sum may begin.
 
-    A gradient that the loop changes before its step is copied again then, and its sum is made anew. Such a loop hands
-    in whole gradients from there on.
+    A gradient with memory of its own stays there, which saves a copy; another one is copied into the buffers of the
+    task. One that the loop changes before its step is copied then, and its sum is made anew. Such a loop hands in whole
+    gradients from there on.
 
     Args:
         parameters: trained parameters of the model.
@@ -35,8 +36,8 @@ class EarlyGradients:
         self._parameters = parameters
         self._passes = passes
         self._task = task
-        self._of: LoopTask | None = None  # task whose buffers have the copies
-        self._copies: dict[int, _Copy] = {}  # by index of the parameter
+        self._of: LoopTask | None = None  # task that has them
+        self._handed_in: dict[int, _Early] = {}  # by index of the parameter
         self._done = [0] * len(parameters)  # backward passes that have added to a gradient of this step
         self._hooks = [
             each.register_post_accumulate_grad_hook(partial(self._on_accumulated, i))
@@ -44,25 +45,25 @@ class EarlyGradients:
         ]
 
     def unchanged(self, task: LoopTask) -> dict[int, Tensor]:
-        """Return the squared norms of the gradients that are in the buffers of a task as they are now, by index."""
-        copies = self._copies if task is self._of else {}
-        now = {i: self._parameters[i].grad for i in copies}
+        """Return the squared norms of the gradients that a task has as they are now, by index."""
+        early = self._handed_in if task is self._of else {}
+        now = {i: self._parameters[i].grad for i in early}
         found = {
             i: each.squared_norm
-            for i, each in copies.items()
-            if now[i] is each.source and each.source._version == each.version
+            for i, each in early.items()
+            if now[i] is each.gradient and each.gradient._version == each.version
         }
-        if any(now[i] is not None for i in copies.keys() - found):
+        if any(now[i] is not None for i in early.keys() - found):
             self.close()
         return found
 
     def end(self, task: LoopTask, unchanged: Mapping[int, Tensor]) -> None:
-        """End a step, and tell which of its gradients have been copied again, or dropped."""
+        """End a step, and tell which of its gradients have been copied since, or dropped."""
         if task is self._of and task.on_ready is not None:
-            for i in self._copies.keys() - unchanged:
+            for i in self._handed_in.keys() - unchanged:
                 task.on_ready(i)
         self._of = None
-        self._copies = {}
+        self._handed_in = {}
         self._done = [0] * len(self._parameters)
 
     def close(self) -> None:
@@ -79,9 +80,12 @@ class EarlyGradients:
             return
         if task is not self._of:
             self._of = task
-            self._copies = {}
+            self._handed_in = {}
         if self._done[i] == self._passes:
-            squared_norm = copy_with_squared_norm(gradient, task.gradient.parameters[i])
+            has_own_memory = gradient.untyped_storage().nbytes() == gradient.nbytes
+            squared_norm = task.on_ready(i, gradient) if has_own_memory else None
+            if squared_norm is None:
+                squared_norm = copy_with_squared_norm(gradient, task.gradient.parameters[i])
+                task.on_ready(i)
             task.gradient.written.add(i)
-            self._copies[i] = _Copy(gradient, gradient._version, squared_norm)
-            task.on_ready(i)
+            self._handed_in[i] = _Early(gradient, gradient._version, squared_norm)

@@ -15,7 +15,7 @@ from paceline.core.events import Minibatch
 from paceline.core.gradient import StepPlace
 from paceline.engines.distributed import End
 from paceline.tensors.flat_buffers import FlatBuffers
-from paceline.worker.gradient_source import Interrupted
+from paceline.worker.gradient_source import Interrupted, OnReady
 from paceline.worker.kept_values import KeptValues
 from paceline.worker.task_progress import TaskProgress
 
@@ -33,8 +33,8 @@ class LoopTask(NamedTuple):
         progress: progress of the run.
         check: function that raises `Interrupted` if the task is interrupted.
         step: local steps before this minibatch in the same work, >= 0.
-        on_ready: called with the index of each parameter whose gradient is complete, so that its sum begins; None for
-            a gradient that is handed in as a whole.
+        on_ready: called with each gradient that is complete, so that its sum begins; None for a gradient that is handed
+            in as a whole.
     """
 
     minibatch: Minibatch | None
@@ -44,7 +44,7 @@ class LoopTask(NamedTuple):
     progress: TaskProgress = TaskProgress()
     check: Callable[[], None] = lambda: None
     step: int = 0
-    on_ready: Callable[[int], None] | None = None
+    on_ready: OnReady | None = None
 
     @property
     def is_interrupted(self) -> bool:

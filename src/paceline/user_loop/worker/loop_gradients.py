@@ -11,7 +11,7 @@ from paceline.core.events import Minibatch
 from paceline.jobs.job import Batch
 from paceline.tensors.flat_buffers import FlatBuffers
 from paceline.user_loop.worker.exchange import Exchange, LoopAnswer, LoopTask
-from paceline.worker.gradient_source import GradientSource, PartialGradient
+from paceline.worker.gradient_source import GradientSource, OnReady, PartialGradient
 from paceline.worker.minibatch_forecast import UpcomingMinibatch
 from paceline.worker.task_progress import TaskProgress
 
@@ -71,7 +71,7 @@ class LoopGradients(GradientSource):
         batch: Batch | None,
         gradient: FlatBuffers,
         progress: TaskProgress,
-        on_ready: Callable[[int], None] | None,
+        on_ready: OnReady | None,
     ) -> PartialGradient:
         """Wait for the gradient of the loop.
 

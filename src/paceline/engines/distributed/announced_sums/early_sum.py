@@ -10,7 +10,10 @@ from torch import Tensor
 from paceline.engines.distributed.allreduce.elastic_group import CHUNK_BYTES, ElasticGroup
 from paceline.engines.distributed.transport.connection import ConnectionLost
 from paceline.engines.distributed.transport.process_group import PendingCollective
+from paceline.errors import RunError
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
+from paceline.tensors.kernels import await_kernels
+from paceline.tensors.squared_norms import scale_with_squared_norm
 
 
 class VectorRange(NamedTuple):
@@ -29,12 +32,20 @@ class VectorRange(NamedTuple):
     parameters: frozenset[int]
 
 
+class _Taken(NamedTuple):
+    gradient: Tensor
+    version: int  # its version counter
+
+
 class EarlySum:
     """Mean of the gradients of all ranks of a group, bucket by bucket.
 
     The sums of the buckets begin in the same order on all ranks, from the last parameter to the first: a bucket that is
     complete waits for those before it. A rank takes part in all of them, whatever becomes of its gradient. The
     coordinator says whether the mean is used; else the gradients are summed again.
+
+    A gradient that a user's loop has computed is read where it is. It is copied to the memory of this rank's gradients
+    only if the mean is not used.
 
     Args:
         layout: layout of the model.
@@ -46,12 +57,14 @@ class EarlySum:
         self._layout = layout
         self._gradient = gradient
         self._buckets = make_buckets(layout.parameter_ranges(), gradient)
+        self._bucket_of = {each: i for i, bucket in enumerate(self._buckets) for each in bucket.parameters}
         self._group: ElasticGroup | None = None
         self._pending: list[PendingCollective] = []
         self._is_open = False  # between the beginning and the end of a gradient
         self._is_used = True  # whether nothing writes to the memory of the mean any more
         self._next = 0
         self._accumulated: set[int] = set()
+        self._taken: dict[int, _Taken] = {}  # by number of the parameter: not in the memory of the gradients
         self._is_valid = True
 
     @property
@@ -70,6 +83,7 @@ class EarlySum:
         self._is_used = group is None
         self._next = 0
         self._accumulated = set()
+        self._taken = {}
         self._is_valid = group is not None
 
     def renew(self) -> None:
@@ -77,14 +91,50 @@ class EarlySum:
         self._total = None
 
     def on_accumulated(self, parameter: int) -> None:
-        """Note that the gradient of a parameter is complete, and begin the sums of the buckets that are."""
+        """Note that the gradient of a parameter is in memory, and begin the sums of the buckets that are complete."""
         if not self._is_open:
             return
-        if parameter in self._accumulated:
-            self._is_valid &= all(parameter not in each.parameters for each in self._buckets[: self._next])
-        self._accumulated.add(parameter)
-        while self._next < len(self._buckets) and self._buckets[self._next].parameters <= self._accumulated:
-            self._begin_next()
+        self._taken.pop(parameter, None)
+        self._is_valid &= not (parameter in self._accumulated and self._has_begun(parameter))
+        self._note(parameter)
+
+    def take(self, parameter: int, gradient: Tensor) -> Tensor | None:
+        """Read the gradient of a parameter, and begin the sums of the buckets that are complete.
+
+        Args:
+            parameter: number of the parameter, >= 0.
+            gradient: its gradient, which stays as it is until the mean is complete.
+
+        Returns:
+            Squared norm of the gradient; None if it is not taken, and belongs in the memory of the gradients.
+        """
+        if not self._is_open or self._has_begun(parameter):
+            return None
+        assert self._group is not None
+        total = self.total.parameters[parameter]
+        if (gradient.dtype, gradient.device) != (total.dtype, total.device):
+            return None
+        squared_norm = scale_with_squared_norm(gradient, 1 / self._group.size, total)
+        self._taken[parameter] = _Taken(gradient, gradient._version)
+        self._note(parameter)
+        return squared_norm
+
+    def complete_gradient(self) -> None:
+        """Copy the gradients that were taken to the memory of the gradients.
+
+        Raises:
+            RunError: one has been changed since.
+        """
+        for parameter, (gradient, version) in self._taken.items():
+            if gradient._version != version:
+                raise RunError(
+                    "a gradient was changed in place after optimizer.step(), while the ranks summed it: change it "
+                    "before the step, or a copy of it"
+                )
+            self._gradient.parameters[parameter].copy_(gradient)
+        if self._taken:
+            await_kernels(self._gradient.memory.device)  # another stream may use the memory of those again
+        self._taken = {}
 
     def end(self) -> bool:
         """Begin the sums of all other buckets; return whether this rank's part is the gradient as it is now."""
@@ -114,6 +164,15 @@ class EarlySum:
         self._group.wait(self._pending)
         self._pending = []  # they hold the memory
         self._is_used = True
+        self._taken = {}
+
+    def _has_begun(self, parameter: int) -> bool:
+        return self._bucket_of[parameter] < self._next
+
+    def _note(self, parameter: int) -> None:
+        self._accumulated.add(parameter)
+        while self._next < len(self._buckets) and self._buckets[self._next].parameters <= self._accumulated:
+            self._begin_next()
 
     def _begin_next(self) -> None:
         bucket = self._buckets[self._next]
@@ -122,7 +181,12 @@ class EarlySum:
         own, total = (
             flat.flat_parameters[bucket.vector][bucket.start : bucket.stop] for flat in (self._gradient, self.total)
         )
-        torch.mul(own, 1 / self._group.size, out=total)
+        in_memory = bucket.parameters - self._taken.keys()
+        if in_memory == bucket.parameters:
+            torch.mul(own, 1 / self._group.size, out=total)
+        else:
+            for each in in_memory:
+                torch.mul(self._gradient.parameters[each], 1 / self._group.size, out=self.total.parameters[each])
         self._begin(total)
 
     def _begin(self, vector: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from paceline.core.events import Apply, Step
 from paceline.engines.distributed.allreduce.elastic_group import ElasticGroup
@@ -114,6 +115,7 @@ class RankParameters:
             keeps_for: number of the sum in which that one counts if no sum has had it yet; None if it was not accepted.
         """
         if keeps_for is not None and self._newest is not None:
+            self._complete()
             self._hold(keeps_for, self._newest, self.gradient)
         self._newest = None
         if not self._keeps_memory:
@@ -128,10 +130,14 @@ class RankParameters:
             self._early = self._early or EarlySum(self._layout, self.gradient)
             self._early.begin(group)
 
-    def on_accumulated(self, parameter: int) -> None:
-        """Note that the gradient of a parameter is complete."""
-        if self._early is not None:
-            self._early.on_accumulated(parameter)
+    def on_accumulated(self, parameter: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Note that the gradient of a parameter is complete; return its squared norm if it is summed where it is."""
+        if self._early is None:
+            return None
+        if gradient is not None:
+            return self._early.take(parameter, gradient)
+        self._early.on_accumulated(parameter)
+        return None
 
     def end_task(self, draw: int, weight: float) -> bool:
         """Note that the gradient of a task is complete; return whether its sum has begun."""
@@ -176,6 +182,8 @@ class RankParameters:
         if held is not None:
             terms.append((held.total, 1 / whole))
         newest = {self._newest} & own if self._newest is not None else set()
+        if newest:
+            self._complete()
         terms += [(self.gradient, each.weight / whole) for each in newest]
         has = newest if held is None else held.gradients | newest
         assert own == has, "each gradient that counts is at its rank, and what a rank holds counts"
@@ -237,6 +245,11 @@ class RankParameters:
             self._server.publish(self._unread())
         self._server.load_state_dict(state)
 
+    def _complete(self) -> None:
+        """Write what only an early sum has of the newest gradient to its memory."""
+        if self._early is not None:
+            self._early.complete_gradient()
+
     def _allocate(self) -> FlatBuffers:
         return self._layout.allocate(self._server.device)
 
@@ -276,11 +289,11 @@ class RankParameters:
                 total.zero_()
 
 
-def _means(flat: FlatBuffers) -> list[torch.Tensor]:
+def _means(flat: FlatBuffers) -> list[Tensor]:
     """Return the vectors of which ranks take the mean."""
     return [*flat.flat_parameters, *filter(is_a_mean, flat.flat_buffers)]
 
 
-def _numbers(flat: FlatBuffers) -> list[torch.Tensor]:
+def _numbers(flat: FlatBuffers) -> list[Tensor]:
     """Return the vectors of whole numbers and booleans."""
     return [each for each in flat.flat_buffers if not is_a_mean(each)]

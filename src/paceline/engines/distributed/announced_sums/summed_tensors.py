@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
+from torch import Tensor
 
 from paceline.checkpoint.shard_states import ShardStates
 from paceline.core.events import Measured
@@ -85,9 +86,9 @@ class SummedTensors(WorkerTensors):
     def begin(self, draw: int) -> None:
         """Do nothing: what the coordinator announces is followed in another thread."""
 
-    def on_accumulated(self, parameter: int, busy_s: float) -> None:
+    def on_accumulated(self, parameter: int, busy_s: float, gradient: Tensor | None = None) -> Tensor | None:
         """Begin the sums of the parts of the gradient that are complete, if it is summed early."""
-        self._parameters.on_accumulated(parameter)
+        return self._parameters.on_accumulated(parameter, gradient)
 
     def end(self, measured: Measured, done: Callable[[Measured], RemoteTaskDone], *, is_needed: bool) -> None:
         """Keep the gradient, and send its scalars."""

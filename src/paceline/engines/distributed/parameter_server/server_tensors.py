@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from torch import Tensor
+
 from paceline.core.events import Measured
 from paceline.engines.distributed.parameter_server.host_memory import OfferedMemory, map_offered
 from paceline.engines.distributed.parameter_server.shard_channel import ShardChannel, shard_channels
@@ -95,7 +97,7 @@ class ServerTensors(WorkerTensors):
         for channel in self._channels:
             channel.begin(draw)
 
-    def on_accumulated(self, parameter: int, busy_s: float) -> None:
+    def on_accumulated(self, parameter: int, busy_s: float, gradient: Tensor | None = None) -> None:
         """Send the parts of the gradient that are complete with this parameter."""
         if self.gradient is not self._own_gradient:
             return

@@ -10,6 +10,8 @@ from contextlib import ExitStack, closing
 from secrets import token_hex
 from typing import Any
 
+from torch import Tensor
+
 from paceline.core.gradient import Measured
 from paceline.core.index_bits import IndexBits
 from paceline.engines.distributed.announced_sums.shard_group import ShardGroup
@@ -291,9 +293,8 @@ class WorkerProcess:
         else:
             again.finish(True)
 
-    def _on_accumulated(self, parameter: int) -> None:
-        if self._is_needed:
-            self._tensors.on_accumulated(parameter, self._busy_s)
+    def _on_accumulated(self, parameter: int, gradient: Tensor | None = None) -> Tensor | None:
+        return self._tensors.on_accumulated(parameter, self._busy_s, gradient) if self._is_needed else None
 
     def _send_gradient(self, measured: Measured) -> None:
         """Tell that the gradient is complete."""

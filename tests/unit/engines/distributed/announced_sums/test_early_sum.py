@@ -1,14 +1,16 @@
 """Early sums: which rounds are used, which buckets there are, and in which order their sums begin."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from early_uses import NotedGroup
 from paceline.engines.distributed.announced_sums.early_rounds import EarlyRounds
 from paceline.engines.distributed.announced_sums.early_sum import EarlySum, make_buckets
 from paceline.engines.distributed.transport.announced_messages import SummedGradient
-from paceline.engines.distributed.transport.connection import ConnectionLost
+from paceline.errors import RunError
 from paceline.tensors.flat_buffers import FlatLayout
 
 
@@ -25,23 +27,6 @@ class Mixed(nn.Module):
         self.register_buffer("position", torch.tensor(0))
 
 
-class Group:
-    """Group that notes the sums that begin, and adds nothing."""
-
-    def __init__(self, rank=0, size=2, fails=False):
-        self.rank, self.size, self.fails = rank, size, fails
-        self.begun = []
-
-    def begin_early(self, vector):
-        if self.fails:
-            raise ConnectionLost("gone")
-        self.begun.append(vector)
-        return []
-
-    def wait(self, pending):
-        assert pending == []
-
-
 def made(sizes=(3, 4, 5), **group):
     layout = FlatLayout(Mixed(sizes))
     gradient = layout.allocate()
@@ -49,7 +34,7 @@ def made(sizes=(3, 4, 5), **group):
         each.fill_(number)
     for each in gradient.flat_buffers:
         each.fill_(6)
-    return EarlySum(layout, gradient), gradient, Group(**group)
+    return EarlySum(layout, gradient), gradient, NotedGroup(**group)
 
 
 @settings(max_examples=100, deadline=None)
@@ -122,6 +107,43 @@ def test_a_gradient_that_changes_after_its_bucket_is_no_part_of_the_sum():
     assert not early.end()
     assert len(group.begun) == 2 * (3 + 2), "it takes part in all sums"
     assert not early.end(), "once"
+
+
+def test_a_gradient_that_is_taken_is_copied_only_if_the_sum_is_not_used():
+    early, gradient, group = made()
+    taken = [torch.full_like(each, 10.0 + i) for i, each in enumerate(gradient.parameters)]
+    before = gradient.memory.clone()
+    early.begin(group)
+    norms = [early.take(i, each) for i, each in enumerate(taken)]
+    assert list(map(float, norms)) == [300.0, 484.0, 720.0]
+    assert early.take(2, taken[2]) is None, "its sum has begun"
+    assert early.end()
+    for total, own in zip(early.total.parameters, taken, strict=True):
+        assert torch.equal(total, own / 2)
+    assert torch.equal(gradient.memory, before)
+    early.complete_gradient()
+    assert all(map(torch.equal, gradient.parameters, taken))
+
+
+def test_a_taken_gradient_that_is_changed_before_it_is_copied_is_refused():
+    early, gradient, group = made()
+    taken = torch.ones_like(gradient.parameters[0])
+    early.begin(group)
+    early.take(0, taken)
+    early.end()
+    taken.mul_(2)
+    with pytest.raises(RunError, match=r"changed in place after optimizer\.step\(\)"):
+        early.complete_gradient()
+
+
+def test_a_gradient_of_another_kind_is_not_taken():
+    early, gradient, group = made()
+    assert early.take(0, gradient.parameters[0].clone()) is None, "there is no early sum"
+    early.begin(group)
+    assert early.take(0, gradient.parameters[0].double()) is None
+    early.end()
+    early.complete_gradient()
+    assert float(gradient.parameters[0][0]) == 1
 
 
 def test_memory_of_a_sum_that_was_not_used_is_left_to_it():
