@@ -105,6 +105,20 @@ def test_a_loop_that_leaves_a_parameter_out_in_some_steps_sums_early(used, netwo
     assert all(map(torch.equal, first, second)), "all ranks have the same bits"
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradients_that_have_a_graph_are_summed_early(used, network, data):
+    def step(model, optimizer, batches):
+        optimizer.zero_grad()
+        loss_of(model, *batches[0]).backward(create_graph=True)
+        optimizer.step()
+
+    _, [first, second] = trained(network, data, step)
+    assert max(used) > 0
+    _, [expected, _] = trained(network, data, step, server=True)
+    assert distance(first, expected) < EXACT
+    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+
+
 @pytest.mark.usefixtures("used")
 def test_a_sum_that_fails_is_made_anew_from_the_gradients_that_the_loop_has_left(monkeypatch, network, data):
     failed, wait = [], RankParameters.await_early
@@ -169,7 +183,9 @@ def test_the_sum_has_the_gradients_of_the_step_or_is_not_used_and_the_memory_can
                 assert sorted(gradient.written) == sorted(norms) == have
                 assert all(torch.equal(norm, squared_norm(expected[i])) for i, norm in norms.items())
                 if total.end():
-                    assert all(torch.equal(2 * mean, own) for mean, own in zip(total.total.parameters, expected, strict=True))
+                    assert all(
+                        torch.equal(2 * mean, own) for mean, own in zip(total.total.parameters, expected, strict=True)
+                    )
                 total.complete_gradient()
                 assert all(map(torch.equal, gradient.parameters, expected))
                 task = new_task()

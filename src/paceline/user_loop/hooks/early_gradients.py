@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from paceline.tensors.squared_norms import copy_with_squared_norm
@@ -72,7 +71,6 @@ class EarlyGradients:
             hook.remove()
         self._hooks = []
 
-    @torch.no_grad()
     def _on_accumulated(self, i: int, parameter: Tensor) -> None:
         self._done[i] += 1
         task, gradient = self._task(), parameter.grad
@@ -82,10 +80,11 @@ class EarlyGradients:
             self._of = task
             self._handed_in = {}
         if self._done[i] == self._passes:
-            has_own_memory = gradient.untyped_storage().nbytes() == gradient.nbytes
-            squared_norm = task.on_ready(i, gradient) if has_own_memory else None
+            values = gradient.detach()  # of a second derivative, too; costs less than to switch autograd off
+            has_own_memory = values.untyped_storage().nbytes() == values.nbytes
+            squared_norm = task.on_ready(i, values) if has_own_memory else None
             if squared_norm is None:
-                squared_norm = copy_with_squared_norm(gradient, task.gradient.parameters[i])
+                squared_norm = copy_with_squared_norm(values, task.gradient.parameters[i])
                 task.on_ready(i)
             task.gradient.written.add(i)
             self._handed_in[i] = _Early(gradient, gradient._version, squared_norm)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.jobs.job import trainable
 from paceline.jobs.local_shards import local_of
 from paceline.tensors.kernels import await_kernels
 from paceline.tensors.squared_norms import copy_with_squared_norm
@@ -58,10 +57,9 @@ def hand_in(
 
 
 @torch.no_grad()
-def copy_version(model: nn.Module, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
-    """Copy a version into the model of the user."""
-    ours, theirs = [*map(local_of, parameters), *buffers], [*trainable(model), *model.buffers()]
-    torch._foreach_copy_(ours, theirs)  # one call in place of one for each tensor
+def copy_version(version: list[Tensor], parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> None:
+    """Copy a version, parameters and then buffers, into the model of the user."""
+    torch._foreach_copy_([*map(local_of, parameters), *buffers], version)  # one call in place of one for each tensor
 
 
 def answer(

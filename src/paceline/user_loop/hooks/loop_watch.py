@@ -70,8 +70,9 @@ class LoopWatch:
     def load(self, model: nn.Module) -> None:
         """Copy a version into the parameters and buffers; it stays the same until the next look."""
         assert self._writes is not None
-        copy_version(model, self.parameters, self.buffers)
-        self._version = dict(zip(self._trained.values(), trainable(model), strict=True))
+        trained = trainable(model)
+        copy_version([*trained, *model.buffers()], self.parameters, self.buffers)
+        self._version = dict(zip(self._trained.values(), trained, strict=True))
         self._writes.mark()
 
     def keep_version(self) -> None:
