@@ -54,7 +54,7 @@ def balanced(
 
     An update has the samples of a minibatch of every worker, each used once, so the parameters are those of BSP. The
     first lease of a worker has its share by the times of earlier updates, less a part that follows their noise; this
-    part is a queue of microbatches that workers take one by one.
+    part is a queue of microbatches, of which a worker takes one at a time, or more where each lease has a cost.
 
     Args:
         m: number of microbatches of a minibatch, >= 1.

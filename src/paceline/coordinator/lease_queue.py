@@ -16,7 +16,7 @@ from paceline.utils.state_dict import Stateful
 class LeaseQueue(Stateful):
     """Queue of the samples of one update, of which each is used once.
 
-    A worker takes its first lease, and then pieces of what is left. A worker that finds nothing left repeats the lease
+    A worker takes its first lease, and then more of what is left. A worker that finds nothing left repeats the lease
     that has been under way longest: the first of the two copies that arrives counts, so a worker that hangs delays the
     update by one lease.
 

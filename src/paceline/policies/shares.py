@@ -19,7 +19,7 @@ WINDOW = 15
 LEAST_GAIN = 0.03
 NOISE_FACTOR = 3.0  # a gain of that many standard errors is no chance
 USED_MEMORY = 0.9  # of a device
-SPREADS = 3.0  # of a time, kept back for the pieces after a first lease
+SPREADS = 3.0  # of a time, kept back for the leases after the first one
 LEAST_TIMES = 2  # of each rank before a decision, unless jumps last mostly
 
 
@@ -162,41 +162,62 @@ def deal(
     return tuple(shares)
 
 
-def first_leases(
+class LeaseSizes(NamedTuple):
+    """Sizes of the leases of an update whose samples are a queue.
+
+    Attributes:
+        firsts: samples of the first lease of each worker.
+        later: samples of each lease after it.
+    """
+
+    firsts: tuple[int, ...]
+    later: int
+
+
+def cut_in_leases(
     shares: Sequence[int], sizes: Pieces, spread: float, seconds: Sequence[float], lease_s: float = 0.0
-) -> tuple[int, ...]:
-    """Return the first lease of each worker in an update whose other samples are dealt piece by piece.
+) -> LeaseSizes:
+    """Return the sizes of leases where a part of an update is dealt as workers ask for more.
 
     A worker ends its share s early or late by the time of some sigma s samples. So its first lease leaves three times
     as many of them, in whole pieces; a half at most, and where the noise is not known yet, as in factoring.
 
-    Leases are whole shares where further ones gain nothing. Of n workers that take T s for their shares, the last one
-    is late by about T sigma sqrt(2 log n). With pieces the update ends half a piece late, and each lease has a cost.
+    With later leases of k pieces of u seconds the update ends about k u / 2 late, and a worker that leaves R pieces
+    pays the cost c of R / k leases. The sum is least for k = sqrt(2 R c / u), with the largest R and the smallest u.
+
+    Leases are whole shares where later ones gain nothing: of n workers that take T s for their shares, the last one is
+    late by about T sigma sqrt(2 log n).
 
     Args:
         shares: samples of each worker by its speed, >= 1.
         sizes: sizes of the pieces.
         spread: sigma, standard deviation of the logarithm of a time; inf while it is unknown.
         seconds: seconds per sample of each worker; nan for one whose speed is unknown.
-        lease_s: cost of a lease in seconds, whatever its samples, >= 0.
+        lease_s: c, cost of a lease in seconds, whatever its samples, >= 0.
 
     Example:
-        >>> first_leases([16, 16, 8], Pieces(16), spread=0.1, seconds=[0.1, 0.1, 0.2])
-        (12, 12, 6)
-        >>> first_leases([16, 16, 8], Pieces(16), spread=0.1, seconds=[0.1, 0.1, 0.2], lease_s=0.2)
-        (16, 16, 8)
+        >>> cut_in_leases([16, 16, 8], Pieces(16), spread=0.1, seconds=[0.1, 0.1, 0.2])
+        LeaseSizes(firsts=(12, 12, 6), later=2)
+        >>> cut_in_leases([16, 16, 8], Pieces(16), spread=0.2, seconds=[0.1, 0.1, 0.2], lease_s=0.1)
+        LeaseSizes(firsts=(8, 8, 4), later=4)
+        >>> cut_in_leases([16, 16, 8], Pieces(16), spread=0.1, seconds=[0.1, 0.1, 0.2], lease_s=0.2)
+        LeaseSizes(firsts=(16, 16, 8), later=4)
 
-    Source: Hummel, Schonberg and Flynn, "Factoring", 1992; the largest of n normal numbers.
+    Source: Hummel, Schonberg and Flynn, "Factoring", 1992; the largest of n normal numbers; k as in Kruskal and Weiss,
+    "Allocating independent subtasks on parallel processors", 1985, of a noise that does not depend on k here.
     """
     piece = sizes.size
+    kept_back = min(SPREADS * spread, 0.5)
+    left = [min(round(kept_back * share / piece), (share - 1) // piece) for share in shares]
+    known = [(share, each) for share, each in zip(shares, seconds, strict=True) if each > 0]
+    most, piece_s = max(left, default=0), piece * min((each for _, each in known), default=inf)
+    later = max(1, min(most, sizes.most // piece, round(sqrt(2 * most * lease_s / piece_s))))
     if spread < inf:
-        known = [(share, each) for share, each in zip(shares, seconds, strict=True) if each > 0]
         whole_s = max((share * each for share, each in known), default=0.0)
         late_s = whole_s * spread * sqrt(2 * log(len(shares)))
-        if late_s - piece * min((each for _, each in known), default=0.0) / 2 <= lease_s:
-            return tuple(shares)
-    kept_back = min(SPREADS * spread, 0.5)
-    return tuple(share - min(round(kept_back * share / piece), (share - 1) // piece) * piece for share in shares)
+        if late_s <= (later * piece_s / 2 if known else 0.0) + lease_s * most / later:
+            return LeaseSizes(tuple(shares), later * piece)
+    return LeaseSizes(tuple(share - each * piece for share, each in zip(shares, left, strict=True)), later * piece)
 
 
 class ShareDecision(NamedTuple):

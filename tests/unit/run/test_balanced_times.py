@@ -69,10 +69,10 @@ def test_a_lease_has_a_cost_whatever_its_samples():
         assert trips.duration_s(1, 1, 0.0, share=1 / 8) == pytest.approx(eighth_s)
         assert trips.times(1, 1, 0.0, share=1 / 8).compute_s == pytest.approx(eighth_s)
         assert trips.duration_s(1, 1, 0.0) == S
-    slow = {"speed": [1, 0.5]}
-    times_s = [pl.simulate("balanced(m=8)", replace(each, **slow), updates=50).time_s for each in (free, costly)]
+    noisy = {"timing": pl.timing.LogNormal(S, 0.3)}
+    times_s = [pl.simulate("balanced(m=8)", replace(each, **noisy), updates=50).time_s for each in (free, costly)]
     assert times_s[1] > 1.05 * times_s[0]
-    assert pl.simulate("bsp", replace(free, **slow), updates=50).time_s == pytest.approx(50 * 2 * S)
+    assert pl.simulate("bsp", replace(free, speed=[1, 0.5]), updates=50).time_s == pytest.approx(50 * 2 * S)
 
 
 @pytest.mark.parametrize("is_independent", [False, True])

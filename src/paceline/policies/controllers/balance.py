@@ -17,8 +17,8 @@ from paceline.policies.shares import (
     ShareBalancer,
     ShareDecision,
     cost_of_lease,
+    cut_in_leases,
     even,
-    first_leases,
 )
 from paceline.utils.checked_dataclass import checked_dataclass
 from paceline.utils.state_dict import Stateful, check_numbers
@@ -147,9 +147,9 @@ class Balance(StatefulController[ShareState]):
     Args:
         pieces: m, pieces of a minibatch, >= 1; shares differ by whole pieces.
         max_share: largest share as a multiple of a minibatch, >= 1.
-        queue: whether a part of the shares that follows the noise of the times is dealt piece by piece; else a worker
-            has one share in an update.
-        repeats: whether a worker that finds no piece left repeats a lease that is under way.
+        queue: whether a part of the shares that follows the noise of the times is dealt as workers ask for more; else a
+            worker has one share in an update.
+        repeats: whether a worker that finds no sample left repeats a lease that is under way.
         live: whether an update of a queue has a minibatch of each live worker; else of each worker at the beginning.
 
     Source: Chen et al., "Semi-dynamic load balancing" (LB-BSP), SoCC 2020: shares predicted from recent speeds. There,
@@ -219,9 +219,9 @@ class Balance(StatefulController[ShareState]):
         shares, leases = policy.shares, None
         if self.queue:
             seconds = [each.median for each in policy.known]
-            firsts = first_leases(policy.shares, sizes, policy.spread(), seconds, state.lease_s)
+            firsts, later = cut_in_leases(policy.shares, sizes, policy.spread(), seconds, state.lease_s)
             shares = tuple(min(each, sizes.most) for each in firsts)
-            leases = LeaseRule(minibatches, sizes.size, self.repeats)
+            leases = LeaseRule(minibatches, later, self.repeats)
         return state, [SetShares(dict(zip(workers, shares, strict=True)), size, reason, leases)]
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 from math import inf, log, nan
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import paceline as pl
 from arrivals import arrival
@@ -11,7 +13,7 @@ from coordinator_harness import coordinator
 from paceline.checkpoint.codec import decode, encode
 from paceline.core.events import Compute, Decision, Joined, Lost
 from paceline.policies.controllers.balance import ShareState
-from paceline.policies.shares import Pieces, first_leases
+from paceline.policies.shares import Pieces, cut_in_leases
 
 BALANCED = pl.balanced(m=8, leases=1)
 
@@ -150,11 +152,29 @@ def test_the_cost_of_a_lease_is_what_two_leases_of_a_worker_have_in_common():
     assert again.lease_s == pytest.approx((0.05 + (0.35 * 16 - 1.65 * 2) / 14) / 2)
 
 
-def test_first_leases_are_whole_shares_where_further_ones_do_not_pay():
+def test_leases_are_whole_shares_where_further_ones_do_not_pay():
     shares, sizes, seconds = (16, 16, 16, 16), Pieces(16), [0.00625] * 4
     late_s = 0.1 * 0.05 * (2 * log(4)) ** 0.5  # of the slowest of four
-    gain_s = late_s - sizes.size * 0.00625 / 2
-    assert first_leases(shares, sizes, 0.05, seconds, 0.99 * gain_s) == (14, 14, 14, 14)
-    assert first_leases(shares, sizes, 0.05, seconds, 1.01 * gain_s) == shares
-    assert first_leases((16,), sizes, 0.05, [0.00625]) == (16,)
-    assert first_leases(shares, sizes, inf, [nan] * 4) == (8, 8, 8, 8)
+    gain_s = late_s - sizes.size * 0.00625 / 2  # of one piece that each worker leaves
+    assert cut_in_leases(shares, sizes, 0.05, seconds, 0.99 * gain_s) == ((14, 14, 14, 14), 2)
+    assert cut_in_leases(shares, sizes, 0.05, seconds, 1.01 * gain_s).firsts == shares
+    assert cut_in_leases((16,), sizes, 0.05, [0.00625]) == ((16,), 2)
+    assert cut_in_leases(shares, sizes, inf, [nan] * 4) == ((8, 8, 8, 8), 2)
+
+
+@given(st.floats(0.05, 1), st.floats(0, 0.5), st.lists(st.floats(0.001, 1), min_size=2, max_size=8), st.integers(1, 16))
+def test_later_leases_cost_least_in_whole_pieces_but_for_the_rounding_of_their_number(spread, lease_s, seconds, pieces):
+    """The end is half a lease late, and each lease has a cost."""
+    sizes = Pieces(16, pieces, max_share=2.0)
+    firsts, later = cut_in_leases([16] * len(seconds), sizes, spread, seconds, lease_s)
+    left, piece_s = (16 - firsts[0]) // sizes.size, min(seconds) * sizes.size
+    assert sizes.size <= later <= sizes.most
+    if left:
+        costs = [number * piece_s / 2 + lease_s * left / number for number in range(1, left + 1)]
+        assert costs[later // sizes.size - 1] <= min(costs) * 1.07
+        assert costs[later // sizes.size - 1] < 16 * max(seconds) * spread * (2 * log(len(seconds))) ** 0.5
+
+
+def test_later_leases_are_no_larger_than_a_share_may_be():
+    """A share of a queue is not limited, its leases are: here one worker is known, and the others hang."""
+    assert cut_in_leases([1000, 4, 4], Pieces(16), 0.5, [0.01, 10, 10], lease_s=5.0).later == 24

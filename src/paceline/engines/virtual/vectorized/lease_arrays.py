@@ -115,6 +115,7 @@ class Opening(NamedTuple):
         first: samples of the first lease, by worker.
         idle: workers, in the order in which they get it.
         left: samples that are dealt later.
+        later: samples of a lease after the first one.
         repeats: whether a worker that finds nothing left repeats a lease.
         assigned_s: time of the event that opens it.
         begun_s: time at which the work begins, when the server has made the update before.
@@ -124,6 +125,7 @@ class Opening(NamedTuple):
     first: Ints
     idle: Ints
     left: int
+    later: int
     repeats: bool
     assigned_s: float
     begun_s: float

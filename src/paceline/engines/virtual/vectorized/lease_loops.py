@@ -196,8 +196,9 @@ def run_update(tasks, costs, trips, opening, record):  # type: ignore[no-untyped
         other = np.int64(row.copy)
         row.copy = NONE
         if left:  # then no lease has a copy
-            left -= 1
-            end_s = _begin(tasks, record, trips, worker, samples=1, assigned_s=now_s, begun_s=now_s)
+            samples = min(left, opening.later)
+            left -= samples
+            end_s = _begin(tasks, record, trips, worker, samples=samples, assigned_s=now_s, begun_s=now_s)
             _replace_first(tasks, record, end_s, row.number)
             newest = _note_once(tasks, record, newest, worker)
             continue

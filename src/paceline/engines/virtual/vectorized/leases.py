@@ -81,12 +81,13 @@ class QueuedLeases:
         for update in range(updates):
             if update % TILE == 0:
                 block_s = self._sampler.block_s(update // TILE)
-            first = self._open(record)
+            first, later = self._open(record)
             opening = arrays.Opening(
                 work_s=np.ascontiguousarray(block_s[update % TILE]),
                 first=first,
                 idle=np.argsort(self._tasks.idle_since),
                 left=int(most - first.sum()),
+                later=later,
                 repeats=self._repeats,
                 assigned_s=ended_s,
                 begun_s=accounting.now,
@@ -104,14 +105,15 @@ class QueuedLeases:
         accounting.wasted_s = float(record.sums[arrays.BUSY_S] - record.sums[arrays.USEFUL_S])
         accounting.use_fresh(accounting.pushes)
 
-    def _open(self, record: Any) -> Ints:
-        """Decide the shares of an update by those before it; return the samples of each first lease."""
+    def _open(self, record: Any) -> tuple[Ints, int]:
+        """Decide the shares of an update by those before it; return the samples of first leases, and of a later one."""
         speed_loops.add_cancelled_leases(self._tasks.rows, self._known, record)
         speed_loops.add_ended_leases(self._tasks.rows, self._known)
         variance = speed_loops.spread(self._known, self._medians_s)
         sigma = sqrt(variance) if variance < inf else inf
         self._decide(sigma)
-        return np.minimum(self._first_leases(sigma, float(record.sums[arrays.LEASE_S])), self._most)
+        first, later = self._cut_in_leases(sigma, float(record.sums[arrays.LEASE_S]))
+        return np.minimum(first, self._most), later
 
     def _decide(self, sigma: float) -> None:
         """Take new shares as `ShareBalancer.decide`."""
@@ -128,19 +130,19 @@ class QueuedLeases:
                 self._shares = new
                 return
 
-    def _first_leases(self, sigma: float, lease_s: float) -> Ints:
-        """Return the first lease of each worker, as `first_leases`."""
+    def _cut_in_leases(self, sigma: float, lease_s: float) -> tuple[Ints, int]:
+        """Return the first lease of each worker, and the samples of a later one, as `cut_in_leases`."""
         shares, seconds = self._shares, self._medians_s
+        left = np.minimum(np.rint(min(SPREADS * sigma, 0.5) * shares).astype(np.int64), shares - 1)
+        known = seconds > 0
+        most, piece_s = int(left.max()), float(seconds[known].min(initial=inf))
+        later = max(1, min(most, self._most, round(sqrt(2 * most * lease_s / piece_s))))
         if sigma < inf:
-            known = seconds > 0
             whole_s = float((shares[known] * seconds[known]).max(initial=0.0))
             late_s = whole_s * sigma * sqrt(2 * log(len(shares)))
-            least_s = float(seconds[known].min()) if known.any() else 0.0
-            if late_s - least_s / 2 <= lease_s:
-                return shares
-        kept_back = np.rint(min(SPREADS * sigma, 0.5) * shares).astype(np.int64)
-        first: Ints = shares - np.minimum(kept_back, shares - 1)
-        return first
+            if late_s <= (later * piece_s / 2 if known.any() else 0.0) + lease_s * most / later:
+                return shares, later
+        return shares - left, later
 
 
 def _zeros(length: int) -> Ints:
