@@ -77,7 +77,42 @@ def anew(model, optimizer, batches):
     optimizer.step()
 
 
-@parametrize_few("step", [clipping, twice, anew], keep=1)
+def gradients(model):
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
+def through_data(model, optimizer, batches):
+    optimizer.zero_grad()
+    loss_of(model, *batches[0]).backward()
+    for each in gradients(model):
+        each.data.mul_(0.5)
+    optimizer.step()
+
+
+def of_largest_elements(model, optimizer, batches):
+    optimizer.zero_grad()
+    loss_of(model, *batches[0]).backward()
+    for each in gradients(model):
+        each.data.clamp_(max=0.9 * float(each.max()))
+    optimizer.step()
+
+
+def of_signs(model, optimizer, batches):
+    optimizer.zero_grad()
+    (-loss_of(model, *batches[0])).backward()
+    for each in gradients(model):
+        each.data.neg_()
+    optimizer.step()
+
+
+def scaling(model, optimizer, batches):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, *batches[0])).backward()
+    scaler.step(optimizer)
+
+
+@parametrize_few("step", [clipping, twice, anew, through_data, of_largest_elements, of_signs, scaling], keep=7)
 def test_a_loop_that_changes_its_gradients_hands_in_what_it_steps_with(step, used, network, data):
     _, [first, second] = trained(network, data, step)
     assert len(used) == RANKS * (STEPS - 1), "the sum of the step with the first change is made anew"
@@ -136,7 +171,7 @@ def test_a_sum_that_fails_is_made_anew_from_the_gradients_that_the_loop_has_left
     assert all(map(torch.equal, first, second)), "all ranks have the same bits"
 
 
-ACTIONS = ["backward", "one parameter", "scale", "drop", "hand in", "skip", "next task"]
+ACTIONS = ["backward", "one parameter", "scale", "scale data", "drop", "hand in", "skip", "next task"]
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,16 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from paceline.tensors.squared_norms import copy_with_squared_norm
+from paceline.tensors.squared_norms import squared_norm
 from paceline.user_loop.worker.exchange import LoopTask
+from paceline.worker.write_watch import sample_of
 
 
 class _Early(NamedTuple):
+    """Gradient as it was handed in.
+
+    What a loop does through ``.data`` raises no version counter, and neither does a GradScaler. So the squared norm is
+    computed again, and elements are compared, since a change of signs keeps it.
+    """
+
     gradient: Tensor
-    version: int  # its version counter
     squared_norm: Tensor
+    sample: Tensor
+
+    def is_same(self, now: Tensor | None) -> bool:
+        """Return whether this is the gradient now."""
+        if now is not self.gradient or not torch.equal(sample_of(now), self.sample):
+            return False
+        return torch.equal(squared_norm(now.detach()), self.squared_norm)
 
 
 class EarlyGradients:
@@ -47,11 +61,7 @@ class EarlyGradients:
         """Return the squared norms of the gradients that a task has as they are now, by index."""
         early = self._handed_in if task is self._of else {}
         now = {i: self._parameters[i].grad for i in early}
-        found = {
-            i: each.squared_norm
-            for i, each in early.items()
-            if now[i] is each.gradient and each.gradient._version == each.version
-        }
+        found = {i: each.squared_norm for i, each in early.items() if each.is_same(now[i])}
         if any(now[i] is not None for i in early.keys() - found):
             self.close()
         return found
@@ -82,9 +92,10 @@ class EarlyGradients:
         if self._done[i] == self._passes:
             values = gradient.detach()  # of a second derivative, too; costs less than to switch autograd off
             has_own_memory = values.untyped_storage().nbytes() == values.nbytes
-            squared_norm = task.on_ready(i, values) if has_own_memory else None
-            if squared_norm is None:
-                squared_norm = copy_with_squared_norm(values, task.gradient.parameters[i])
+            norm = task.on_ready(i, values) if has_own_memory else None
+            if norm is None:
+                task.gradient.parameters[i].copy_(values)
+                norm = squared_norm(values)
                 task.on_ready(i)
             task.gradient.written.add(i)
-            self._handed_in[i] = _Early(gradient, gradient._version, squared_norm)
+            self._handed_in[i] = _Early(gradient, norm, sample_of(values).clone())

@@ -13,7 +13,7 @@ from paceline.engines.distributed.transport.process_group import PendingCollecti
 from paceline.errors import RunError
 from paceline.tensors.flat_buffers import FlatBuffers, FlatLayout, is_a_mean
 from paceline.tensors.kernels import await_kernels
-from paceline.tensors.squared_norms import scale_with_squared_norm
+from paceline.tensors.squared_norms import scale_with_squared_norm, squared_norm
 
 
 class VectorRange(NamedTuple):
@@ -34,7 +34,7 @@ class VectorRange(NamedTuple):
 
 class _Taken(NamedTuple):
     gradient: Tensor
-    version: int  # its version counter
+    squared_norm: Tensor
 
 
 class EarlySum:
@@ -114,10 +114,10 @@ class EarlySum:
         total = self.total.parameters[parameter]
         if (gradient.dtype, gradient.device) != (total.dtype, total.device):
             return None
-        squared_norm = scale_with_squared_norm(gradient, 1 / self._group.size, total)
-        self._taken[parameter] = _Taken(gradient, gradient._version)
+        norm = scale_with_squared_norm(gradient, 1 / self._group.size, total)
+        self._taken[parameter] = _Taken(gradient, norm)
         self._note(parameter)
-        return squared_norm
+        return norm
 
     def complete_gradient(self) -> None:
         """Copy the gradients that were taken to the memory of the gradients.
@@ -125,8 +125,8 @@ class EarlySum:
         Raises:
             RunError: one has been changed since.
         """
-        for parameter, (gradient, version) in self._taken.items():
-            if gradient._version != version:
+        for parameter, (gradient, norm) in self._taken.items():
+            if not torch.equal(squared_norm(gradient), norm):
                 raise RunError(
                     "a gradient was changed in place after optimizer.step(), while the ranks summed it: change it "
                     "before the step, or a copy of it"
