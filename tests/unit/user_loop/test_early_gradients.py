@@ -56,6 +56,12 @@ def test_the_sums_of_bsp_begin_in_the_backward_pass_of_the_loop(accumulate, used
     assert all(map(torch.equal, first, second)), "all ranks have the same bits"
 
 
+def assert_are_those_of_a_server(ranks, network, data, step):
+    [first, second], (_, [expected, _]) = ranks, trained(network, data, step, server=True)
+    assert distance(first, expected) < EXACT
+    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+
+
 def clipping(model, optimizer, batches):
     optimizer.zero_grad()
     loss_of(model, *batches[0]).backward()
@@ -106,12 +112,10 @@ def scaling(model, optimizer, batches):
 
 @parametrize_few("step", [clipping, twice, anew, through_data, of_signs, scaling], keep=6)
 def test_a_loop_that_changes_its_gradients_hands_in_what_it_steps_with(step, used, network, data):
-    _, [first, second] = trained(network, data, step)
+    _, ranks = trained(network, data, step)
     assert len(used) == RANKS * (STEPS - 1), "the sum of the step with the first change is made anew"
     assert set(used) == {0}, "and then none begins in a backward pass"
-    _, [expected, _] = trained(network, data, step, server=True)
-    assert distance(first, expected) < EXACT
-    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+    assert_are_those_of_a_server(ranks, network, data, step)
 
 
 def test_a_loop_that_leaves_a_parameter_out_in_some_steps_sums_early(used, network, data):
@@ -124,12 +128,10 @@ def test_a_loop_that_leaves_a_parameter_out_in_some_steps_sums_early(used, netwo
 
     network = copy.deepcopy(network)
     network.other = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    _, [first, second] = trained(network, data, step)
+    _, ranks = trained(network, data, step)
     assert len(used) == RANKS * STEPS
     assert max(used) > 0
-    _, [expected, _] = trained(network, data, step, server=True)
-    assert distance(first, expected) < EXACT
-    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+    assert_are_those_of_a_server(ranks, network, data, step)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
@@ -139,11 +141,9 @@ def test_gradients_that_have_a_graph_are_summed_early(used, network, data):
         loss_of(model, *batches[0]).backward(create_graph=True)
         optimizer.step()
 
-    _, [first, second] = trained(network, data, step)
+    _, ranks = trained(network, data, step)
     assert max(used) > 0
-    _, [expected, _] = trained(network, data, step, server=True)
-    assert distance(first, expected) < EXACT
-    assert all(map(torch.equal, first, second)), "all ranks have the same bits"
+    assert_are_those_of_a_server(ranks, network, data, step)
 
 
 @pytest.mark.usefixtures("used")
