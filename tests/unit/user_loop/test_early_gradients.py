@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from attached_threads import AttachedThreads
 from early_uses import NotedGroup, make_small, note_uses
@@ -163,18 +163,19 @@ def test_a_sum_that_fails_is_made_anew_from_the_gradients_that_the_loop_has_left
     assert all(map(torch.equal, first, second)), "all ranks have the same bits"
 
 
-def test_a_change_of_one_element_that_is_not_in_the_sample_is_seen():
+@pytest.mark.parametrize("change", [lambda each: each.mul_(0.9), Tensor.neg_], ids=["scale", "sign"])
+def test_a_change_of_one_element_is_seen(change):
     model = nn.Linear(1000, 1)
     parameters, layout = list(model.parameters()), FlatLayout(model)
     task = LoopTask(minibatch=None, upcoming=(), model=model, gradient=layout.allocate(), on_ready=lambda *_: None)
     early = EarlyGradients(parameters, 1, lambda: task)
     model(torch.ones(1, 1000)).square().sum().backward()
     assert early.unchanged(task).keys() == {0, 1}
-    model.weight.grad.data[0, 7] *= 0.9
+    change(model.weight.grad.data[0, 7])
     assert early.unchanged(task).keys() == {1}
 
 
-ACTIONS = ["backward", "one parameter", "scale", "scale data", "drop", "hand in", "skip", "next task"]
+ACTIONS = ["backward", "one parameter", "scale", "scale data", "flip data", "drop", "hand in", "skip", "next task"]
 
 
 @settings(max_examples=200, deadline=None)
@@ -206,6 +207,10 @@ def test_the_sum_has_the_gradients_of_the_step_or_is_not_used_and_the_memory_can
                 for each in parameters[1:]:
                     if each.grad is not None:
                         each.grad.mul_(2)
+            case "scale data" | "flip data":
+                for each in parameters[1:]:
+                    if each.grad is not None:
+                        each.grad.data.mul_(2 if action == "scale data" else -1)
             case "drop":
                 model.zero_grad()
             case "next task":

@@ -9,27 +9,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from paceline.tensors.checksums import checksum
 from paceline.tensors.squared_norms import squared_norm
 from paceline.user_loop.worker.exchange import LoopTask
-from paceline.worker.write_watch import sample_of
 
 
 class _Early(NamedTuple):
     """Gradient as it was handed in.
 
-    What a loop does through ``.data`` raises no version counter, and neither does a GradScaler. So the squared norm is
-    computed again, and elements are compared, since a change of signs keeps it.
+    What a loop does through ``.data`` raises no version counter, and neither does a GradScaler. So values are compared.
     """
 
     gradient: Tensor
     squared_norm: Tensor
-    sample: Tensor
+    checksum: Tensor
 
     def is_same(self, now: Tensor | None) -> bool:
         """Return whether this is the gradient now."""
-        if now is not self.gradient or not torch.equal(sample_of(now), self.sample):
-            return False
-        return torch.equal(squared_norm(now.detach()), self.squared_norm)
+        return now is self.gradient and torch.equal(checksum(now.detach()), self.checksum)
 
 
 class EarlyGradients:
@@ -98,4 +95,4 @@ class EarlyGradients:
                 norm = squared_norm(values)
                 task.on_ready(i)
             task.gradient.written.add(i)
-            self._handed_in[i] = _Early(gradient, norm, sample_of(values).clone())
+            self._handed_in[i] = _Early(gradient, norm, checksum(values))
