@@ -22,10 +22,11 @@ from paceline.shares.balancer import Balancer
 from paceline.shares.handed_out import Loader
 from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
-from paceline.shares.refusals import OtherTraining, Refusing, check_group, unbalanced
+from paceline.shares.refusals import OtherTraining, Refusing, check_group, outcome_of, unbalanced
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.survival.steps import patch_meshes, patch_steps
 from paceline.shares.survival.surviving_training import SurvivingTraining
+from paceline.shares.texts import EQUAL_FROM_HERE, unused_line
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
@@ -56,6 +57,8 @@ class Patches:
         self.survival = survival
         self.balancer: Balancer | None = None
         self.has_failed = False
+        self._ended: Balancer | None = None
+        self._is_over = False  # whether the process group of the training is destroyed
         self._originals: list[tuple[Any, str, Any]] = []
         self._thread = threading.get_ident()
         self._is_in_backward = False
@@ -102,6 +105,10 @@ class Patches:
         """
         if dist.get_world_size() == 1 or unbalanced:
             return
+        if self._is_over:
+            if dist.get_rank() == 0:
+                print(EQUAL_FROM_HERE, file=sys.stderr, flush=True)
+            return
         with Refusing():
             if isinstance(module, DistributedDataParallel):
                 check_group(module.module, dist.get_world_size(module.process_group))
@@ -115,6 +122,31 @@ class Patches:
             self._leave_out_gathers(module)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         self._passes.watch(module)
+
+    def end_training(self, error: BaseException | None) -> None:
+        """Say what the shares have gained, or that there was nothing to share, and end the folder of the run.
+
+        Args:
+            error: error that ends the script; None without one.
+        """
+        self.has_failed |= error is not None
+        self.end_ranks()
+        balancer = self.balancer
+        if balancer is None:
+            return
+        self._ended, self.balancer = balancer, None
+        if balancer.record is not None:
+            balancer.record.end(*outcome_of(error))
+            line = balancer.record.line
+        else:
+            line = unused_line(balancer.model) if balancer.rank == 0 else ""
+        if line:
+            print(line, file=sys.stderr, flush=True)
+
+    def hint(self, error: BaseException) -> str:
+        """Return what to look at, if an error comes from the size of a batch; empty if not."""
+        balancer = self.balancer or self._ended
+        return balancer.hint(error) if balancer is not None else ""
 
     def end_ranks(self) -> None:
         """End what is under way with the other ranks."""
@@ -232,7 +264,7 @@ class Patches:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if unbalanced:
                 self.balancer = None
-            if self.balancer is None:
+            if self.balancer is None and not self._is_over:
                 with Refusing():
                     self._other_training.backward_began()
             if self.balancer is None or self._is_in_backward or threading.get_ident() != self._thread:
@@ -289,9 +321,12 @@ class Patches:
 
     def _with_destroy(self, original: Function) -> Function:
         @wraps(original)
-        def destroy(*args: Any, **kwargs: Any) -> None:
-            self.end_ranks()
-            original(*args, **kwargs)
+        def destroy(group: Any = None) -> None:
+            if group is None or group is dist.group.WORLD:
+                error = sys.exc_info()[1]
+                self.end_training(None if isinstance(error, SystemExit) and not error.code else error)
+                self._is_over = True
+            original(group)
             # Gloo's threads may still free the last backward pass, for which they need the interpreter's lock.
             # Were the model freed first, torch (2.13) would hold that lock and wait for them for ever.
             time.sleep(0.01)

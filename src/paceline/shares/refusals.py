@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from paceline.core.events import Outcome
 from paceline.errors import UsageError
+from paceline.recording.why_ended import why_left
 from paceline.shares.texts import WITHOUT
 from paceline.utils.after_import import call_after_import
 
@@ -31,6 +33,17 @@ def refuse(text: str) -> NoReturn:
     print(f"paceline: {text}", file=sys.stderr, flush=True)
     refused.append(text)
     raise SystemExit(REFUSED_STATUS)
+
+
+def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
+    """Return how a script has ended, and the reason in one line.
+
+    Args:
+        error: error that has ended it; None without one.
+    """
+    if refused:
+        return Outcome.FAILED, refused[0]
+    return why_left(error) if error is not None else (Outcome.STOPPED, "the script has ended")
 
 
 class Refusing:

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from paceline.core.events import Outcome
 from paceline.errors import UsageError
-from paceline.recording.why_ended import why_left
 from paceline.shares.settings import BalanceSettings
 from paceline.utils.argument_types import checked_types
 from paceline.utils.validation import check_range
@@ -36,7 +34,7 @@ def install_patches(settings: BalanceSettings, survival: SurvivingTraining | Non
         patches = Patches(settings, survival)
         patches.install()
         _patches.append(patches)
-        atexit.register(_end, patches)
+        atexit.register(lambda: patches.end_training(_error()))
         sys.excepthook = partial(_show_error, patches, sys.excepthook)
         sys.exit = partial(_exit, patches, sys.exit)
     return _patches[0]
@@ -47,7 +45,7 @@ def end_balancing() -> None:
     for patches in _patches:
         patches.remove()
         if patches.balancer is not None and patches.balancer.record is not None:
-            _end(patches)
+            patches.end_training(_error())
         patches.balancer = None
 
 
@@ -126,11 +124,7 @@ def _show_error(patches: Patches, show: Callable[..., object], kind: type, error
     show(kind, error, trace)
     _errors.append(error)
     patches.has_failed = True
-    if (
-        patches.balancer is not None
-        and not issubclass(kind, KeyboardInterrupt)
-        and (hint := patches.balancer.hint(error))
-    ):
+    if not issubclass(kind, KeyboardInterrupt) and (hint := patches.hint(error)):
         print(hint, file=sys.stderr, flush=True)
 
 
@@ -140,28 +134,5 @@ def _exit(patches: Patches, leave: Callable[[Any], NoReturn], status: Any = None
     leave(status)
 
 
-def _end(patches: Patches) -> None:
-    """Say what the shares have gained, or that there was nothing to share, and end the folder of the run."""
-    balancer = patches.balancer
-    if balancer is None:
-        return
-    patches.end_ranks()
-    if balancer.record is not None:
-        balancer.record.end(*_outcome())
-        line = balancer.record.line
-    else:
-        line = _unused(balancer.model) if balancer.rank == 0 else ""
-    if line:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _outcome() -> tuple[Outcome, str]:
-    from paceline.shares.refusals import refused
-
-    if refused:
-        return Outcome.FAILED, refused[0]
-    return why_left(_errors[0]) if _errors else (Outcome.STOPPED, "the script has ended")
-
-
-def _unused(model: Any) -> str:
-    return f"paceline: no backward pass of {model} was seen, so its batches were not shared"
+def _error() -> BaseException | None:
+    return _errors[0] if _errors else None

@@ -17,6 +17,7 @@ WEIGHED = {
     "none": "the loss is a sum, which needs no weight",
 }
 WITHOUT = "or start the script with torchrun"
+EQUAL_FROM_HERE = "paceline: the script has made another process group, and what it trains there has equal shares"
 
 
 def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str) -> str:
@@ -139,3 +140,8 @@ def name_of_loader(loader: Any) -> str:
 def name_of_model(model: nn.Module) -> str:
     """Return the name of a model, without what it is wrapped in."""
     return type(getattr(model, "module", model)).__name__
+
+
+def unused_line(model: str) -> str:
+    """Return that there was nothing to share."""
+    return f"paceline: no backward pass of {model} was seen, so its batches were not shared"

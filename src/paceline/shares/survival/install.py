@@ -21,6 +21,7 @@ SAVING = (
     ("torch.distributed.checkpoint", "save"),
     ("torch.distributed.checkpoint", "async_save"),
 )
+MOST_GROUPS = 10_000  # that a script makes before it destroys them all
 MOVING = ("rename", "replace")  # of os, with which a script puts a whole file in the place of an older one
 OWNERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
@@ -37,14 +38,23 @@ def tell_launcher_of_groups(survival: SurvivingTraining | None) -> None:
 
 
 def _telling(original: Callable[..., Any], survival: SurvivingTraining | None) -> Callable[..., Any]:
+    made = 0  # groups of all ranks
+
     @wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        nonlocal made
         if has_launcher_store(os.environ):
             launcher_store(os.environ).set(BOUND, "1")
         if survival is not None and survival.groups.come_back():
             write_nothing(survival)
             return None
-        return original(*args, **kwargs)
+        # Groups are named by this count, which torch sets to 0 when it destroys them. Under the same name in the store,
+        # a rank may read the address of an earlier group, which a slower rank has not replaced yet.
+        world: Any = sys.modules[OWNERS[1]]._world
+        world.group_count = max(world.group_count, made * MOST_GROUPS)
+        result = original(*args, **kwargs)
+        made += 1
+        return result
 
     return init_process_group
 

@@ -21,6 +21,7 @@ from paceline.shares.survival.replicas import Replicas, await_replica, tell_repl
 from paceline.shares.survival.roll_call import RollCall
 
 MESH_DIMS = 2  # of replicas and shards
+MADE_ANEW = "the script has destroyed its process group and made another one"
 
 
 class SurvivingGroups:
@@ -57,6 +58,7 @@ class SurvivingGroups:
         self._launch = launch
         self.whole: SurvivingGroup | None = None
         self.replica = OwnReplica((rank,), rank)
+        self._has_ended = False
 
     @cached_property
     def calls(self) -> RollCall:
@@ -105,6 +107,8 @@ class SurvivingGroups:
             module: the model.
             group: process group that the script gives to DDP; None for the default one.
         """
+        if self._has_ended:
+            return MADE_ANEW
         if group is not None and group is not self.whole:
             return "the script gives DDP a process group"
         if self.replica.is_several:
@@ -121,6 +125,8 @@ class SurvivingGroups:
         Args:
             mesh: what FSDP knows of the mesh, and of its groups.
         """
+        if self._has_ended:
+            return MADE_ANEW
         original = getattr(mesh, "replicate_process_group", None)
         if original is None or mesh.mesh.ndim != MESH_DIMS or mesh.replicate_mesh_dim != 0:
             return "each rank has a shard of its model"
@@ -167,6 +173,7 @@ class SurvivingGroups:
                 self.whole.finish(has_failed=has_failed)
         finally:
             self.replica.end(self.calls.store)
+            self._has_ended |= self.whole is not None
             self.whole = None
 
     def _begin(self, *, is_alone: bool) -> SurvivingGroup:

@@ -230,7 +230,9 @@ class SurvivingTraining:
         return self._step is not StepVerdict.IN_VAIN
 
     def _end_update(self) -> StepVerdict:
-        if not self._is_open or self.group is None:
+        if self.group is None:
+            return StepVerdict.USED
+        if not self._is_open:
             return self._step
         if self.group.is_alone:
             self._read_agreed()
