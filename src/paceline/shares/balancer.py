@@ -25,6 +25,7 @@ from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
 from paceline.shares.rank_batches import Batch, epoch_of, is_dealt_by_rank
 from paceline.shares.rank_limits import RankLimits, WorkLimit, memory_of
 from paceline.shares.rank_times import RankTimes
+from paceline.shares.refusals import outcome_of
 from paceline.shares.run_record import RunRecord
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Stopwatch, StreamClock
@@ -40,6 +41,7 @@ from paceline.shares.texts import (
     refusal_of_loader,
     start_line,
     text_of_fall,
+    unused_line,
 )
 from paceline.shares.timed_batches import TimedBatches, seconds_of_updates
 from paceline.shares.training_loaders import TrainingLoaders
@@ -268,6 +270,17 @@ class Balancer:
         self._exchanged = []
         self._measured = []
         self._at_once = 1
+
+    def end_record(self, error: BaseException | None) -> str:
+        """End the folder of the run, and return what the shares have gained; empty if another rank says it.
+
+        Args:
+            error: error that ends the script; None without one.
+        """
+        if self.record is None:
+            return unused_line(self.model) if self.rank == 0 else ""
+        self.record.end(*outcome_of(error))
+        return self.record.line
 
     def _keep(self, batches: TimedBatches, seconds: list[float]) -> None:
         if self.record is not None:

@@ -19,24 +19,19 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.shares.balancer import Balancer
+from paceline.shares.collectives import patch_collectives
 from paceline.shares.handed_out import Loader
-from paceline.shares.marks import COLLECTIVES, call_at_end_of_graph
+from paceline.shares.marks import call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
-from paceline.shares.refusals import OtherTraining, Refusing, check_group, outcome_of, unbalanced
+from paceline.shares.refusals import OtherTraining, Refusing, check_group, unbalanced
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.survival.steps import patch_meshes, patch_steps
 from paceline.shares.survival.surviving_training import SurvivingTraining
-from paceline.shares.texts import EQUAL_FROM_HERE, unused_line
+from paceline.shares.texts import EQUAL_FROM_HERE
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
 FSDP = ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp")
-# Collectives whose tensors need the same size on all ranks, with the place of the rank's own ones.
-EQUAL_SIZES = {
-    **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_single"), 1),
-    **dict.fromkeys(("all_to_all", "all_to_all_single"), 1),
-    **dict.fromkeys(("all_reduce", "broadcast", "gather", "reduce"), 0),
-}
 
 
 class Patches:
@@ -47,7 +42,7 @@ class Patches:
         survival: survival of this rank, where others may be lost; None where they may not.
 
     Attributes:
-        balancer: balancer of the models of this rank; None before the first.
+        balancer: balancer of the models of this rank; None before the first, and once their training has ended.
         survival: as given.
         has_failed: whether an error has ended the script.
     """
@@ -77,12 +72,7 @@ class Patches:
         self._replace(_BaseDataLoaderIter, "__init__", self._with_iterator)
         self._replace(_BaseDataLoaderIter, "__next__", self._with_next)
         self._replace(torch.autograd, "backward", self._with_backward)
-        self._replace(DistributedDataParallel, "_sync_buffers", self._paused)
-        for name in COLLECTIVES:
-            self._replace(dist, name, self._paused)
-        for name, at in EQUAL_SIZES.items():
-            self._replace(dist, name, partial(self._with_sizes, at))
-        self._replace(dist.Work, "wait", self._paused)
+        patch_collectives(lambda: self.balancer, self._replace)
         self._replace(dist, "destroy_process_group", self._with_destroy)
         if self.survival is not None:
             patch_steps(self.survival, self._replace)
@@ -131,17 +121,10 @@ class Patches:
         """
         self.has_failed |= error is not None
         self.end_ranks()
-        balancer = self.balancer
-        if balancer is None:
-            return
-        self._ended, self.balancer = balancer, None
-        if balancer.record is not None:
-            balancer.record.end(*outcome_of(error))
-            line = balancer.record.line
-        else:
-            line = unused_line(balancer.model) if balancer.rank == 0 else ""
-        if line:
+        if self.balancer is not None and (line := self.balancer.end_record(error)):
             print(line, file=sys.stderr, flush=True)
+        self._ended = self.balancer or self._ended
+        self.balancer = None
 
     def hint(self, error: BaseException) -> str:
         """Return what to look at, if an error comes from the size of a batch; empty if not."""
@@ -332,38 +315,6 @@ class Patches:
             time.sleep(0.01)
 
         return destroy
-
-    def _with_sizes(self, at: int, original: Function) -> Function:
-        """Return a collective that compares the sizes of its tensors on the ranks first."""
-
-        @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            group = kwargs.get("group", next((each for each in args if isinstance(each, dist.ProcessGroup)), None))
-            is_exempt = torch.compiler.is_compiling() or any("split_sizes" in name for name in kwargs)
-            if self.balancer is not None and not is_exempt and dist.get_world_size(group) == self.balancer.ranks:
-                given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
-                tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
-                if any(each.ndim for each in tensors):  # a single number has no size that a share could change
-                    with Refusing():
-                        self.balancer.check_sizes(original.__name__, [each.numel() for each in tensors])
-            return original(*args, **kwargs)
-
-        return call
-
-    def _paused(self, original: Function) -> Function:
-        """Return a function during which the time of this rank stands still."""
-
-        @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.balancer is None or torch.compiler.is_compiling() or not self.balancer.stopwatch.is_running:
-                return original(*args, **kwargs)
-            self.balancer.stopwatch.stop()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.balancer.stopwatch.start()
-
-        return call
 
 
 def _is_inner(module: torch.nn.Module) -> bool:
