@@ -13,6 +13,9 @@ from paths import environment
 
 pytestmark = [pytest.mark.slow]
 SCRIPT = """
+import itertools
+import time
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -120,6 +123,8 @@ def test_a_script_under_another_launcher_is_its_rank(tmp_path):
     assert done.stdout.count("trained") == 2
 
 
+CYCLE = "itertools.islice(itertools.cycle(DataLoader(data, batch_size=8, sampler=DistributedSampler(data))), 60)"
+SLOW = "(time.sleep(0.003 * len(x) * dist.get_rank()) or out).pow(2).mean()"
 STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(torch.randn(50, 1, 6))})())"""
 
 
@@ -129,6 +134,7 @@ STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda se
         ({"loader": "DataLoader(data, batch_size=8, shuffle=True)"}, "does not deal its samples to 2 ranks"),
         ({"loader": STREAM}, "DataLoader(Stream) does not deal its samples"),
         ({"loader": "[(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
+        ({"loader": CYCLE, "loss": SLOW}, "computes batches of DataLoader(TensorDataset) again that it has kept"),
         ({"loss": "out.logsumexp(0).sum().exp().log()"}, "give --weigh samples"),
         ({"wrapped": "model"}, "2 ranks train without DistributedDataParallel or fully_shard"),
         ({"wrapped": "fsdp.fully_shard(model, mesh=mesh['shard'])"}, "sharded over 1 of the 2 ranks"),

@@ -65,9 +65,9 @@ def check_straggler(recording, part, expected_s):
     straggler, *others = find_stragglers(recording)
     assert (straggler.rank, straggler.part, straggler.is_persistent) == (1, part, True)
     assert not any(each.is_persistent for each in others)
-    assert straggler.excess_s > expected_s - 0.005
+    assert straggler.excess_s > 0.8 * expected_s, "the other rank takes longer, too, on a busy machine"
     later_s = np.median(recording.work_s[1] - recording.work_s[0])
-    assert expected_s - 0.005 < later_s < 1.5 * expected_s, "a sleep takes longer on a busy machine"
+    assert 0.8 * expected_s < later_s < 1.5 * expected_s, "a sleep takes longer on a busy machine"
 
 
 def sum_in(output):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -18,11 +17,11 @@ from paceline.policies.share_exchanges import updates_at_once
 from paceline.policies.share_limits import ShareLimits
 from paceline.policies.shares import Pieces, ShareBalancer
 from paceline.recording.script_runs import SCRIPT
-from paceline.shares.batches import CutSampler, Dealt, divided
+from paceline.shares.batches import Dealt, divided, numbered
 from paceline.shares.costs import CostOf, cost_function, how_known
 from paceline.shares.division import Division, own_batch
 from paceline.shares.handed_out import HandedOut, HandedOutBatches, Loader
-from paceline.shares.rank_batches import Batch, epoch_of, is_dealt_by_rank
+from paceline.shares.rank_batches import Batch
 from paceline.shares.rank_limits import RankLimits, WorkLimit, memory_of
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.refusals import outcome_of
@@ -39,11 +38,12 @@ from paceline.shares.texts import (
     note_on_layers,
     refusal_of_gather,
     refusal_of_loader,
+    refusal_of_repetition,
     start_line,
     text_of_fall,
     unused_line,
 )
-from paceline.shares.timed_batches import TimedBatches, seconds_of_updates
+from paceline.shares.timed_batches import TimedBatches, check_marks, seconds_of_updates
 from paceline.shares.training_loaders import TrainingLoaders
 from paceline.shares.weighing import Weighing
 
@@ -65,6 +65,7 @@ class Balancer:
         ranks: number of ranks.
         rank: number of this rank.
         stopwatch: stopwatch of this rank.
+        batches: batches that loaders have handed out.
         record: record of the run; None before the first backward pass, and on other ranks than rank 0 unless ranks may
             be lost.
     """
@@ -93,7 +94,7 @@ class Balancer:
             survival.on_regroup.append(self._begin_anew)
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
-        self._batches = HandedOutBatches(self.rank, self._loaders.trains)
+        self.batches = HandedOutBatches(self.rank, self._loaders.trains)
         self._division: Division | None = None
         self._has_changed = False  # whether an update was divided unequally
         self._dealt: list[Dealt] = []  # in the update under way
@@ -103,49 +104,56 @@ class Balancer:
         self._at_once = 1  # updates of an exchange
         self._known_sizes: set[int] = set()
 
-    def sampler_of(self, loader: Loader, sampler: Any) -> Any:
-        """Return the batch sampler that a loader is to read: one that cuts, where the batches are dealt by rank."""
-        if sampler is not loader.batch_sampler or not is_dealt_by_rank(sampler, self.ranks):
-            return sampler
-        return CutSampler(sampler, self.ranks, partial(self._deal, loader))
-
     def share(self, batch_size: int) -> int:
         """Return the samples of the next batch, which the script makes itself."""
         shares = [batch_size] * self.ranks if self._division is None else self._division.scaled(batch_size)
         dealt = divided(shares, batch_size)
-        self._batches.add(HandedOut(None, dealt))
+        self.batches.add(HandedOut(None, dealt))
         return dealt.samples[self.rank]
 
-    def handed_out(self, loader: Loader | None, sampler: Any) -> bool:
-        """Note the batch that a loader has just returned; return whether the script is to get it."""
-        dealt = sampler.dealt.popleft() if isinstance(sampler, CutSampler) else None
-        return self._hands_out(loader, dealt)
+    def deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
+        """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
+        if self._division is None:
+            own, dealt = own_batch(batches, self.rank)
+        else:
+            own, dealt = self._division.divide(loader, batches, self._loaders.batch_size(loader))
+        if self._survival is not None:
+            dealt = numbered(dealt, batches, loader.batch_sampler, self._survival.ledger_of(loader))
+        return own, dealt
 
     def owed_batch(self, loader: Loader | None) -> Any:
         """Return a batch of a loader that has ended, if one is owed since a rank was lost; else None."""
-        owed = (
-            self._survival.ledger_of(loader).take_owed() if self._survival is not None and loader is not None else None
-        )
-        if loader is None or owed is None:
+        if loader is None:
             return None
-        own, dealt = self._deal(loader, owed)
-        self._hands_out(loader, dealt)
+        owed = self._survival.ledger_of(loader).take_owed() if self._survival is not None else None
+        if owed is None:
+            self.batches.loader_ended(loader)
+            return None
+        own, dealt = self.deal(loader, owed)
+        self.handed_out(loader, dealt)
         # The loader has ended, so this process loads the samples itself.
         return _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False).fetch(own)
 
-    def _hands_out(self, loader: Loader | None, dealt: Dealt | None) -> bool:
+    def handed_out(self, loader: Loader | None, dealt: Dealt | None, *, is_ahead: bool = False) -> bool:
+        """Note the batch that a loader has just returned; return whether the script is to get it.
+
+        Args:
+            loader: loader; None for one that is gone.
+            dealt: how the samples of the update were divided; None if they were not.
+            is_ahead: whether a thread has taken it that does not compute.
+        """
         batch = dealt.batch if dealt is not None else None
         ledger = self._survival.ledger_of(loader) if self._survival is not None and loader is not None else None
         if ledger is not None and batch is not None and not ledger.hand_out(batch):
             return False
-        self._batches.add(HandedOut(loader, dealt))
+        self.batches.add(HandedOut(loader, dealt), is_ahead=is_ahead)
         if loader is not None and dealt is not None:
             self._loaders.handed_out(loader, dealt.size)
         return True
 
     def forward_began(self, shapes: Sequence[Sequence[int]]) -> None:
         """Note a forward pass with gradients, which reads tensors of these shapes."""
-        self._batches.forward_began(shapes)
+        self.batches.forward_began(shapes)
         self.stopwatch.start()
 
     def weight_of(self, loss: torch.Tensor) -> float:
@@ -154,9 +162,11 @@ class Balancer:
         Raises:
             UsageError: the batch was not dealt by rank, or the loss cannot be weighed.
         """
-        loader, dealt = self._batches.backward_began()
+        loader, dealt = self.batches.backward_began()
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
+        if self._has_changed and self.batches.is_repeated:
+            raise UsageError(refusal_of_repetition(loader))
         self._loaders.backward_began(loader, dealt.size)
         if self._division is None:
             self._begin(loss, dealt.samples[self.rank], loader)
@@ -192,7 +202,8 @@ class Balancer:
         if len(self._measured) == self._at_once + self._late and not self._exchanged:
             self._exchanged, self._measured = self._measured[: self._at_once], self._measured[self._at_once :]
             own_s = [0.0 if each.is_first else self.stopwatch.seconds(each.spans) for each in self._exchanged]
-            self._times.begin([*own_s, *(each.divisor for each in self._exchanged), *limits, most_work])
+            checked = [*(each.divisor for each in self._exchanged), *(each.mark for each in self._exchanged)]
+            self._times.begin([*own_s, *checked, *limits, most_work])
 
     def _decide(self, division: Division, rows: list[list[float]], now_s: float) -> None:
         """Decide by the times of the ranks that were exchanged last."""
@@ -202,13 +213,14 @@ class Balancer:
         seconds = seconds_of_updates(columns, count)
         for divisors in columns[count : 2 * count]:
             self._weighing.check(divisors)
+        check_marks(columns[2 * count : 3 * count])
         for each, of_ranks in zip(exchanged, seconds, strict=True):
             self._keep(each, of_ranks)
             if self._survival is not None:
                 self._survival.took(of_ranks)
         for each, of_ranks in zip(exchanged[:-1], seconds, strict=False):
             policy.add(each.work, of_ranks)
-        self._limit(policy, self._limits.of_ranks([row[2 * count : -1] for row in rows]), now_s)
+        self._limit(policy, self._limits.of_ranks([row[3 * count : -1] for row in rows]), now_s)
         division.most_work = [row[-1] for row in rows]
         decision = policy.decide(exchanged[-1].work, seconds[-1])
         if decision is not None and self.record is not None:
@@ -216,14 +228,13 @@ class Balancer:
         self._at_once = updates_at_once(seconds)  # an exchange costs as much processor time as a fast update
 
     def _limit(self, policy: ShareBalancer, limits: ShareLimits, now_s: float) -> None:
-        if limits != policy.limits:
-            policy.limits = limits
-            if self.record is not None:
-                self.record.limited(now_s, limits)
+        if limits != policy.limits and self.record is not None:
+            self.record.limited(now_s, limits)
+        policy.limits = limits
 
     def hint(self, error: BaseException) -> str:
         """Return what to look at if the script fails now, because its batch has another size; empty if it has not."""
-        dealt = self._batches.latest.dealt
+        dealt = self.batches.latest.dealt
         if dealt is None or dealt.samples[self.rank] == dealt.size:
             return ""
         hint_of = hint_of_memory if isinstance(error, torch.cuda.OutOfMemoryError) else hint_of_size
@@ -252,7 +263,7 @@ class Balancer:
         if not self._has_changed and not self._is_one_lost:
             return
         rows = self._times.gather([float(sum(sizes)), float(len(sizes))])
-        if len({tuple(row) for row in rows}) > 1:
+        if len(set(map(tuple, rows))) > 1:
             raise UsageError(refusal_of_gather(function, [int(row[0]) for row in rows]))
 
     @property
@@ -302,16 +313,6 @@ class Balancer:
                 inherits = self._survival.recording_rank.inherits(self._survival.living)
                 self.record.regroup(time.perf_counter(), self._division.policy.equal, inherits=inherits)
 
-    def _deal(self, loader: Loader, batches: Sequence[Batch]) -> tuple[Batch, Dealt]:
-        """Return this rank's batch of an update that a loader asks for now, and how the update is divided."""
-        if self._division is None:
-            own, dealt = own_batch(batches, self.rank)
-        else:
-            own, dealt = self._division.divide(loader, batches, self._loaders.batch_size(loader))
-        if self._survival is not None:
-            dealt = dealt._replace(batch=self._survival.ledger_of(loader).deal(batches, epoch_of(loader.batch_sampler)))
-        return own, dealt
-
     def _find_cost(self, loader: Loader) -> CostOf | None:
         return cost_function(self._settings.cost, loader.dataset)
 
@@ -330,11 +331,8 @@ class Balancer:
         self._work_limit = WorkLimit(pieces.pieces, self._memory if self._is_by_cost else None)
         if self.rank == 0:
             costs = how_known(cost_of, loader.collate_fn) if loader is not None else ""
-            print(
-                start_line(self.model, loader, pieces, kind, costs) + self._note,
-                file=sys.stderr,
-                flush=True,
-            )
+            line = start_line(self.model, loader, pieces, kind, costs) + self._note
+            print(line, file=sys.stderr, flush=True)
         if self._settings.dry_run:
             raise SystemExit(0)
         if self._survival is None:

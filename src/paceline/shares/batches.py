@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from paceline.shares.rank_batches import Batch, batches_of_ranks
-from paceline.shares.survival.ledger import NumberedBatch
+from paceline.shares.rank_batches import Batch, batches_of_ranks, epoch_of
+from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
 
 
 class Dealt(NamedTuple):
@@ -19,6 +19,7 @@ class Dealt(NamedTuple):
         work: cost of each rank's batch; its samples, where costs are not known.
         equal_work: the same with equal shares.
         batch: the samples themselves, where a rank may be lost.
+        iteration: iteration over the loader; None for a batch that the script makes itself.
     """
 
     samples: tuple[int, ...]
@@ -26,6 +27,7 @@ class Dealt(NamedTuple):
     work: tuple[float, ...]
     equal_work: tuple[float, ...]
     batch: NumberedBatch | None = None
+    iteration: object = None
 
     def weight(self, rank: int) -> float:
         """Return what the mean over a rank's samples counts in the mean of the ranks."""
@@ -41,6 +43,18 @@ def divided(shares: Sequence[int], size: int = 0) -> Dealt:
     """
     equal = [size] * len(shares) if size else shares
     return Dealt(samples=tuple(shares), size=size, work=tuple(shares), equal_work=tuple(equal))
+
+
+def numbered(dealt: Dealt, batches: Sequence[Batch], sampler: Any, ledger: BatchLedger) -> Dealt:
+    """Return a division with the number of its batches in a ledger.
+
+    Args:
+        dealt: division.
+        batches: batch of each rank with equal shares.
+        sampler: batch sampler of the loader.
+        ledger: ledger of the loader.
+    """
+    return dealt._replace(batch=ledger.deal(batches, epoch_of(sampler)))
 
 
 def cut(batches: Sequence[Batch], shares: Sequence[int], rank: int) -> Batch:
@@ -128,7 +142,8 @@ class CutSampler:
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of this rank."""
         self.dealt.clear()  # of a pass that was not finished
+        iteration = object()
         for batches in zip(*batches_of_ranks(self._sampler, self._ranks), strict=True):
             own, dealt = self._deal(batches)
-            self.dealt.append(dealt)
+            self.dealt.append(dealt._replace(iteration=iteration))
             yield own

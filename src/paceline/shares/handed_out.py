@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.shares.batches import Dealt
-from paceline.shares.texts import WITHOUT
+from paceline.shares.texts import WITHOUT, refusal_of_repetition
 
 MOST_WAITING = 256  # batches that a script has taken and not computed
 
@@ -28,6 +29,11 @@ class HandedOut(NamedTuple):
     loader: Loader | None
     dealt: Dealt | None
 
+    def is_of(self, other: HandedOut) -> bool:
+        """Return whether both are of one iteration over one loader."""
+        iteration, same = (each.dealt.iteration if each.dealt is not None else None for each in (self, other))
+        return self.loader is other.loader and iteration is same
+
 
 class HandedOutBatches:
     """Latest batches of all loaders, in the order in which a script computes them.
@@ -35,6 +41,9 @@ class HandedOutBatches:
     A script may take batches ahead: one, as Accelerate does, or those of a whole update, as transformers does. A
     forward pass reads tensors whose first dimension is that of its batch, by which batches of unlike sizes are told
     apart. Where it does not, the latest batch counts.
+
+    A script may also read a loader without training, as for the accuracy on training samples. Then it takes more
+    batches than it ever takes ahead, and goes on with another iteration.
 
     Args:
         rank: number of this rank.
@@ -48,15 +57,45 @@ class HandedOutBatches:
         self._current = HandedOut(None, None)
         self._is_seen = False  # whether a forward pass was seen since the last backward pass
         self._is_told_apart = False
+        self._most_ahead = 0  # batches of a loader that were taken ahead of the one that is computed
+        self._passes = 0  # backward passes of the current batch
+        self._most_passes = 0  # of an earlier one
+        self._ended: WeakSet[Loader] = WeakSet()  # loaders, since their latest batch
 
     @property
     def latest(self) -> HandedOut:
         """Batch that was handed out last."""
         return self._waiting[-1] if self._waiting else self._current
 
-    def add(self, batch: HandedOut) -> None:
-        """Add a batch."""
+    @property
+    def are_none(self) -> bool:
+        """Whether none is known that a pass could compute."""
+        return self.latest == HandedOut(None, None)
+
+    def add(self, batch: HandedOut, *, is_ahead: bool = False) -> None:
+        """Add a batch.
+
+        Args:
+            batch: the batch.
+            is_ahead: whether another thread has taken it, ahead of the one that computes.
+        """
+        if not is_ahead:
+            self._forget_unread(batch)
         self._waiting.append(batch)
+        if batch.loader is not None:
+            self._ended.discard(batch.loader)
+
+    def loader_ended(self, loader: Loader) -> None:
+        """Note that a loader has no more batches until the script iterates over it anew."""
+        self._ended.add(loader)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the latest backward pass computes a batch of an iteration that has ended, which it does not show.
+
+        Then the current batch, the last one of that iteration, seems to have more passes than any before.
+        """
+        return 0 < self._most_passes < self._passes and self._current.loader in self._ended
 
     def forward_began(self, shapes: Collection[Sequence[int]]) -> None:
         """Note a forward pass with gradients.
@@ -71,13 +110,16 @@ class HandedOutBatches:
         sizes = {shape[0] for shape in shapes}
         known = [each for each in self._waiting if self._is_training(each.loader)]
         waiting = known or list(self._waiting)
-        in_order = known or waiting[::-1]  # at first, batches for evaluation may come before
-        fitting = next((each for each in in_order if self._samples(each) in sizes), None)
-        if fitting is not None:
+        candidates = [each for each in waiting if self._samples(each) in sizes]
+        if not known:  # batches of a loader for evaluation may come before
+            candidates = [each for each in candidates if each.loader is candidates[-1].loader]
+        if candidates:
+            fitting = candidates[0]
             self._is_told_apart |= self._samples(fitting) != self._samples(waiting[-1])
             while self._waiting.popleft() is not fitting:
                 pass
-            self._current = fitting
+            self._most_ahead = max(self._most_ahead, sum(each.is_of(fitting) for each in self._waiting))
+            self._go_on_to(fitting)
         elif waiting and self._samples(self._current) not in sizes:
             self._take_latest(waiting)
         self._check_is_read(shapes, sizes)
@@ -91,12 +133,15 @@ class HandedOutBatches:
         if not self._is_seen and self._waiting:
             self._take_latest(list(self._waiting))
         self._is_seen = False
+        self._passes += 1
         return self._current
 
     def _check_is_read(self, shapes: Collection[Sequence[int]], sizes: Collection[int]) -> None:
         """Check that a pass does not compute as many samples as with equal shares, which are others than its own."""
         samples, dealt = self._samples(self._current), self._current.dealt
         if dealt is not None and samples != dealt.size in sizes and not any(samples in shape for shape in shapes):
+            if self._passes and self._current.loader in self._ended:
+                raise UsageError(refusal_of_repetition(self._current.loader))
             raise UsageError(
                 f"the model computes {dealt.size} samples, but this rank's batch has {samples}: let the script compute "
                 f"what the loader hands out, len(batch) samples of it, or ask paceline.share({dealt.size}) for the "
@@ -110,8 +155,20 @@ class HandedOutBatches:
                 f"the script has taken batches of {sizes} samples, and the model does not show which one it computes: "
                 "take one batch at a time, or start the script with torchrun"
             )
-        self._current = waiting[-1]
+        self._go_on_to(waiting[-1])
         self._waiting.clear()
+
+    def _forget_unread(self, batch: HandedOut) -> None:
+        """Forget the batches of other iterations over the loader of a batch, if they are more than are taken ahead."""
+        others = [each for each in self._waiting if each.loader is batch.loader and not each.is_of(batch)]
+        if len(others) > self._most_ahead:
+            for each in others:
+                self._waiting.remove(each)
+
+    def _go_on_to(self, batch: HandedOut) -> None:
+        self._most_passes = max(self._most_passes, self._passes)
+        self._passes = 0
+        self._current = batch
 
     def _samples(self, batch: HandedOut) -> int | None:
         return batch.dealt.samples[self._rank] if batch.dealt is not None else None

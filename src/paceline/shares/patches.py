@@ -9,18 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.shares.balancer import Balancer
 from paceline.shares.collectives import patch_collectives
-from paceline.shares.handed_out import Loader
+from paceline.shares.loader_patches import LoaderPatches
 from paceline.shares.marks import call_at_end_of_graph
 from paceline.shares.reach import ForwardPasses
 from paceline.shares.refusals import OtherTraining, Refusing, check_group, unbalanced
@@ -60,7 +57,7 @@ class Patches:
         self._is_synced = True
         self._passes = ForwardPasses()
         self._other_training = OtherTraining()
-        self._loaders: WeakKeyDictionary[Any, ref[Loader]] = WeakKeyDictionary()
+        self._loaders = LoaderPatches(lambda: self.balancer, survival)
         self._asked: list[int] = []  # batches of the script itself before the first model
 
     def install(self) -> None:
@@ -68,9 +65,7 @@ class Patches:
         self._replace(DistributedDataParallel, "__init__", self._with_init)
         for package in FSDP:  # of torch 2.6 and newer, and of older ones
             call_after_import(f"{package}._fsdp_state", partial(self._replace_state, package))
-        self._replace(DataLoader, "_index_sampler", self._with_index_sampler)
-        self._replace(_BaseDataLoaderIter, "__init__", self._with_iterator)
-        self._replace(_BaseDataLoaderIter, "__next__", self._with_next)
+        self._loaders.install(self._replace)
         self._replace(torch.autograd, "backward", self._with_backward)
         patch_collectives(lambda: self.balancer, self._replace)
         self._replace(dist, "destroy_process_group", self._with_destroy)
@@ -187,6 +182,7 @@ class Patches:
         if self.balancer is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_inner(model):
             return
         self._is_synced = bool(getattr(model, "require_backward_grad_sync", True))
+        self._loaders.before_pass(self.balancer)
         with Refusing():
             self.balancer.forward_began(list(_shapes((inputs, kwargs))))
 
@@ -205,42 +201,6 @@ class Patches:
         module.register_forward_pre_hook(start)
         module.register_forward_hook(stop, prepend=True)
         module.register_forward_hook(start)
-
-    def _with_index_sampler(self, original: property) -> property:
-        def index_sampler(loader: Loader) -> Any:
-            sampler = original.fget(loader)  # type: ignore[misc]
-            return sampler if self.balancer is None else self.balancer.sampler_of(loader, sampler)
-
-        return property(index_sampler)
-
-    def _with_iterator(self, original: Function) -> Function:
-        @wraps(original)
-        def init(iterator: Any, loader: Loader, *args: Any, **kwargs: Any) -> None:
-            original(iterator, loader, *args, **kwargs)
-            self._loaders[iterator] = ref(loader)
-
-        return init
-
-    def _with_next(self, original: Function) -> Function:
-        @wraps(original)
-        def next_batch(iterator: Any) -> Any:
-            if self.balancer is None:
-                return original(iterator)
-            found = self._loaders.get(iterator)
-            loader = found() if found is not None else None
-            if threading.get_ident() == self._thread:
-                self.balancer.stopwatch.restart()
-            try:
-                batch = original(iterator)
-                while not self.balancer.handed_out(loader, iterator._index_sampler):
-                    batch = original(iterator)
-            except StopIteration:
-                batch = self.balancer.owed_batch(loader)
-                if batch is None:
-                    raise
-            return batch
-
-        return next_batch
 
     def _with_backward(self, original: Function) -> Function:
         @wraps(original)
@@ -309,6 +269,7 @@ class Patches:
                 error = sys.exc_info()[1]
                 self.end_training(None if isinstance(error, SystemExit) and not error.code else error)
                 self._is_over = True
+                self._loaders.close()
             original(group)
             # Gloo's threads may still free the last backward pass, for which they need the interpreter's lock.
             # Were the model freed first, torch (2.13) would hold that lock and wait for them for ever.

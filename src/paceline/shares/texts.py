@@ -81,6 +81,23 @@ def refusal_of_loader(loader: Any, ranks: int) -> str:
     )
 
 
+def refusal_of_repetition(loader: Any) -> str:
+    """Return why batches that a script has kept cannot be computed again, and what to do."""
+    return (
+        f"the script computes batches of {name_of_loader(loader)} again that it has kept, as itertools.cycle(loader) "
+        "does, and they have the sizes of earlier shares: iterate over the loader anew in each epoch, as by "
+        f"while True: yield from loader, {WITHOUT}"
+    )
+
+
+def refusal_of_places() -> str:
+    """Return why ranks cannot go on that compute batches of different updates, and what to do."""
+    return (
+        "the ranks compute batches of different updates, whose samples were divided otherwise: let every rank take the "
+        f"same number of batches from the loader before each step, {WITHOUT}"
+    )
+
+
 def refusal_of_loss(reading: Reading) -> str:
     """Return why a loss cannot be weighed, and what to do."""
     return (

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isnan
 from typing import NamedTuple, TypeVar
+from zlib import crc32
 
+from paceline.errors import UsageError
 from paceline.recording.timed_updates import TimedUpdate
 from paceline.shares.batches import Dealt
 from paceline.shares.stopwatch import Spans
+from paceline.shares.texts import refusal_of_places
 
 Number = TypeVar("Number", int, float)
 
@@ -36,6 +39,11 @@ class TimedBatches(NamedTuple):
         """Work of each rank."""
         return _sums(dealt.work for dealt in self.dealt)
 
+    @property
+    def mark(self) -> float:
+        """Number that is the same on all ranks which have divided the samples of this update alike."""
+        return float(crc32(repr([(dealt.samples, dealt.work) for dealt in self.dealt]).encode()))
+
     def timed(self, seconds: list[float]) -> TimedUpdate:
         """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
         samples = _sums(dealt.samples for dealt in self.dealt)
@@ -56,6 +64,20 @@ class TimedBatches(NamedTuple):
 def seconds_of_updates(columns: Iterable[Sequence[float]], updates: int) -> list[list[float]]:
     """Return the seconds of each rank in each update, with which exchanged rows begin; 0 for a rank that is lost."""
     return [[0.0 if isnan(each) else each for each in column] for column in islice(columns, updates)]
+
+
+def check_marks(columns: Iterable[Sequence[float]]) -> None:
+    """Check that all ranks have divided the samples of some updates alike.
+
+    Args:
+        columns: marks of the ranks, by update; nan for a rank that is lost.
+
+    Raises:
+        UsageError: they have not, since they compute batches of different updates.
+    """
+    for marks in columns:
+        if len({each for each in marks if not isnan(each)}) > 1:
+            raise UsageError(refusal_of_places())
 
 
 def _sums(rows: Iterable[Iterable[Number]]) -> list[Number]:

@@ -2,6 +2,9 @@
 
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain, islice
+from queue import Queue
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -141,6 +144,65 @@ def batches_taken_ahead():
         while ready is not None:
             (x, y), ready = ready, next(batches, None)
             update(optimizer, lambda x=x, y=y: mse_loss(model(x), y))
+    return model
+
+
+@loop
+def batches_of_another_thread():
+    model = DistributedDataParallel(net())
+    waiting = Queue(3)
+
+    def feed():
+        for batch in epochs(loader_of(data()), 3):
+            waiting.put(batch)
+        waiting.put(None)
+
+    Thread(target=feed, daemon=True).start()
+    return trained(model, adam(model), iter(waiting.get, None), lambda x, y: mse_loss(model(x), y))
+
+
+@loop
+def accuracy_on_training_samples():
+    model, loader = DistributedDataParallel(net()), loader_of(data())
+    optimizer = adam(model)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        for number, (x, y) in enumerate(loader):
+            update(optimizer, lambda x=x, y=y: mse_loss(model(x), y))
+            if number == 4 + epoch:
+                sum(float(mse_loss(model.module(a).detach(), b)) for a, b in loader)
+        sum(float(mse_loss(model.module(a).detach(), b)) for a, b in loader)
+    return model
+
+
+@loop
+def a_batch_that_rank_0_looks_at():
+    model, loader = DistributedDataParallel(net()), loader_of(data())
+    optimizer = adam(model)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        if dist.get_rank() == 0:
+            next(iter(loader))
+        trained(model, optimizer, loader, lambda x, y: mse_loss(model(x), y))
+    return model
+
+
+@loop
+def iteration_that_begins_before_the_model():
+    batches = epochs(loader_of(data()))
+    looked_at = iter(loader_of(data()))
+    next(looked_at)
+    first = next(batches)
+    model = DistributedDataParallel(net())
+    return trained(model, adam(model), chain([first], batches), lambda x, y: mse_loss(model(x), y))
+
+
+@loop
+def loader_that_only_its_iteration_holds():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    for _ in range(3):
+        trained(model, optimizer, islice(loader_of(data()), 9), lambda x, y: mse_loss(model(x), y))
     return model
 
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from paceline.errors import UsageError
-from paceline.shares.batches import CutSampler, cut, cut_for
+from paceline.shares.batches import CutSampler, cut, cut_for, divided
 from paceline.shares.rank_batches import is_dealt_by_rank
+
+EQUAL = divided((4, 4, 4), 4)
 
 
 @st.composite
@@ -69,7 +71,7 @@ def test_without_shares_a_rank_reads_its_own_batches(sampler_type, shuffle, drop
         own = sampler_type(Numbers(count), 3, rank, shuffle=shuffle, seed=4, drop_last=drop_last)
         own.set_epoch(5)
         batches = BatchSampler(own, 4, drop_last)
-        cutting = CutSampler(batches, 3, lambda each, rank=rank: (each[rank], None))
+        cutting = CutSampler(batches, 3, lambda each, rank=rank: (each[rank], EQUAL))
         assert is_dealt_by_rank(batches, 3)
         assert list(cutting) == list(batches)
         assert len(cutting) == len(batches)
@@ -81,7 +83,7 @@ def test_with_shares_an_update_has_the_samples_of_equal_ones(sampler_type):
         sampler = sampler_type(Numbers(50), 3, rank, seed=4)
 
         def deal(batches):
-            return (cut(batches, shares, rank) if shares and len(batches[0]) == 4 else batches[rank]), None
+            return (cut(batches, shares, rank) if shares and len(batches[0]) == 4 else batches[rank]), EQUAL
 
         return list(CutSampler(BatchSampler(sampler, 4, False), 3, deal))
 
@@ -120,7 +122,7 @@ def test_batches_that_are_drawn_once_for_all_ranks_are_drawn_once():
 
     equal = [list(DealsBatches(shuffled(3), 3, rank)) for rank in range(3)]
     cutting = [
-        CutSampler(DealsBatches(shuffled(3), 3, rank), 3, lambda each, rank=rank: (each[rank], None))
+        CutSampler(DealsBatches(shuffled(3), 3, rank), 3, lambda each, rank=rank: (each[rank], EQUAL))
         for rank in range(3)
     ]
     assert [list(each) for each in cutting] == equal
@@ -138,6 +140,6 @@ class Forgetful(DistributedSampler):
 
 
 def test_a_sampler_that_draws_anew_is_refused():
-    cutting = CutSampler(BatchSampler(Forgetful(Numbers(48), 3, 0), 4, True), 3, lambda each: (each[0], None))
+    cutting = CutSampler(BatchSampler(Forgetful(Numbers(48), 3, 0), 4, True), 3, lambda each: (each[0], EQUAL))
     with pytest.raises(UsageError, match="Forgetful draws other samples at each pass"):
         next(iter(cutting))

@@ -1,6 +1,8 @@
 """Which batch a pass computes, and which loaders train."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
@@ -11,9 +13,9 @@ from paceline.shares.training_loaders import TrainingLoaders
 LOADER, OTHER = DataLoader(range(4)), DataLoader(range(4))
 
 
-def batch(own, loader=LOADER):
+def batch(own, loader=LOADER, iteration=None):
     """Return a batch of rank 0, of which rank 1 computes the rest of 16."""
-    return HandedOut(loader, divided((own, 16 - own), 8))
+    return HandedOut(loader, divided((own, 16 - own), 8)._replace(iteration=iteration))
 
 
 @pytest.fixture
@@ -56,6 +58,64 @@ def test_a_second_pass_computes_the_same_batch(batches):
     batches.forward_began([(10,)])
     assert batches.backward_began() is first
     assert batches.backward_began() is first
+
+
+def is_repeated(batches, samples):
+    """Compute so many samples once, and return whether they are of a batch that the script has kept."""
+    batches.forward_began([(samples,)])
+    batches.backward_began()
+    return batches.is_repeated
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_batch_that_a_script_has_kept_is_told_once_its_loader_has_ended(batches, passes, is_ahead):
+    sizes = [8, 10, 6]
+    for number, own in enumerate(sizes):
+        batches.add(batch(own))
+        if is_ahead and number == 2:
+            batches.loader_ended(LOADER)  # before the last batch is computed
+        assert not any(is_repeated(batches, own) for _ in range(passes))
+    batches.loader_ended(LOADER)
+    assert is_repeated(batches, 6)
+    with pytest.raises(UsageError, match="that it has kept"):
+        batches.forward_began([(8,)])
+    batches.add(batch(8))  # of the next iteration
+    assert not is_repeated(batches, 8)
+
+
+def test_a_batch_may_have_more_passes_than_any_before_while_its_loader_goes_on(batches):
+    for own, passes in ((8, 1), (10, 5), (6, 2)):
+        batches.add(batch(own))
+        assert not any(is_repeated(batches, own) for _ in range(passes))
+
+
+def read(batches, sizes, loader, ahead=0):
+    """Yield the batches of an iteration over a loader, which is some batches ahead."""
+    taken, iteration = [], object()
+    for own in sizes:
+        taken.append(batch(own, loader, iteration))
+        batches.add(taken[-1])
+        if len(taken) > ahead:
+            yield taken.pop(0)
+    batches.loader_ended(loader)
+    yield from taken
+
+
+SIZES = st.lists(st.sampled_from((6, 8, 10)), min_size=4, max_size=6)  # more batches than are taken ahead
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(SIZES, st.sampled_from([None, LOADER, OTHER]), st.integers(0, 5)), max_size=5), st.data())
+def test_a_script_may_evaluate_with_any_loader_between_its_updates(epochs, data):
+    ahead = data.draw(st.integers(0, 3))
+    batches = HandedOutBatches(0, lambda loader: loader is LOADER)
+    for sizes, evaluated, at in epochs:
+        for number, each in enumerate(read(batches, sizes, LOADER, ahead)):
+            batches.forward_began([(each.dealt.samples[0], 5)])
+            assert batches.backward_began() is each
+            if evaluated is not None and number == at:
+                list(read(batches, data.draw(SIZES), evaluated, ahead))
 
 
 def test_batches_for_evaluation_do_not_count(batches):
