@@ -146,7 +146,7 @@ class Balancer:
         ledger = self._survival.ledger_of(loader) if self._survival is not None and loader is not None else None
         if ledger is not None and batch is not None and not ledger.hand_out(batch):
             return False
-        self.batches.add(HandedOut(loader, dealt), is_ahead=is_ahead)
+        self.batches.add(HandedOut(loader, dealt, is_ahead))
         if loader is not None and dealt is not None:
             self._loaders.handed_out(loader, dealt.size)
         return True
@@ -162,7 +162,7 @@ class Balancer:
         Raises:
             UsageError: the batch was not dealt by rank, or the loss cannot be weighed.
         """
-        loader, dealt = self.batches.backward_began()
+        loader, dealt, _ = self.batches.backward_began()
         if dealt is None:
             raise UsageError(refusal_of_loader(loader, self.ranks))
         if self._has_changed and self.batches.is_repeated:

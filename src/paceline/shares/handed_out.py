@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -24,15 +24,21 @@ class HandedOut(NamedTuple):
     Attributes:
         loader: loader; None for a batch that the script has made itself.
         dealt: shares of the batch; None if it was not dealt by rank.
+        is_ahead: whether a thread has taken it that does not compute.
     """
 
     loader: Loader | None
     dealt: Dealt | None
+    is_ahead: bool = False
+
+    @property
+    def iteration(self) -> object:
+        """Iteration over the loader; None if it was not dealt by rank."""
+        return self.dealt.iteration if self.dealt is not None else None
 
     def is_of(self, other: HandedOut) -> bool:
         """Return whether both are of one iteration over one loader."""
-        iteration, same = (each.dealt.iteration if each.dealt is not None else None for each in (self, other))
-        return self.loader is other.loader and iteration is same
+        return self.loader is other.loader and self.iteration is other.iteration
 
 
 class HandedOutBatches:
@@ -72,14 +78,9 @@ class HandedOutBatches:
         """Whether none is known that a pass could compute."""
         return self.latest == HandedOut(None, None)
 
-    def add(self, batch: HandedOut, *, is_ahead: bool = False) -> None:
-        """Add a batch.
-
-        Args:
-            batch: the batch.
-            is_ahead: whether another thread has taken it, ahead of the one that computes.
-        """
-        if not is_ahead:
+    def add(self, batch: HandedOut) -> None:
+        """Add a batch."""
+        if not batch.is_ahead:
             self._forget_unread(batch)
         self._waiting.append(batch)
         if batch.loader is not None:
@@ -159,11 +160,16 @@ class HandedOutBatches:
         self._waiting.clear()
 
     def _forget_unread(self, batch: HandedOut) -> None:
-        """Forget the batches of other iterations over the loader of a batch, if they are more than are taken ahead."""
-        others = [each for each in self._waiting if each.loader is batch.loader and not each.is_of(batch)]
-        if len(others) > self._most_ahead:
-            for each in others:
-                self._waiting.remove(each)
+        """Forget batches of other iterations, over this loader or over ended ones, that were not taken ahead."""
+        unread: dict[object, list[HandedOut]] = defaultdict(list)
+        for each in self._waiting:
+            is_over = each.loader is batch.loader or each.loader in self._ended
+            if is_over and not each.is_ahead and not each.is_of(batch):
+                unread[each.loader, each.iteration].append(each)
+        for group in unread.values():
+            if len(group) > self._most_ahead:
+                for each in group:
+                    self._waiting.remove(each)
 
     def _go_on_to(self, batch: HandedOut) -> None:
         self._most_passes = max(self._most_passes, self._passes)

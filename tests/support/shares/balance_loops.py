@@ -207,6 +207,17 @@ def loader_that_only_its_iteration_holds():
 
 
 @loop
+def loaders_of_each_epoch_that_are_read_twice():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    for _ in range(3):
+        loader = loader_of(data())
+        trained(model, optimizer, loader, lambda x, y: mse_loss(model(x), y))
+        sum(float(mse_loss(model.module(a).detach(), b)) for a, b in loader)
+    return model
+
+
+@loop
 def two_loaders():
     model = DistributedDataParallel(net())
     pairs = zip(epochs(loader_of(data())), epochs(loader_of(data())), strict=True)

@@ -118,6 +118,19 @@ def test_a_script_may_evaluate_with_any_loader_between_its_updates(epochs, data)
                 list(read(batches, data.draw(SIZES), evaluated, ahead))
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_loader_may_be_made_anew_for_each_epoch_and_read_for_other_purposes(ahead):
+    loaders = [DataLoader(range(4)) for _ in range(3)]
+    trained = []
+    batches = HandedOutBatches(0, lambda loader: loader in trained)
+    for loader in loaders:
+        for each in read(batches, (8, 8, 10, 8, 6), loader, ahead):
+            batches.forward_began([(each.dealt.samples[0],)])
+            assert batches.backward_began() is each
+            trained.append(loader)
+        list(read(batches, (8, 8, 10), loader, ahead))
+
+
 def test_batches_for_evaluation_do_not_count(batches):
     batches.add(batch(8))
     batches.forward_began([(8,)])
