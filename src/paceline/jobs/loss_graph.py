@@ -24,11 +24,13 @@ class Reading(NamedTuple):
         weighing: one of `READINGS`, what the passes of the ranks are weighed by; None if the graph does not show it.
         divisor: number by which a sum was divided; None if that is not shown.
         name: name of the operation, for messages.
+        is_sum: whether it is a sum, which may be divided.
     """
 
     weighing: str | None
     divisor: float | None
     name: str
+    is_sum: bool = False
 
 
 def read_loss(loss: torch.Tensor, batch_size: int) -> Reading:
@@ -80,12 +82,12 @@ def _reading(node: Any, name: str, divisor: torch.Tensor | None, batch_size: int
         return Reading("samples", None, name)
     if reduction == SUM or name == "Sum":
         if divisor is None or divisor.numel() != 1:
-            return Reading("none", None, name)
+            return Reading("none", None, name, is_sum=True)
         count = float(divisor)
         sizes = getattr(node, "_saved_self_sym_sizes", None)
         if count == batch_size or (sizes is not None and count == prod(sizes)):
-            return Reading("samples", count, name)
-        return Reading("divided", count, name)
+            return Reading("samples", count, name, is_sum=True)
+        return Reading("divided", count, name, is_sum=True)
     return Reading(None, None, name)
 
 

@@ -115,6 +115,22 @@ def refusal_of_tokens(reading: Reading) -> str:
     )
 
 
+def refusal_of_sum(reading: Reading) -> str:
+    """Return why a sum cannot be weighed beside losses that are means."""
+    return (
+        f"the loss ({reading.name}) is a sum, and the first one was a mean over samples, so each needs another weight: "
+        f"let all losses be means, or all sums, {WITHOUT}"
+    )
+
+
+def refusal_of_mean(reading: Reading) -> str:
+    """Return why a mean cannot be weighed beside losses that are sums."""
+    return (
+        f"the loss ({reading.name}) is a mean, and the first one was a sum, so each needs another weight: let all "
+        f"losses be means, or all sums, {WITHOUT}"
+    )
+
+
 def refusal_of_divisors(divisors: Sequence[float]) -> str:
     """Return why a sum over a number can no longer count as a sum."""
     shown = ", ".join(f"{each:g}" for each in divisors)

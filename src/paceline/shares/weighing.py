@@ -10,7 +10,13 @@ import torch
 from paceline.errors import UsageError
 from paceline.jobs.loss_graph import READINGS, read_loss
 from paceline.shares.rank_times import RankTimes
-from paceline.shares.texts import refusal_of_divisors, refusal_of_loss, refusal_of_tokens
+from paceline.shares.texts import (
+    refusal_of_divisors,
+    refusal_of_loss,
+    refusal_of_mean,
+    refusal_of_sum,
+    refusal_of_tokens,
+)
 
 READ_ALWAYS, READ_EVERY = 10, 100  # passes; reading a loss waits for its device
 
@@ -92,7 +98,9 @@ class Weighing:
             reading = read_loss(loss, samples)
             self.divisor = _number(reading.divisor)
             if self._kind == "samples" and reading.weighing != "samples":
-                raise UsageError(refusal_of_tokens(reading))
+                raise UsageError(refusal_of_sum(reading) if reading.is_sum else refusal_of_tokens(reading))
+            if self._kind == "none" and not reading.is_sum:
+                raise UsageError(refusal_of_mean(reading) if reading.weighing else refusal_of_loss(reading))
         return weight if self._kind == "samples" else 1.0
 
     def _is_due(self) -> bool:
