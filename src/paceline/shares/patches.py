@@ -51,6 +51,7 @@ class Patches:
         self.has_failed = False
         self._ended: Balancer | None = None
         self._is_over = False  # whether the process group of the training is destroyed
+        self._is_told = False  # that what is trained after that has equal shares
         self._originals: list[tuple[Any, str, Any]] = []
         self._thread = threading.get_ident()
         self._is_in_backward = False
@@ -91,8 +92,9 @@ class Patches:
         if dist.get_world_size() == 1 or unbalanced:
             return
         if self._is_over:
-            if dist.get_rank() == 0:
+            if dist.get_rank() == 0 and not self._is_told:
                 print(EQUAL_FROM_HERE, file=sys.stderr, flush=True)
+            self._is_told = True
             return
         with Refusing():
             if isinstance(module, DistributedDataParallel):

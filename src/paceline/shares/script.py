@@ -34,7 +34,7 @@ def install_patches(settings: BalanceSettings, survival: SurvivingTraining | Non
         patches = Patches(settings, survival)
         patches.install()
         _patches.append(patches)
-        atexit.register(lambda: patches.end_training(_error()))
+        atexit.register(_end, patches)
         sys.excepthook = partial(_show_error, patches, sys.excepthook)
         sys.exit = partial(_exit, patches, sys.exit)
     return _patches[0]
@@ -45,7 +45,7 @@ def end_balancing() -> None:
     for patches in _patches:
         patches.remove()
         if patches.balancer is not None and patches.balancer.record is not None:
-            patches.end_training(_error())
+            _end(patches)
         patches.balancer = None
 
 
@@ -134,5 +134,7 @@ def _exit(patches: Patches, leave: Callable[[Any], NoReturn], status: Any = None
     leave(status)
 
 
-def _error() -> BaseException | None:
-    return _errors[0] if _errors else None
+def _end(patches: Patches) -> None:
+    """End what is balanced, where a group that the script has destroyed has not ended it."""
+    if patches.balancer is not None:
+        patches.end_training(_errors[0] if _errors else None)

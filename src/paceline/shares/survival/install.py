@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ SAVING = (
     ("torch.distributed.checkpoint", "save"),
     ("torch.distributed.checkpoint", "async_save"),
 )
-MOST_GROUPS = 10_000  # that a script makes before it destroys them all
+ENV = (None, "env://")
 MOVING = ("rename", "replace")  # of os, with which a script puts a whole file in the place of an older one
 OWNERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
@@ -48,15 +49,26 @@ def _telling(original: Callable[..., Any], survival: SurvivingTraining | None) -
         if survival is not None and survival.groups.come_back():
             write_nothing(survival)
             return None
-        # Groups are named by this count, which torch sets to 0 when it destroys them. Under the same name in the store,
-        # a rank may read the address of an earlier group, which a slower rank has not replaced yet.
-        world: Any = sys.modules[OWNERS[1]]._world
-        world.group_count = max(world.group_count, made * MOST_GROUPS)
-        result = original(*args, **kwargs)
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        if made and has_launcher_store(os.environ) and not given.get("store") and given.get("init_method") in ENV:
+            # Under the same keys a rank may read the address of an earlier group, which a slower one has not replaced.
+            launch = LaunchEnv.from_environment(os.environ)
+            given |= {"init_method": None, "rank": launch.rank, "world_size": launch.world_size}
+            given["store"] = _own_keys(f"paceline/whole/{made}", given.get("timeout"))
+        result = original(**given)
         made += 1
         return result
 
     return init_process_group
+
+
+def _own_keys(prefix: str, timeout: Any) -> Any:
+    """Return a client of the launcher's store, with keys under a prefix."""
+    from torch.distributed import PrefixStore, default_pg_timeout  # type: ignore[attr-defined]
+
+    store = launcher_store(os.environ)
+    store.set_timeout(timeout or default_pg_timeout)
+    return PrefixStore(prefix, store)
 
 
 def write_nothing(survival: SurvivingTraining) -> None:
