@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import tee
+from numbers import Integral
 from typing import Any
+from zlib import crc32
 
 from torch.utils.data import DistributedSampler
 
@@ -33,6 +35,18 @@ def epoch_of(sampler: Any) -> int | None:
             return int(sampler.epoch)
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
     return None
+
+
+def checksum_of(batches: Sequence[Batch]) -> int:
+    """Return a number by which ranks see whether they divide the samples of one update: that of the samples' indices.
+
+    The first and the last sample of each rank's batch count. Samples that are not told by numbers count as 0.
+
+    Args:
+        batches: batch of each rank with equal shares.
+    """
+    ends = [index for batch in batches if batch for index in (batch[0], batch[-1])]
+    return crc32(repr([int(each) if isinstance(each, Integral) else 0 for each in ends]).encode())
 
 
 def batches_of_ranks(sampler: Any, ranks: int) -> list[Iterator[Batch]]:

@@ -5,6 +5,7 @@ first gradients are summed), "step", "stepped" and "evaluation". With ``RETURNS_
 iterations until the lost ones have come there in their next life; with ``CHANGING`` shares change by a rule, not by
 speed. With ``MEMORY`` rank 0 has memory for so many samples in a backward pass, and the other ranks are slow.
 With ``SHARDS`` the model is not in DDP: replicas of so many ranks shard it.
+With ``LATE`` a rank that comes back waits at first until rank 0 has passed its place.
 With ``COMPILED`` the model in DDP is compiled. With ``CHECKPOINTS`` rank 0 saves one after each epoch, and each rank
 begins from it. ``LIVES`` are those under an earlier launcher of this host.
 """
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from balance_changing import force_changes
 from balance_models import sharded
 from on_device import DEVICE, use_device
+from paceline.shares.survival.group import SurvivingGroup
 
 SHARDS = int(os.environ.get("SHARDS", "1"))
 SAMPLES, EPOCHS, BATCH = 96, int(os.environ.get("EPOCHS", "2")), 4
@@ -80,6 +82,19 @@ def await_all(folder, iteration, rank, ranks):
         time.sleep(0.01)
 
 
+def be_late(folder):
+    """Let this rank tell at first that it comes back when rank 0 has passed its place."""
+    come_back = SurvivingGroup.come_back
+
+    def passed(group):
+        SurvivingGroup.come_back = come_back
+        while (folder / "0.jsonl").read_text().count("digest") < group.position:
+            time.sleep(0.01)
+        return come_back(group)
+
+    SurvivingGroup.come_back = passed
+
+
 def main():
     folder, faults = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
     if "CHANGING" in os.environ:
@@ -89,6 +104,8 @@ def main():
     dist.init_process_group("gloo")
     rank, ranks, iteration = dist.get_rank(), dist.get_world_size(), 0
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + int(os.environ.get("LIVES", "0"))
+    if life and "LATE" in os.environ:
+        be_late(folder)
     returns_at = [int(each) for each in os.environ.get("RETURNS_AT", "").split(",") if each]
 
     def fault(place):

@@ -31,6 +31,7 @@ class PlaceReport(NamedTuple):
         is_sum: whether the rank stands in sums, not in another collective or between two units.
         updates: number of steps that were not in vain.
         rates: learning rates of its optimizers.
+        checksum: checksum of the samples that it has computed last.
         is_new: whether it comes back, and has no state.
     """
 
@@ -44,6 +45,7 @@ class PlaceReport(NamedTuple):
     is_sum: bool = False
     updates: int = 0
     rates: tuple[float, ...] = ()
+    checksum: int = 0
     is_new: bool = False
 
 
@@ -53,7 +55,8 @@ class Agreement(NamedTuple):
     Attributes:
         source: rank from which others get what they lack.
         given: ranks that get the state after the step that they lack.
-        apart: ranks that come back to another place than that of the others, or with other counts.
+        late: ranks that come back to a place that the others have passed.
+        apart: ranks that come back to a place that is not that of the others, with other counts or other samples.
         told: ranks that get the result of the collective that they lack.
         voids: units that are given up.
         in_vain: range of the batches that are computed without a step, and again later.
@@ -62,6 +65,7 @@ class Agreement(NamedTuple):
 
     source: int
     given: tuple[int, ...]
+    late: tuple[int, ...]
     apart: tuple[int, ...]
     told: tuple[int, ...]
     voids: tuple[int, ...]
@@ -92,17 +96,23 @@ def agree(reports: Mapping[int, PlaceReport]) -> Agreement:
     if any(each.is_sum for each in known.values() if each.position == last):
         voids.add(last)
     new = {rank: each for rank, each in sorted(reports.items()) if each.is_new}
-    place = last, reports[source].updates, reports[source].rates
-    apart = tuple(rank for rank, each in new.items() if (each.position, each.updates, each.rates) != place)
-    handed_out = max(each.handed_out for rank, each in reports.items() if rank not in apart)
-    dealt = max(each.dealt for rank, each in reports.items() if rank not in apart)
+    late = tuple(rank for rank, each in new.items() if each.position < last)
+    apart = tuple(rank for rank, each in new.items() if rank not in late and _place(each) != _place(known[source]))
+    here = {rank: each for rank, each in reports.items() if rank not in {*late, *apart}}
+    handed_out = max(each.handed_out for each in here.values())
+    dealt = max(each.dealt for each in here.values())
     dropped = {each for report in known.values() for each in report.dropped}
     return Agreement(
         source=source,
-        given=(*given, *(rank for rank in new if rank not in apart)),
+        given=(*given, *(rank for rank in new if rank in here)),
+        late=late,
         apart=apart,
         told=tuple(rank for rank in behind if not known[rank].is_sum),
         voids=tuple(sorted(voids)),
         in_vain=(known[source].undone, handed_out),
         dropped=tuple(sorted({*dropped, (handed_out, dealt)} if dealt > handed_out else dropped)),
     )
+
+
+def _place(report: PlaceReport) -> tuple[object, ...]:
+    return report.position, report.updates, report.rates, report.checksum

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from math import ceil
 
+from paceline.errors import RunError
+
 LEAST_UNITS = 2
 LEAD_S = 1.0
+MOST_ATTEMPTS = 3
 
 
 class CatchUp:
@@ -21,6 +24,19 @@ class CatchUp:
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None  # time of the first look, and the position of the others
         self._positions: dict[int, int] = {}  # of this rank, after each number of batches
+        self._times_passed = 0
+
+    def was_passed(self) -> None:
+        """Begin anew: the others had passed the place at which this rank waited, before they knew of it.
+
+        Raises:
+            RunError: that has been so each time.
+        """
+        self._times_passed += 1
+        if self._times_passed == MOST_ATTEMPTS:
+            raise RunError(f"the others have passed the place at which this rank waited, {MOST_ATTEMPTS} times")
+        self._first = None
+        self._positions = {}
 
     def look(self, now_s: float, batches: int, position: int, others: tuple[int, int]) -> tuple[float | None, int]:
         """Return how long to wait before the next look (0 to take part now, None to go on), and the right position.

@@ -23,12 +23,17 @@ from paceline.shares.survival.own_process_group import (
     untraced,
 )
 from paceline.shares.survival.own_replica import OwnReplica
-from paceline.shares.survival.roll import BACK, FAILED, Event, Roll
+from paceline.shares.survival.roll import BACK, FAILED, LOST, Event, Roll
 from paceline.shares.survival.roll_call import InterruptedMeetingError, RollCall
 from paceline.shares.texts import refusal_of_ends
 
 dist: Any = torch.distributed
+APART = "this rank has come to another place than the others, or has made other steps, or draws other samples"
 OF_ALL, BETWEEN_TWO = "_of_all", "_between_two"  # methods of collectives that need all ranks, or two of them
+
+
+class LateError(Exception):
+    """Place in the script at which a rank comes back, and which the others have passed."""
 
 
 class Training(Protocol):
@@ -229,12 +234,22 @@ class SurvivingGroup(OwnProcessGroup):
         if self._inner.is_broken or (self._due is not None and self.position >= self._due):
             self._agree(is_sum=False)
 
-    def come_back(self) -> None:
-        """Take part again, as soon as the others are where this rank is."""
-        [generation] = self._replica.told_by_first(lambda: [self._calls.tell(Event(BACK, self.rank(), self.position))])
-        self._inner.generation = int(generation)
-        self._agree(is_sum=False)
-        self.is_alone = False
+    def come_back(self) -> bool:
+        """Take part again, as soon as the others are where this rank is; return whether they had not passed it."""
+        self._inner.generation = self._tell(BACK)
+        try:
+            self._agree(is_sum=False)
+        except LateError:
+            self._inner.be_alone(self._tell(LOST))
+        else:
+            self.is_alone = False
+        return not self.is_alone
+
+    def _tell(self, what: str) -> int:
+        """Tell the others what all ranks of the replica do, and return the number of the event."""
+        event = Event(what, self.rank(), self.position)
+        [number] = self._replica.told_by_first(lambda: [self._calls.tell(event)])
+        return int(number)
 
     def finish(self, *, has_failed: bool) -> None:
         """Wait for the end of the living, some of which may lack what this rank has, unless the script has failed."""
@@ -334,8 +349,10 @@ class SurvivingGroup(OwnProcessGroup):
             return self._go_on(agreed, state, result)
 
     def _go_on(self, agreed: Agreement, state: Any, result: Any) -> list[torch.Tensor] | None:
+        if self.rank() in agreed.late:
+            raise LateError
         if self.rank() in agreed.apart:
-            raise RunError("this rank has not come to the place of the others, or its schedule has made other steps")
+            raise RunError(APART)
         self.voids = set(agreed.voids)
         self._due = None
         if self.rank() in agreed.given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from paceline.shares.rank_batches import checksum_of
 from paceline.shares.survival.agreement import Range
 
 Whole = Sequence[list[Any]]  # indices of the samples of an update, by rank
@@ -39,6 +40,7 @@ class BatchLedger:
         self.undone = self.handed_out = self.offset = self._dealt = 0
         self._owed: dict[int, Whole] = {}
         self._computed: dict[int, Whole] = {}  # since the last step
+        self._latest: Whole = []
         self.in_vain: tuple[Range, ...] = ()
         self.dropped: tuple[Range, ...] = ()
 
@@ -75,7 +77,7 @@ class BatchLedger:
 
     def compute(self, batch: NumberedBatch) -> bool:
         """Note a batch of which gradients are computed, and return whether it was used in no step yet."""
-        self._computed[self.number(batch)] = batch.whole
+        self._computed[self.number(batch)] = self._latest = batch.whole
         return self.number(batch) >= self.undone
 
     @property
@@ -90,6 +92,11 @@ class BatchLedger:
         else:
             self._owed |= self._computed
         self._computed = {}
+
+    @property
+    def checksum(self) -> int:
+        """Checksum of the samples of which gradients were computed last."""
+        return checksum_of(self._latest)
 
     def give_up(self, in_vain: Range, dropped: tuple[Range, ...]) -> None:
         """Give up batches: some are computed in vain, others are not handed out."""

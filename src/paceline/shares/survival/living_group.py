@@ -142,6 +142,18 @@ class LivingGroup:
         self.members = roll.living
         self.peers = peers
 
+    def be_alone(self, generation: int) -> None:
+        """Leave the others, to come back later.
+
+        Args:
+            generation: generation that this rank does not belong to.
+        """
+        self._leave()
+        with self._lock:
+            self.generation = generation
+            self._is_broken = False
+        self.members = self.peers = (self._rank,)
+
     def close(self) -> None:
         """Leave for good."""
         self._calls.end()

@@ -149,10 +149,7 @@ class SurvivingTraining:
 
     def ledger_of(self, loader: Loader) -> BatchLedger:
         """Return the ledger of a loader."""
-        ledger = self._ledgers.get(loader)
-        if ledger is None:
-            ledger = self._ledgers[loader] = BatchLedger()
-        return ledger
+        return self._ledgers.setdefault(loader, BatchLedger())
 
     def compute(self, loader: Loader | None, batch: NumberedBatch | None) -> None:
         """Note that a backward pass begins that computes a batch."""
@@ -271,7 +268,9 @@ class SurvivingTraining:
             if wait_s == inf:
                 return
             time.sleep(wait_s)
-        group.come_back()
+        if not group.come_back():
+            self._catch_up.was_passed()
+            return
         self._step = StepVerdict.USED
         self._is_given = False
 
@@ -317,6 +316,7 @@ class SurvivingTraining:
             dealt=ledger.dealt,
             dropped=ledger.dropped,
             updates=self._updates,
+            checksum=ledger.checksum,
             rates=tuple(float(group["lr"]) for each in self._state.optimizers for group in each.param_groups),
         )
 

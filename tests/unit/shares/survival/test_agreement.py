@@ -188,3 +188,21 @@ def test_a_sum_that_was_used_in_no_step_is_left_out():
 def test_the_result_of_a_collective_is_told():
     agreed = agree({0: PlaceReport(4), 1: PlaceReport(5, is_sum=True)})
     assert (agreed.source, agreed.given, agreed.told, agreed.voids) == (1, (), (0,), (5,))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_apart"),
+    [({}, False), ({"checksum": 8}, True), ({"updates": 5}, True), ({"rates": (0.2,)}, True), ({"undone": 3}, False)],
+)
+def test_a_rank_comes_back_only_to_the_place_of_the_others_with_their_samples(other, is_apart):
+    there = PlaceReport(4, updates=4, rates=(0.1,), checksum=7)
+    agreed = agree({0: there, 1: there, 2: there._replace(is_new=True, **other)})
+    assert (agreed.apart, agreed.late) == ((2,) if is_apart else (), ())
+    assert agreed.given == (() if is_apart else (2,))
+
+
+def test_a_rank_that_was_passed_is_late_and_counts_nothing():
+    there = PlaceReport(6, updates=6, handed_out=6, dealt=8)
+    agreed = agree({0: there, 1: there, 2: PlaceReport(5, updates=5, handed_out=9, dealt=12, is_new=True)})
+    assert (agreed.late, agreed.apart, agreed.given) == ((2,), (), ())
+    assert (agreed.in_vain, agreed.dropped) == ((0, 6), ((6, 8),))
