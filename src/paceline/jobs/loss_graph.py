@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from math import isclose, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,23 @@ import torch
 READINGS = ("samples", "tokens", "none", "divided")  # the last: by a number that is the rank's own, or that of all
 MEAN, SUM = 1, 2  # as _saved_reduction of torch's losses
 MOST_NODES = 200
+MOST_BELOW = 30  # nodes below a reduction, of which one may select values
 LINEAR = frozenset(
-    {"Mul", "Div", "Neg", "ToCopy", "Clone", "Alias", "Squeeze", "Unsqueeze", "View", "Reshape", "Select", "Add", "Sub"}
+    {
+        *("Mul", "Div", "Neg", "Add", "Sub", "Rsub"),
+        *("ToCopy", "Clone", "Alias", "Squeeze", "Unsqueeze", "View", "Reshape", "Select"),
+    }
 )
+JOINING = LINEAR | {"Cat", "Expand", "Permute", "Slice", "Stack", "T", "Transpose", "Unbind"}
+SELECTING = frozenset({"Index", "IndexSelect", "MaskedSelect"})  # as many values as the rank has
 OF_PENALTIES = frozenset({"Pow", "Abs", "Mul", "Sum", "Add", "LinalgVectorNorm", "Norm", "Stack"})
+
+
+class Factors(NamedTuple):
+    """Numbers that a term is multiplied by and divided by on the way to the loss."""
+
+    divisors: tuple[float, ...] = ()
+    multipliers: tuple[float, ...] = ()
 
 
 class Reading(NamedTuple):
@@ -25,20 +39,25 @@ class Reading(NamedTuple):
         divisor: number by which a sum was divided; None if that is not shown.
         name: name of the operation, for messages.
         is_sum: whether it is a sum, which may be divided.
+        is_square: whether there are as many columns as samples, as where each sample is compared with all.
     """
 
     weighing: str | None
     divisor: float | None
     name: str
     is_sum: bool = False
+    is_square: bool = False
 
 
 def read_loss(loss: torch.Tensor, batch_size: int) -> Reading:
     """Return how a loss follows from the samples of the rank's batch.
 
-    A mean counts its samples. A mean over tokens that are not ignored, or with weights of classes, counts what it
-    divides by. A sum counts nothing: its gradients add up. Of a sum over a number, only the other ranks' numbers show
-    whether it is the rank's own.
+    A mean counts its samples. A mean over tokens that are not ignored, over values that the rank has selected, or with
+    weights of classes, counts what it divides by. A sum counts nothing: its gradients add up. Of a sum over a number,
+    only the other ranks' numbers show whether it is the rank's own.
+
+    Where means and sums follow each other, the one counts that reduces the samples. A dimension may be that of the
+    samples if it is the first one and a multiple of them, or has their length.
 
     Args:
         loss: root of a backward pass, a scalar.
@@ -46,49 +65,148 @@ def read_loss(loss: torch.Tensor, batch_size: int) -> Reading:
     """
     readings = list(_readings(loss, batch_size))
     kinds = {reading.weighing for reading in readings}
-    if kinds == {"samples", "tokens"}:
+    divisors = {reading.divisor for reading in readings if reading.weighing in ("tokens", "divided")}
+    if kinds == {"samples", "tokens"} or (kinds == {"tokens", "divided"} and len(divisors) == 1):
         kinds = {"tokens"}
-    if len(kinds) != 1:
+    if len(kinds) != 1 or (kinds == {"divided"} and len(divisors) != 1):
         return Reading(None, None, " and ".join(sorted({reading.name for reading in readings})) or "no known reduction")
-    return next(reading for reading in readings if reading.weighing in kinds)
+    found = next(reading for reading in readings if reading.weighing in kinds)
+    return found._replace(is_square=any(reading.is_square for reading in readings))
 
 
 def _readings(loss: torch.Tensor, batch_size: int) -> Iterator[Reading]:
     """Yield what each term of a sum of terms shows."""
-    waiting: list[tuple[Any, int, Any]] = [(loss.grad_fn, loss.output_nr, None)]
+    for node, factors in _terms([(loss.grad_fn, loss.output_nr, Factors())], LINEAR):
+        if _is_reduction(node):
+            yield from _of_reduction(node, factors, batch_size) or [_of_selection(node, factors)]
+        else:
+            yield Reading(None, None, name_of(node))
+
+
+def _terms(begin: Iterable[tuple[Any, int, Factors]], passed: Collection[str]) -> Iterator[tuple[Any, Factors]]:
+    """Yield the nodes that are reached through linear ones.
+
+    Args:
+        begin: nodes from which to begin, the number of the output, and the factors so far.
+        passed: names of linear operations.
+    """
+    waiting = list(begin)
     for _ in range(MOST_NODES):
         if not waiting:
             return
-        node, output, divisor = waiting.pop()
+        node, output, factors = waiting.pop()
         if node is None or _is_penalty(node):
             continue
         name = name_of(node)
         if name == "_DDPSink":  # through which DDP passes the outputs of a model in which a parameter may be unused
-            waiting += [(*child, divisor) for child in node.next_functions[output : output + 1]]
-        elif name in LINEAR:
-            by = node._saved_other if name == "Div" and node._saved_other is not None else divisor
-            waiting += [(*child, by) for child in node.next_functions]
-        else:
-            yield _reading(node, name, divisor, batch_size)
+            waiting += [(*child, factors) for child in node.next_functions[output : output + 1]]
+        elif name not in passed or _divides_by_outputs(node, name):
+            yield node, factors
+        elif (known := _with_factor(factors, node, name)).multipliers[-1:] != (0.0,):
+            waiting += [(*child, known) for child in node.next_functions]
 
 
-def _reading(node: Any, name: str, divisor: torch.Tensor | None, batch_size: int) -> Reading:
-    reduction = getattr(node, "_saved_reduction", None)
-    if reduction == MEAN and hasattr(node, "_saved_total_weight"):
-        total = float(node._saved_total_weight)
-        is_whole = node._saved_weight is None and total == node._saved_target.numel()
-        return Reading("samples" if is_whole else "tokens", total, name)
-    if reduction == MEAN or name == "Mean":
-        return Reading("samples", None, name)
-    if reduction == SUM or name == "Sum":
-        if divisor is None or divisor.numel() != 1:
-            return Reading("none", None, name, is_sum=True)
-        count = float(divisor)
-        sizes = getattr(node, "_saved_self_sym_sizes", None)
-        if count == batch_size or (sizes is not None and count == prod(sizes)):
-            return Reading("samples", count, name, is_sum=True)
-        return Reading("divided", count, name, is_sum=True)
-    return Reading(None, None, name)
+def _with_factor(factors: Factors, node: Any, name: str) -> Factors:
+    """Return factors with the number by which a node divides or multiplies, if it is one."""
+    if name not in ("Div", "Mul") or not all(child is None for child, _ in node.next_functions[1:]):
+        return factors
+    value = node._saved_other
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        return factors
+    if name == "Div":
+        return factors._replace(divisors=(*factors.divisors, float(value)))
+    return factors._replace(multipliers=(*factors.multipliers, float(value)))
+
+
+def _divides_by_outputs(node: Any, name: str) -> bool:
+    """Return whether a node divides by what is not of parameters alone: then it is no mean, but a ratio of sums."""
+    divisor = node.next_functions[1][0] if name == "Div" and len(node.next_functions) > 1 else None
+    return divisor is not None and not _is_penalty(divisor)
+
+
+def _of_reduction(node: Any, factors: Factors, batch_size: int) -> list[Reading]:
+    """Return what a reduction shows, or those below it that reduce the samples; nothing if none does."""
+    below = [(*child, factors) for child in node.next_functions]
+    found: list[Reading] = []
+    for each, known in _terms(below, JOINING):
+        if _is_reduction(each):
+            found += _of_reduction(each, known, batch_size)
+    return found or ([_reading(node, factors, batch_size)] if _reduces_samples(node, batch_size) else [])
+
+
+def _reduces_samples(node: Any, batch_size: int) -> bool:
+    """Return whether a reduction is over every dimension that may be that of the samples."""
+    sizes = _sizes(node)
+    dims = {at for at, size in enumerate(sizes) if size == batch_size or (at == 0 and size % batch_size == 0)}
+    given = [at % (1 << 64) for at in getattr(node, "_saved_dim", None) or ()]  # a negative one is without a sign
+    reduced = {at - (1 << 64) + len(sizes) if at >= len(sizes) else at for at in given} or dims
+    return bool(dims) and dims <= reduced
+
+
+def _of_selection(node: Any, factors: Factors) -> Reading:
+    """Return what a reduction shows that does not reduce all samples, but perhaps those that the rank selects."""
+    name, total = name_of(node), getattr(node, "_saved_total_weight", None)
+    if total is None and not _selects(node):
+        return Reading(None, None, name)
+    if _is_mean(node):
+        return Reading("tokens", float(prod(_sizes(node)) if total is None else total), name)
+    return _of_sum(name, (), factors)
+
+
+def _selects(node: Any) -> bool:
+    """Return whether a reduction is over selected values."""
+    waiting = deque(child for child, _ in node.next_functions)
+    for _ in range(MOST_BELOW):
+        if not waiting:
+            return False
+        child = waiting.popleft()
+        if child is not None:
+            if name_of(child) in SELECTING:
+                return True
+            waiting += (each for each, _ in child.next_functions)
+    return False
+
+
+def _reading(node: Any, factors: Factors, batch_size: int) -> Reading:
+    """Return what a reduction of the samples shows."""
+    name, sizes = name_of(node), _sizes(node)
+    if not _is_mean(node):
+        return _of_sum(name, (batch_size, prod(sizes)), factors)._replace(is_square=sizes == (batch_size,) * 2)
+    if not hasattr(node, "_saved_total_weight"):
+        return Reading("samples", None, name, is_square=sizes == (batch_size,) * 2)
+    total = float(node._saved_total_weight)
+    is_whole = node._saved_weight is None and total == node._saved_target.numel()
+    is_square = tuple(node._saved_self.shape) == (batch_size,) * 2
+    return Reading("samples" if is_whole else "tokens", total, name, is_square=is_square)
+
+
+def _of_sum(name: str, counts: Collection[int], factors: Factors) -> Reading:
+    """Return what a sum shows.
+
+    Args:
+        name: name of the operation.
+        counts: numbers by which it is divided where it is a mean over samples.
+        factors: factors of the sum.
+    """
+    divisor = prod(factors.divisors) if factors.divisors else None
+    shown = [*factors.divisors, *(1 / each for each in factors.multipliers), prod(factors.divisors)]
+    if any(isclose(each, count, rel_tol=1e-6) for each in shown for count in counts if count > 1):
+        return Reading("samples", divisor, name, is_sum=True)
+    return Reading("none" if divisor is None else "divided", divisor, name, is_sum=True)
+
+
+def _is_reduction(node: Any) -> bool:
+    return name_of(node) in ("Mean", "Sum") or getattr(node, "_saved_reduction", None) in (MEAN, SUM)
+
+
+def _is_mean(node: Any) -> bool:
+    return name_of(node) == "Mean" or getattr(node, "_saved_reduction", None) == MEAN
+
+
+def _sizes(node: Any) -> tuple[int, ...]:
+    """Return the shape of what a node reduces."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    return tuple(node._saved_target.shape if sizes is None else sizes)
 
 
 def _is_penalty(node: Any) -> bool:

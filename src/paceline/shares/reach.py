@@ -12,7 +12,13 @@ import torch
 from paceline.jobs.loss_graph import LINEAR, OF_PENALTIES, name_of
 
 MOST_PASSES = 1024  # forward passes that are remembered; a graph begins with its latest ones
-OF_PARAMETERS = LINEAR | OF_PENALTIES | {"Cat", "Exp", "Log", "Mean", "Permute", "Sqrt", "T", "Transpose"}
+OF_PARAMETERS = {
+    *LINEAR,
+    *OF_PENALTIES,
+    *("Cat", "Permute", "Slice", "T", "Transpose"),
+    *("Clamp", "ClampMax", "ClampMin", "Exp", "Log", "Log1P", "Reciprocal", "Relu", "Rsqrt", "Sigmoid", "Softplus"),
+    *("Sqrt", "Tanh", "LinalgSvd", "LogSoftmax", "Logsumexp", "Max", "Mean", "Min", "Prod", "Softmax", "Std", "Var"),
+}
 REENTRANT = "CheckpointFunction"  # which hides what it computes
 PRODUCTS = frozenset({"Mm", "Bmm"})
 

@@ -14,6 +14,7 @@ from paceline.shares.texts import (
     refusal_of_divisors,
     refusal_of_loss,
     refusal_of_mean,
+    refusal_of_pairs,
     refusal_of_sum,
     refusal_of_tokens,
 )
@@ -43,6 +44,8 @@ class Weighing:
         self._is_read_always = is_read_always
         self._kind = ""
         self._passes = 0
+        self._square = 0  # samples of the first loss, if it had as many columns
+        self._read_samples: set[int] = set()  # of passes whose loss was read
         self.divisor = nan
 
     def begin(self, loss: torch.Tensor, samples: int) -> str:
@@ -52,6 +55,7 @@ class Weighing:
             UsageError: the graph of the loss does not show it.
         """
         reading = read_loss(loss, samples)
+        self._square = samples if reading.is_square else 0
         found = reading.weighing if self._given == "auto" else self._given
         rows = self._ranks.gather([float(READINGS.index(found)) if found else nan, _number(reading.divisor)])
         names = {READINGS[int(row[0])] for row in rows if not isnan(row[0])}
@@ -94,8 +98,11 @@ class Weighing:
             if tokens is None:
                 raise UsageError(refusal_of_loss(read_loss(loss, samples)))
             return tokens * self._ranks.count / self._ranks.sum(tokens)
-        if self._given == "auto" and self._is_due():
+        if self._given == "auto" and self._is_due(samples):
+            self._read_samples.add(samples)
             reading = read_loss(loss, samples)
+            if reading.is_square and self._square not in (0, samples):
+                raise UsageError(refusal_of_pairs(reading))
             self.divisor = _number(reading.divisor)
             if self._kind == "samples" and reading.weighing != "samples":
                 raise UsageError(refusal_of_sum(reading) if reading.is_sum else refusal_of_tokens(reading))
@@ -103,8 +110,9 @@ class Weighing:
                 raise UsageError(refusal_of_mean(reading) if reading.weighing else refusal_of_loss(reading))
         return weight if self._kind == "samples" else 1.0
 
-    def _is_due(self) -> bool:
-        return self._is_read_always or self._passes <= READ_ALWAYS or self._passes % READ_EVERY == 0
+    def _is_due(self, samples: int) -> bool:
+        is_new = samples not in self._read_samples
+        return self._is_read_always or is_new or self._passes <= READ_ALWAYS or self._passes % READ_EVERY == 0
 
 
 def _number(value: float | None) -> float:

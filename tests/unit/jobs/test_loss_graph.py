@@ -70,6 +70,10 @@ def test_sums_count_nothing(output, target):
         functional.cross_entropy(output, target, reduction="sum"),
         output.pow(2).sum(),
         -output.pow(2).sum() * 0.5,
+        1 - output.pow(2).sum(),
+        output.pow(2).mean(1).sum(),  # over samples, of means over classes
+        output.pow(2).sum(0).mean(),  # over classes, of sums over samples
+        functional.mse_loss(output, output.detach() * 2, reduction="sum") - torch.sum(1 + output - output.exp()),
     ):
         assert kind(loss) == "none", loss.grad_fn
 
@@ -96,3 +100,69 @@ def test_what_the_graph_does_not_show_is_not_guessed(output, target):
 
 def test_label_smoothing_is_a_mean(output, target):
     assert kind(functional.cross_entropy(output, target, label_smoothing=0.1)) == "samples"
+
+
+def test_of_means_and_sums_the_one_counts_that_reduces_the_samples(output, target, weight):
+    sequences = torch.randn(SAMPLES, 7, 5) @ weight
+    single = [functional.mse_loss(each, each.detach() + 1) for each in output]
+    for loss in (
+        output.pow(2).mean(0).sum(),
+        output.pow(2).sum(1).mean(),
+        output.pow(2).mean(0).mean(),
+        sequences.pow(2).sum((1, 2)).mean(),
+        (sequences.pow(2).sum((-1, -2)) / torch.arange(1.0, 7)).mean(),
+        sequences.transpose(0, 1).pow(2).sum(0).mean(),
+        torch.stack([functional.cross_entropy(output, target), output.abs().mean()]).sum(),
+        torch.stack(single).mean(),
+        functional.cross_entropy(output, target).mean(),
+        functional.cross_entropy(output, target) + 0.0 * output.sum(),
+    ):
+        assert kind(loss) == "samples", loss.grad_fn
+
+
+def test_a_sum_may_be_multiplied_by_one_over_its_samples(output):
+    assert kind(output.pow(2).sum(1).sum() * (1 / SAMPLES)) == "samples"
+    assert kind(output.pow(2).sum(1).sum() * 0.3 / SAMPLES / 4) == "samples"
+
+
+def test_values_that_a_rank_selects_count_by_their_number(output, target):
+    chosen = torch.tensor([True, True, False, False, True, True])
+    for loss, count in (
+        (functional.cross_entropy(output[chosen], target[chosen]), 4),
+        (functional.cross_entropy(output, target, reduction="none")[chosen].mean(), 4),
+        (functional.mse_loss(output[chosen], output[chosen].detach() * 2), 4 * CLASSES),
+        (functional.cross_entropy(output, target.masked_fill(~chosen, -100), label_smoothing=0.1), 4),
+    ):
+        reading = read_loss(loss, SAMPLES)
+        assert (reading.weighing, reading.divisor) == ("tokens", count), loss.grad_fn
+    reading = read_loss(output[chosen].pow(2).sum() / chosen.sum(), SAMPLES)
+    assert (reading.weighing, reading.divisor) == ("divided", 4)
+
+
+def test_a_ratio_of_sums_over_the_batch_is_no_mean(output):
+    shared, whole = (output.sigmoid() * 0.5).sum(0), output.sigmoid().sum(0)
+    for loss in (1 - (shared / whole).mean(), 1 - shared.sum() / whole.sum()):
+        assert kind(loss) is None, loss.grad_fn
+
+
+def test_a_part_of_a_batch_is_not_taken_for_the_batch(output):
+    half = output[: SAMPLES - 2]
+    assert kind(functional.mse_loss(half, half.detach() + 1)) is None
+    assert kind(half.pow(2).mean()) is None
+    assert kind(sum(functional.mse_loss(each, each.detach() + 1) for each in output)) is None
+
+
+def test_sums_over_two_numbers_are_not_guessed(output):
+    assert kind(output.pow(2).sum() / 7 + output.abs().sum() / 9) is None
+    assert kind(output.pow(2).sum() / 7 + output.abs().sum() / 7) == "divided"
+
+
+def test_a_comparison_of_each_sample_with_all_is_told(output, target):
+    similarity = output @ output.T
+    for loss in (
+        functional.cross_entropy(similarity, torch.arange(SAMPLES)),
+        (functional.cross_entropy(similarity, torch.arange(SAMPLES)) + similarity.pow(2).mean()) / 2,
+        similarity.sigmoid().sum() / SAMPLES,
+    ):
+        assert read_loss(loss, SAMPLES).is_square, loss.grad_fn
+    assert not read_loss(functional.cross_entropy(output, target), SAMPLES).is_square

@@ -45,6 +45,8 @@ OTHERS = {
     "a leaf": lambda model: torch.ones((), requires_grad=True),
     "a sum of squares": lambda model: sum(each.pow(2).sum() for each in model.parameters()),
     "a mean of a part": lambda model: 0.1 * model[0].weight.abs().mean(),
+    "a bound on weights": lambda model: 1e-3 * nn.functional.relu(-model[0].weight).mean(),
+    "large weights": lambda model: model[0].weight.clamp(min=0).exp().sum().log1p(),
     "orthogonal weights": lambda model: (model[0].weight.T @ model[0].weight - torch.eye(3)).norm(),
     "its output without gradients": lambda model: (lambda out: nn.Linear(2, 2)(out).mean())(no_grad(model)),
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.shares.weighing import Weighing
+from paceline.shares.weighing import READ_ALWAYS, Weighing
 
 SAMPLES = 6
 
@@ -63,3 +63,38 @@ def test_a_divisor_may_happen_to_be_the_number_of_samples():
 def test_a_loss_of_another_kind_is_refused(first, then, told):
     with pytest.raises(UsageError, match=told):
         begun(first).weight_of(loss_of(then), SAMPLES, 0.75)
+
+
+def test_a_loss_that_compares_samples_is_refused_once_their_number_changes():
+    def loss(samples):
+        outputs = torch.nn.Linear(2, 3)(torch.ones(samples, 2))
+        return torch.nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(samples))
+
+    weighing = Weighing("auto", OneRank(), is_read_always=True)
+    weighing.begin(loss(SAMPLES), SAMPLES)
+    weighing.weight_of(loss(SAMPLES), SAMPLES, 1.0)
+    with pytest.raises(UsageError, match="compares each sample with all"):
+        weighing.weight_of(loss(4), 4, 0.75)
+
+
+def test_as_many_classes_as_samples_are_no_comparison():
+    def loss(samples):
+        outputs = torch.nn.Linear(2, SAMPLES)(torch.ones(samples, 2))
+        return torch.nn.functional.cross_entropy(outputs, torch.zeros(samples, dtype=torch.long))
+
+    weighing = Weighing("auto", OneRank(), is_read_always=True)
+    weighing.begin(loss(SAMPLES), SAMPLES)
+    assert weighing.weight_of(loss(4), 4, 0.75) == 0.75
+    weighing = Weighing("auto", OneRank(), is_read_always=True)
+    weighing.begin(loss(4), 4)
+    assert weighing.weight_of(loss(SAMPLES), SAMPLES, 1.5) == 1.5
+
+
+def test_a_loss_that_is_read_seldom_is_read_when_a_batch_has_a_new_size():
+    weighing = Weighing("auto", OneRank(), is_read_always=False)
+    weighing.begin(loss_of("mean"), SAMPLES)
+    for _ in range(READ_ALWAYS + 1):
+        weighing.weight_of(loss_of("mean"), SAMPLES, 1.0)
+    weighing.weight_of(loss_of("sum"), SAMPLES, 1.0)
+    with pytest.raises(UsageError):
+        weighing.weight_of(loss_of("sum"), SAMPLES + 1, 1.0)
