@@ -41,3 +41,12 @@ def test_own_batches_are_those_of_one_process_that_replays_the_shares():
     [found] = printed_by("balance_own_batches.py", [], 2)
     assert len(found["sizes"]) > 2
     assert found["distance"] < 1e-12
+
+
+@pytest.mark.slow
+def test_a_script_that_calls_balance_has_the_parameters_of_equal_shares():
+    [found] = printed_by("balance_by_call.py", [], 2)
+    assert len(found["sizes"]) > 2
+    assert found["distance"] < 1e-12
+    assert "communication hook" in found["refused"][0]
+    assert "does not deal its samples to 2 ranks" in found["refused"][1]

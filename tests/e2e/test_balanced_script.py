@@ -124,7 +124,11 @@ def test_a_script_under_another_launcher_is_its_rank(tmp_path):
 
 
 CYCLE = "itertools.islice(itertools.cycle(DataLoader(data, batch_size=8, sampler=DistributedSampler(data))), 60)"
+OTHER_ORDER = "DataLoader(data, batch_size=8, sampler=DistributedSampler(data, seed=dist.get_rank()))"
 SLOW = "(time.sleep(0.003 * len(x) * dist.get_rank()) or out).pow(2).mean()"
+AHEAD = f"(dist.get_rank() == 0 and number == 5 and next(loader) and None) or {SLOW}"
+BY_SAMPLES = f"optimizer.param_groups[0].update(lr=len(x) / 80) or {SLOW}"
+EVALUATED = "torch.no_grad()(lambda: list(DataLoader(data, 8, sampler=DistributedSampler(data))))()"
 STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(torch.randn(50, 1, 6))})())"""
 
 
@@ -135,6 +139,10 @@ STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda se
         ({"loader": STREAM}, "DataLoader(Stream) does not deal its samples"),
         ({"loader": "[(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
         ({"loader": CYCLE, "loss": SLOW}, "computes batches of DataLoader(TensorDataset) again that it has kept"),
+        ({"loader": f"{EVALUATED} and [(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
+        ({"loss": BY_SAMPLES}, "the parameters of the ranks are not the same"),
+        ({"loader": OTHER_ORDER}, "do not divide the same samples"),
+        ({"loader": f"iter({PARTS['loader']})", "loss": AHEAD}, "do not divide the same samples"),
         ({"loss": "out.logsumexp(0).sum().exp().log()"}, "give --weigh samples"),
         ({"wrapped": "model"}, "2 ranks train without DistributedDataParallel or fully_shard"),
         ({"wrapped": "fsdp.fully_shard(model, mesh=mesh['shard'])"}, "sharded over 1 of the 2 ranks"),

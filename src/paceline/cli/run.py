@@ -15,7 +15,7 @@ import typer
 
 from paceline.cli.options import check_not_empty, free_folder
 from paceline.clusters.job_token import make_token
-from paceline.clusters.launch_env import TOKEN, started_by_torchrun
+from paceline.clusters.launch_env import TOKEN, has_rank
 from paceline.clusters.launch_settings import LaunchSettings
 from paceline.clusters.placement import LOOPBACK
 from paceline.errors import UsageError
@@ -81,7 +81,7 @@ def run(
     check_not_empty(sys.argv[1 : -len(command)])  # an argument of the script may be empty
     words = _words(command, module=module, no_python=no_python)
     shares = settings_of(protocol, max_share=max_share, weigh=weigh, cost=cost, dry_run=dry_run, on_death=on_death)
-    is_rank = started_by_torchrun(os.environ)
+    is_rank = has_rank(os.environ)
     if shares is None and (out or metrics) is not None:
         given = f"--out {out}" if out is not None else f"--metrics {metrics}"
         raise UsageError(f"{given}, but with --protocol {protocol} there are no shares to record: omit one of them")

@@ -158,6 +158,11 @@ def started_by_torchrun(environment: Mapping[str, str]) -> bool:
     return all(environment.get(name) for name in NEEDED)
 
 
+def has_rank(environment: Mapping[str, str]) -> bool:
+    """Return whether this process is a rank already, whichever way its ranks find each other."""
+    return bool(environment.get("RANK") and environment.get("WORLD_SIZE"))
+
+
 def is_rank_0(environment: Mapping[str, str]) -> bool:
     """Return whether this process prints for its job: rank 0, not a worker that rank 0 started, or the only process."""
     return environment.get("RANK", "0") == "0" and not environment.get(SIDECAR)

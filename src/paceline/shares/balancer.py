@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from paceline.errors import UsageError
 from paceline.policies.share_exchanges import updates_at_once
-from paceline.policies.share_limits import ShareLimits
-from paceline.policies.shares import Pieces, ShareBalancer
+from paceline.policies.shares import Pieces
 from paceline.recording.script_runs import SCRIPT
 from paceline.shares.batches import Dealt, divided, numbered
 from paceline.shares.costs import CostOf, cost_function, how_known
@@ -26,6 +26,7 @@ from paceline.shares.rank_limits import RankLimits, WorkLimit, memory_of
 from paceline.shares.rank_times import RankTimes
 from paceline.shares.refusals import outcome_of
 from paceline.shares.run_record import RunRecord
+from paceline.shares.same_parameters import SameParameters
 from paceline.shares.settings import BalanceSettings
 from paceline.shares.stopwatch import HostClock, Stopwatch, StreamClock
 from paceline.shares.survival.surviving_training import SurvivingTraining
@@ -92,12 +93,14 @@ class Balancer:
         self._times = SurvivingTimes(self.ranks, group) if group is not None else RankTimes(self.ranks)
         if survival is not None:
             survival.on_regroup.append(self._begin_anew)
+        self._same = SameParameters(model, is_host=is_host)
         self._weighing = Weighing(settings.weigh, self._times, is_read_always=is_host)
         self._loaders = TrainingLoaders()
         self.batches = HandedOutBatches(self.rank, self._loaders.trains)
         self._division: Division | None = None
         self._has_changed = False  # whether an update was divided unequally
         self._dealt: list[Dealt] = []  # in the update under way
+        self._ahead = 0  # batches that the script has taken ahead of it
         self._measured: list[TimedBatches] = []  # of which the times are not exchanged yet
         self._late = 0 if is_host else 1  # updates for which a device is given time before its events are read
         self._exchanged: list[TimedBatches] = []
@@ -146,9 +149,10 @@ class Balancer:
         ledger = self._survival.ledger_of(loader) if self._survival is not None and loader is not None else None
         if ledger is not None and batch is not None and not ledger.hand_out(batch):
             return False
-        self.batches.add(HandedOut(loader, dealt, is_ahead))
-        if loader is not None and dealt is not None:
-            self._loaders.handed_out(loader, dealt.size)
+        if is_ahead or torch.is_grad_enabled():  # else it is for evaluation
+            self.batches.add(HandedOut(loader, dealt, is_ahead))
+            if loader is not None and dealt is not None:
+                self._loaders.handed_out(loader, dealt.size)
         return True
 
     def forward_began(self, shapes: Sequence[Sequence[int]]) -> None:
@@ -174,6 +178,7 @@ class Balancer:
             self._survival.compute(loader, dealt.batch)
         if not self._dealt or self._dealt[-1] is not dealt:
             self._dealt.append(dealt)
+        self._ahead = self.batches.ahead
         self._has_changed |= len(set(dealt.samples)) > 1
         return self._weighing.weight_of(loss, dealt.samples[self.rank], dealt.weight(self.rank))
 
@@ -193,6 +198,7 @@ class Balancer:
             ended_s=now_s,
             is_first=is_first,
             divisor=self._weighing.divisor,
+            ahead=self._ahead,
         )
         self._measured.append(batches)
         self._known_sizes |= sizes
@@ -203,7 +209,7 @@ class Balancer:
             self._exchanged, self._measured = self._measured[: self._at_once], self._measured[self._at_once :]
             own_s = [0.0 if each.is_first else self.stopwatch.seconds(each.spans) for each in self._exchanged]
             checked = [*(each.divisor for each in self._exchanged), *(each.mark for each in self._exchanged)]
-            self._times.begin([*own_s, *checked, *limits, most_work])
+            self._times.begin([*own_s, *checked, *limits, most_work, self._same.checksum()])
 
     def _decide(self, division: Division, rows: list[list[float]], now_s: float) -> None:
         """Decide by the times of the ranks that were exchanged last."""
@@ -220,17 +226,16 @@ class Balancer:
                 self._survival.took(of_ranks)
         for each, of_ranks in zip(exchanged[:-1], seconds, strict=False):
             policy.add(each.work, of_ranks)
-        self._limit(policy, self._limits.of_ranks([row[3 * count : -1] for row in rows]), now_s)
-        division.most_work = [row[-1] for row in rows]
+        limits = self._limits.of_ranks([row[3 * count : -2] for row in rows])
+        if limits != policy.limits and self.record is not None:
+            self.record.limited(now_s, limits)
+        policy.limits = limits
+        division.most_work = list(columns[-2])
+        self._same.check(columns[-1], has_changed=self._has_changed)
         decision = policy.decide(exchanged[-1].work, seconds[-1])
         if decision is not None and self.record is not None:
             self.record.decided(now_s, decision)
         self._at_once = updates_at_once(seconds)  # an exchange costs as much processor time as a fast update
-
-    def _limit(self, policy: ShareBalancer, limits: ShareLimits, now_s: float) -> None:
-        if limits != policy.limits and self.record is not None:
-            self.record.limited(now_s, limits)
-        policy.limits = limits
 
     def hint(self, error: BaseException) -> str:
         """Return what to look at if the script fails now, because its batch has another size; empty if it has not."""
@@ -313,9 +318,6 @@ class Balancer:
                 inherits = self._survival.recording_rank.inherits(self._survival.living)
                 self.record.regroup(time.perf_counter(), self._division.policy.equal, inherits=inherits)
 
-    def _find_cost(self, loader: Loader) -> CostOf | None:
-        return cost_function(self._settings.cost, loader.dataset)
-
     def _begin(self, loss: torch.Tensor, size: int, loader: Loader | None) -> None:
         """Agree with the other ranks on what is taken over, and say so."""
         sizes = [row[0] for row in self._times.gather([float(size)])]
@@ -324,7 +326,8 @@ class Balancer:
             raise UsageError(f"the batches of the ranks have {shown} samples: give every rank the same batch size")
         kind = self._weighing.begin(loss, size)
         pieces = Pieces(size, self._settings.pieces, self._settings.max_share)
-        self._division = Division(pieces, self.ranks, self.rank, self._find_cost, self._survival)
+        costs_of = partial(_costs_of, self._settings)
+        self._division = Division(pieces, self.ranks, self.rank, costs_of, self._survival)
         cost_of = self._division.cost_of(loader) if loader is not None else None
         self._is_by_cost = cost_of is not None
         self._limits = RankLimits(pieces, None if self._is_by_cost else self._memory)
@@ -346,3 +349,7 @@ class Balancer:
                 SCRIPT: {"model": self.model, "loader": name_of_loader(loader), "weighed_by": kind},
             }
             self.record = RunRecord(self._settings, facts, self.ranks, lag=1 + self._late, is_writer=is_writer)
+
+
+def _costs_of(settings: BalanceSettings, loader: Loader) -> CostOf | None:
+    return cost_function(settings.cost, loader.dataset)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from paceline.shares.rank_batches import Batch, batches_of_ranks, epoch_of
+from paceline.shares.rank_batches import Batch, batches_of_ranks, checksum_of, epoch_of
 from paceline.shares.survival.ledger import BatchLedger, NumberedBatch
 
 
@@ -20,6 +20,7 @@ class Dealt(NamedTuple):
         equal_work: the same with equal shares.
         batch: the samples themselves, where a rank may be lost.
         iteration: iteration over the loader; None for a batch that the script makes itself.
+        checksum: checksum of the samples; 0 for a batch that the script makes itself.
     """
 
     samples: tuple[int, ...]
@@ -28,6 +29,7 @@ class Dealt(NamedTuple):
     equal_work: tuple[float, ...]
     batch: NumberedBatch | None = None
     iteration: object = None
+    checksum: int = 0
 
     def weight(self, rank: int) -> float:
         """Return what the mean over a rank's samples counts in the mean of the ranks."""
@@ -145,5 +147,5 @@ class CutSampler:
         iteration = object()
         for batches in zip(*batches_of_ranks(self._sampler, self._ranks), strict=True):
             own, dealt = self._deal(batches)
-            self.dealt.append(dealt._replace(iteration=iteration))
+            self.dealt.append(dealt._replace(iteration=iteration, checksum=checksum_of(batches)))
             yield own

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def _with_sizes(find_balancer: FindBalancer, at: int, original: Function) -> Fun
     def call(*args: Any, **kwargs: Any) -> Any:
         balancer = find_balancer()
         group = kwargs.get("group", next((each for each in args if isinstance(each, dist.ProcessGroup)), None))
-        is_exempt = torch.compiler.is_compiling() or any("split_sizes" in name for name in kwargs)
+        is_exempt = torch.compiler.is_compiling() or _has_split_sizes(args, kwargs)
         if balancer is not None and not is_exempt and dist.get_world_size(group) == balancer.ranks:
             given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
             tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
@@ -56,6 +57,12 @@ def _with_sizes(find_balancer: FindBalancer, at: int, original: Function) -> Fun
         return original(*args, **kwargs)
 
     return call
+
+
+def _has_split_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a script tells itself how many values go to each rank."""
+    lists = [each for each in args[2:] if isinstance(each, Sequence)]
+    return any("split_sizes" in name for name in kwargs) or any(isinstance(each, int) for each in chain(*lists))
 
 
 def _paused(find_balancer: FindBalancer, original: Function) -> Function:

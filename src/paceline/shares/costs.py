@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from paceline.shares.batches import Dealt
 from paceline.shares.rank_batches import Batch
 
 CostOf = Callable[[Any], float]  # of an index
-MAX_WORK = 1.5  # largest work of a rank, as a multiple of the largest one with equal shares
 NOT_PADDING = ("flatten", "pack")
 COLUMNS = ("length", "lengths")  # of data sets of Hugging Face
 
@@ -31,14 +31,22 @@ def cost_function(given: CostOf | str | None, dataset: Any) -> CostOf | None:
         dataset: data set of the loader.
 
     Raises:
-        UsageError: the file has not one positive cost for each sample.
+        UsageError: the file has not one positive cost for each sample; from the function that is returned, that the
+            given one does not return one.
     """
     if callable(given):
-        return given
+        return partial(_checked, given)
     lengths = _read(given, dataset) if given else _lengths(dataset)
     if lengths is None or len(lengths) == 0 or lengths.min() == lengths.max():
         return None
     return partial(_at, lengths)
+
+
+def _checked(cost_of: CostOf, index: Any) -> float:
+    cost = float(cost_of(index))
+    if not 0 < cost < inf:
+        raise UsageError(f"the cost of sample {index} is {cost:g}, expected a positive number")
+    return cost
 
 
 def _at(costs: Any, index: Any) -> float:
@@ -60,13 +68,13 @@ def _read(path: str, dataset: Any) -> Any:
 
 
 def _lengths(dataset: Any) -> Any:
-    """Return the lengths of token sequences that a data set has at hand; None without."""
+    """Return the lengths of token sequences that a data set has at hand, at least 1; None without."""
     names = getattr(dataset, "column_names", None) or ()
     for name in COLUMNS:
         if name in names:
-            return np.asarray(dataset[name], dtype=float)
+            return np.maximum(np.asarray(dataset[name], dtype=float), 1)
     if isinstance(dataset, Sequence) and len(dataset) and isinstance(dataset[0], dict) and "input_ids" in dataset[0]:
-        return np.asarray([len(each["input_ids"]) for each in dataset], dtype=float)
+        return np.asarray([max(len(each["input_ids"]), 1) for each in dataset], dtype=float)
     return None
 
 
@@ -92,6 +100,7 @@ def deal_by_cost(
     cost_of: CostOf,
     seconds: Sequence[float],
     limits: Sequence[float],
+    max_share: float,
     used: list[tuple[int, ...]] | None,
     *,
     is_padded: bool,
@@ -104,6 +113,7 @@ def deal_by_cost(
         cost_of: cost of a sample by its index, > 0.
         seconds: seconds of each rank per unit of cost.
         limits: cost of a batch for which each rank has memory; that of equal shares is taken to fit.
+        max_share: largest work of a rank as a multiple of the largest one with equal shares, >= 1.
         used: earlier numbers of samples of the ranks, where a compiler takes few sizes; else None.
         is_padded: whether each sample of a batch costs as much as the longest one.
     """
@@ -111,7 +121,7 @@ def deal_by_cost(
     costs = [float(cost_of(sample)) for sample in samples]
     size = len(batches[0])
     equal = [_work(costs[begin : begin + size], is_padded=is_padded) for begin in range(0, len(costs), size)]
-    most = [min(MAX_WORK * max(equal), max(limit, max(equal))) for limit in limits]
+    most = [min(max_share * max(equal), max(limit, max(equal))) for limit in limits]
     deal = deal_padded if is_padded else deal_samples
     if used is None:
         groups = deal(costs, seconds, most)

@@ -114,6 +114,7 @@ class Division:
             cost_of=cost_of,
             seconds=self.policy.seconds,
             limits=self.most_work,
+            max_share=self.sizes.max_share,
             used=self._used_counts if self.policy.limits.is_compiled else None,
             is_padded=is_padded,
         )

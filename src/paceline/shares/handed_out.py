@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.shares.batches import Dealt
-from paceline.shares.texts import WITHOUT, refusal_of_repetition
+from paceline.shares.texts import WITHOUT, refusal_of_parts, refusal_of_repetition, refusal_of_weights
 
 MOST_WAITING = 256  # batches that a script has taken and not computed
 
@@ -62,6 +62,8 @@ class HandedOutBatches:
         self._waiting: deque[HandedOut] = deque(maxlen=MOST_WAITING)
         self._current = HandedOut(None, None)
         self._is_seen = False  # whether a forward pass was seen since the last backward pass
+        self._seen: list[HandedOut] = []  # batches of forward passes since then
+        self._parts: list[int] = []  # samples of forward passes that may each compute a part of the current batch
         self._is_told_apart = False
         self._most_ahead = 0  # batches of a loader that were taken ahead of the one that is computed
         self._passes = 0  # backward passes of the current batch
@@ -98,6 +100,13 @@ class HandedOutBatches:
         """
         return 0 < self._most_passes < self._passes and self._current.loader in self._ended
 
+    @property
+    def ahead(self) -> int:
+        """Batches of the current iteration that were taken, not by another thread, and that no pass computes yet."""
+        if self._current.iteration is None:
+            return 0
+        return sum(each.is_of(self._current) and not each.is_ahead for each in self._waiting)
+
     def forward_began(self, shapes: Collection[Sequence[int]]) -> None:
         """Note a forward pass with gradients.
 
@@ -119,11 +128,13 @@ class HandedOutBatches:
             self._is_told_apart |= self._samples(fitting) != self._samples(waiting[-1])
             while self._waiting.popleft() is not fitting:
                 pass
-            self._most_ahead = max(self._most_ahead, sum(each.is_of(fitting) for each in self._waiting))
             self._go_on_to(fitting)
+            self._most_ahead = max(self._most_ahead, self.ahead)
         elif waiting and self._samples(self._current) not in sizes:
             self._take_latest(waiting)
         self._check_is_read(shapes, sizes)
+        self._check_is_whole(shapes, sizes)
+        self._seen.append(self._current)
 
     def backward_began(self) -> HandedOut:
         """Return the batch of a backward pass: that of the latest forward pass, if one was seen since it was taken.
@@ -135,7 +146,21 @@ class HandedOutBatches:
             self._take_latest(list(self._waiting))
         self._is_seen = False
         self._passes += 1
+        seen, self._seen = self._seen, []
+        others = [each for each in seen if each.loader is not self._current.loader]
+        if len({each.dealt.weight(self._rank) for each in (self._current, *others) if each.dealt is not None}) > 1:
+            raise UsageError(refusal_of_weights())
         return self._current
+
+    def _check_is_whole(self, shapes: Collection[Sequence[int]], sizes: Collection[int]) -> None:
+        """Check that passes which do not show the samples of their batch do not compute it in parts."""
+        samples = self._samples(self._current)
+        if samples is None or not shapes or samples in sizes:
+            self._parts = []
+            return
+        self._parts.append(next(iter(shapes))[0])
+        if len(self._parts) > 1 and sum(self._parts) == samples:
+            raise UsageError(refusal_of_parts(samples, self._parts[0]))
 
     def _check_is_read(self, shapes: Collection[Sequence[int]], sizes: Collection[int]) -> None:
         """Check that a pass does not compute as many samples as with equal shares, which are others than its own."""
@@ -174,6 +199,7 @@ class HandedOutBatches:
     def _go_on_to(self, batch: HandedOut) -> None:
         self._most_passes = max(self._most_passes, self._passes)
         self._passes = 0
+        self._parts = []
         self._current = batch
 
     def _samples(self, batch: HandedOut) -> int | None:

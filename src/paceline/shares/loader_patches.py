@@ -9,6 +9,7 @@ from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -123,7 +124,7 @@ class LoaderPatches:
             self._early.pop(iterator, None)
             raise
         dealt = _taken_from(iterator._index_sampler)
-        if dealt is not None and not self._is_closed:
+        if dealt is not None and not self._is_closed and torch.is_grad_enabled():
             self._early.setdefault(iterator, deque(maxlen=MOST_WAITING)).append(dealt)
         return batch
 

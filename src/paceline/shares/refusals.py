@@ -115,6 +115,7 @@ def refuse_others() -> None:
     one, torchrun = "wrap the model in DistributedDataParallel", WITHOUT.removeprefix("or ")
     for module, path, advice in (
         ("torch.nn.parallel.data_parallel", "DataParallel.__init__", f"{one}, {WITHOUT}"),
+        ("torch.nn.parallel", "data_parallel", f"{one}, {WITHOUT}"),
         (
             DDP,
             "DistributedDataParallel.join",
@@ -125,6 +126,7 @@ def refuse_others() -> None:
         ("torch.distributed.algorithms.join", "Join.__init__", f"leave it out, {WITHOUT}"),
         ("torch.distributed.fsdp", "FullyShardedDataParallel.__init__", f"shard the model by fully_shard, {WITHOUT}"),
         ("torch.multiprocessing", "spawn", "the ranks are started already: call the function itself"),
+        ("torch.multiprocessing", "start_processes", "the ranks are started already: call the function itself"),
         ("torch.distributed.pipelining", "PipelineStage.__init__", torchrun),
         ("torch.distributed.tensor.parallel", "parallelize_module", torchrun),
         ("torch.distributed.tensor.experimental", "context_parallel", torchrun),

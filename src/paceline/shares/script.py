@@ -16,6 +16,7 @@ from paceline.utils.validation import check_range
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.data import DataLoader
 
     from paceline.shares.patches import Patches
     from paceline.shares.survival.surviving_training import SurvivingTraining
@@ -52,6 +53,7 @@ def end_balancing() -> None:
 @checked_types
 def balance(
     model: Model,
+    loader: DataLoader[Any] | None = None,
     *,
     pieces: int = 8,
     max_share: float = 1.5,
@@ -66,6 +68,7 @@ def balance(
 
     Args:
         model: model in DistributedDataParallel, or sharded by ``fully_shard``.
+        loader: loader of its training batches, to check at once that they can be shared; found by default.
         pieces: m; shares differ by pieces of max(1, floor(B / m)) of the B samples of a rank's batch, >= 1.
         max_share: largest share as a multiple of B, >= 1.
         weigh: what a rank's gradient counts: "samples" for a loss that is a mean over the samples of its batch,
@@ -78,10 +81,15 @@ def balance(
         The model.
 
     Raises:
-        UsageError: the model is no model of several ranks, or an argument is out of its range.
+        UsageError: the model is no model of several ranks, it has a communication hook, the loader does not deal its
+            samples to the ranks, or an argument is out of its range.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.shares.rank_batches import is_dealt_by_rank
+    from paceline.shares.refusals import refuse_others
+    from paceline.shares.texts import refusal_of_loader
 
     folder = str(Path(out).absolute()) if out is not None else None
     settings = BalanceSettings(pieces=pieces, max_share=max_share, weigh=weigh, cost=cost, out=folder)
@@ -91,8 +99,13 @@ def balance(
             f"balance({type(model).__name__}), expected a model in DistributedDataParallel or sharded by fully_shard: "
             "call it after the model was wrapped"
         )
+    if getattr(model, "_comm_hooks", None):
+        raise UsageError("balance() of a model with a communication hook: leave the hook out")
+    if loader is not None and not is_dealt_by_rank(loader.batch_sampler, dist.get_world_size()):
+        raise UsageError(refusal_of_loader(loader, dist.get_world_size()))
     if dist.get_world_size() > 1 and (not _patches or _patches[0].balancer is None):
         patches = install_patches(settings)
+        refuse_others()
         for module in model.modules() if is_sharded else [model]:
             if module is model or hasattr(module, "_get_fsdp_state"):
                 patches.take_over(module)

@@ -70,7 +70,7 @@ def text_of_fall(rank: int, samples: int, equal: int) -> str:
 def refusal_of_loader(loader: Any, ranks: int) -> str:
     """Return why the batches of a loader cannot be cut, and what to do."""
     if loader is None:
-        found = "no DataLoader has handed out the batch of this backward pass"
+        found = "no DataLoader has handed out the batch of this backward pass, unless under torch.no_grad()"
     else:
         sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         inner = getattr(sampler, "sampler", sampler)
@@ -91,10 +91,10 @@ def refusal_of_repetition(loader: Any) -> str:
 
 
 def refusal_of_places() -> str:
-    """Return why ranks cannot go on that compute batches of different updates, and what to do."""
+    """Return why ranks cannot go on that divide different samples, and what to do."""
     return (
-        "the ranks compute batches of different updates, whose samples were divided otherwise: let every rank take the "
-        f"same number of batches from the loader before each step, {WITHOUT}"
+        "the ranks do not divide the same samples: let every rank take the same number of batches from the loader "
+        f"before each step, give its sampler the same seed and epoch on all ranks, {WITHOUT}"
     )
 
 
@@ -103,7 +103,42 @@ def refusal_of_loss(reading: Reading) -> str:
     return (
         f"the graph of the loss does not show what it is a mean of ({reading.name}): give --weigh samples for a mean "
         "over the samples of a batch, --weigh tokens for a mean over tokens that count, --weigh none for a sum, or "
-        f"a sum over a number that all ranks share; {WITHOUT}"
+        f"a sum over a number that all ranks share, {WITHOUT}; a script that computes a batch in parts lets the loader "
+        "hand out the parts"
+    )
+
+
+def refusal_of_parts(samples: int, part: int) -> str:
+    """Return why a batch cannot be computed in parts, and what to do."""
+    return (
+        f"the script computes a batch of {samples} samples in parts of {part}, and a batch of another size would have "
+        f"other parts: give the loader batch_size={part}, and make a step after {samples // part} of its batches, "
+        f"{WITHOUT}"
+    )
+
+
+def refusal_of_weights() -> str:
+    """Return why batches of several loaders cannot be computed in one backward pass."""
+    return (
+        "one backward pass computes batches of several loaders, of which each needs another weight now, as the last "
+        f"batch of a loader does: give the loaders drop_last=True, or compute a backward pass for each, {WITHOUT}"
+    )
+
+
+def refusal_of_parameters() -> str:
+    """Return why ranks whose parameters differ cannot go on, and what to do."""
+    return (
+        "the parameters of the ranks are not the same since their batches have unequal sizes: let what a step "
+        "depends on, as a learning rate, follow from numbers that are the same on all ranks, not from len(batch), "
+        f"{WITHOUT}"
+    )
+
+
+def refusal_of_pairs(reading: Reading) -> str:
+    """Return why a loss cannot be computed from parts of a batch in which each sample is compared with all."""
+    return (
+        f"the loss ({reading.name}) compares each sample with all samples of the rank's batch, so it depends on its "
+        "size: start the script with torchrun"
     )
 
 

@@ -26,6 +26,7 @@ class TimedBatches(NamedTuple):
         ended_s: time at which their sums ended.
         is_first: whether one of the sizes is new to this rank: a device tunes, and a compiler compiles.
         divisor: number by which the loss was divided; nan if it was not read.
+        ahead: batches that the script had taken ahead of them.
     """
 
     dealt: list[Dealt]
@@ -33,6 +34,7 @@ class TimedBatches(NamedTuple):
     ended_s: float
     is_first: bool
     divisor: float
+    ahead: int
 
     @property
     def work(self) -> list[float]:
@@ -41,8 +43,9 @@ class TimedBatches(NamedTuple):
 
     @property
     def mark(self) -> float:
-        """Number that is the same on all ranks which have divided the samples of this update alike."""
-        return float(crc32(repr([(dealt.samples, dealt.work) for dealt in self.dealt]).encode()))
+        """Number that is the same on all ranks which divide the same samples alike, and have taken as many batches."""
+        divisions = [(dealt.samples, dealt.work, dealt.checksum) for dealt in self.dealt]
+        return float(crc32(repr((divisions, self.ahead)).encode()))
 
     def timed(self, seconds: list[float]) -> TimedUpdate:
         """Return the update of these batches, given the seconds of each rank; it begins where the one before ended."""
@@ -67,13 +70,13 @@ def seconds_of_updates(columns: Iterable[Sequence[float]], updates: int) -> list
 
 
 def check_marks(columns: Iterable[Sequence[float]]) -> None:
-    """Check that all ranks have divided the samples of some updates alike.
+    """Check that all ranks have divided the same samples alike in some updates.
 
     Args:
         columns: marks of the ranks, by update; nan for a rank that is lost.
 
     Raises:
-        UsageError: they have not, since they compute batches of different updates.
+        UsageError: they have not: one has taken more batches than others, or draws the samples in another order.
     """
     for marks in columns:
         if len({each for each in marks if not isnan(each)}) > 1:

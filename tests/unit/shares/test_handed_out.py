@@ -187,3 +187,60 @@ def test_a_pass_whose_tensors_may_be_of_the_batch_is_not_refused(batches, shapes
     batches.add(batch(10))
     batches.forward_began(shapes)
     assert batches.backward_began().dealt == batch(10).dealt
+
+
+@pytest.mark.parametrize("part", [2, 4])
+def test_a_batch_that_is_computed_in_parts_is_refused(batches, part):
+    batches.add(batch(8))
+    for _ in range(8 // part - 1):
+        batches.forward_began([(part, 3)])
+        batches.backward_began()
+    with pytest.raises(UsageError, match=f"batch of 8 samples in parts of {part}.*batch_size={part}"):
+        batches.forward_began([(part, 3)])
+
+
+def test_passes_that_do_not_show_the_batch_are_no_parts_of_it(batches):
+    for _ in range(4):
+        batches.add(batch(8))
+        batches.forward_began([(4, 8, 3)])
+        batches.forward_began([(8, 3)])
+        batches.forward_began([(4, 8, 3)])
+        batches.backward_began()
+
+
+def test_batches_of_two_loaders_in_one_pass_have_one_weight():
+    batches = HandedOutBatches(0, lambda _: True)
+    for own, other in ((8, 8), (10, 10), (6, 6)):
+        batches.add(batch(own, LOADER))
+        batches.add(batch(other, OTHER))
+        batches.forward_began([(own,)])
+        batches.forward_began([(other,)])
+        batches.backward_began()
+    last = HandedOut(LOADER, divided((4, 4), 4))
+    batches.add(last)
+    batches.add(batch(10, OTHER))
+    batches.forward_began([(4,)])
+    batches.forward_began([(10,)])
+    with pytest.raises(UsageError, match="one backward pass computes batches of several loaders"):
+        batches.backward_began()
+
+
+def test_each_of_two_loaders_may_have_its_own_pass():
+    batches = HandedOutBatches(0, lambda _: True)
+    batches.add(HandedOut(LOADER, divided((4, 4), 4)))
+    batches.add(batch(10, OTHER))
+    for samples in (4, 10):
+        batches.forward_began([(samples,)])
+        assert batches.backward_began().dealt.samples[0] == samples
+
+
+def test_batches_that_are_taken_ahead_are_counted_in_their_iteration(batches):
+    first, second = object(), object()
+    for own in (8, 10, 6):
+        batches.add(batch(own, iteration=first))
+    batches.forward_began([(8,)])
+    assert batches.ahead == 2
+    batches.add(batch(12, OTHER, second))
+    assert batches.ahead == 2
+    batches.forward_began([(10,)])
+    assert batches.ahead == 1
