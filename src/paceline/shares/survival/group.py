@@ -29,6 +29,7 @@ from paceline.shares.texts import refusal_of_ends
 
 dist: Any = torch.distributed
 APART = "this rank has come to another place than the others, or has made other steps, or draws other samples"
+SILENT = "this rank was silent for so long that the others have gone on without it"
 OF_ALL, BETWEEN_TWO = "_of_all", "_between_two"  # methods of collectives that need all ranks, or two of them
 
 
@@ -100,6 +101,7 @@ class SurvivingGroup(OwnProcessGroup):
         self.is_alone = is_alone
         self.takes_any_root = False
         self._due: int | None = None  # position at which a rank comes back
+        self._is_called = False  # whether the replica goes on with other ranks after the step
         self.is_in_backward = False
         self._sums: list[Operation] | None = None  # of a backward pass; None before the first one
         self._bucket_count = 0  # sums of the last backward pass that was whole
@@ -137,7 +139,10 @@ class SurvivingGroup(OwnProcessGroup):
         if sums is None:
             return True
         is_void = self.position in self.voids or self.is_alone
-        is_whole = self._replica.all_have(all(each.is_whole for each in sums))
+        # All ranks of a replica go on with others after the same step: within it, one would wait for another.
+        is_due = self._is_due(self.position + 1)
+        is_whole, is_quiet = self._replica.all_have(all(each.is_whole for each in sums), not is_due)
+        self._is_called = not is_quiet
         if is_whole:
             self._kept = []
             self._bucket_count = len(sums)
@@ -231,8 +236,12 @@ class SurvivingGroup(OwnProcessGroup):
 
     def after_step(self) -> None:
         """Go on with other ranks after a step, if some have been lost or come back by now."""
-        if self._inner.is_broken or (self._due is not None and self.position >= self._due):
+        if self._is_called if self._replica.is_several else self._is_due(self.position):
             self._agree(is_sum=False)
+
+    def _is_due(self, position: int) -> bool:
+        """Return whether ranks have been lost, or come back at this position or before it."""
+        return self._inner.is_broken or (self._due is not None and position >= self._due)
 
     def come_back(self) -> bool:
         """Take part again, as soon as the others are where this rank is; return whether they had not passed it."""
@@ -247,8 +256,7 @@ class SurvivingGroup(OwnProcessGroup):
 
     def _tell(self, what: str) -> int:
         """Tell the others what all ranks of the replica do, and return the number of the event."""
-        event = Event(what, self.rank(), self.position)
-        [number] = self._replica.told_by_first(lambda: [self._calls.tell(event)])
+        [number] = self._replica.told_by_first(lambda: [self._calls.tell(Event(what, self.rank(), self.position))])
         return int(number)
 
     def finish(self, *, has_failed: bool) -> None:
@@ -291,7 +299,7 @@ class SurvivingGroup(OwnProcessGroup):
                 self.refuse(of_all)
             self._awaited = operation = self._inner.start(run, tensors)
             operation.future.wait()
-            if operation.is_whole:
+            if all(self._replica.all_have(operation.is_whole)):
                 break
             copy(before, tensors)
             result = self._agree(is_sum=False)
@@ -336,8 +344,8 @@ class SurvivingGroup(OwnProcessGroup):
         self._inner.break_off()
         while True:
             roll = self._inner.next_roll()
-            if self.rank() not in roll.living:
-                raise RunError("this rank was silent for so long that the others have gone on without it")
+            if self.rank() not in roll.living:  # if alone, the first rank of its replica has told that they are late
+                raise LateError if self.is_alone else RunError(SILENT)
             report = PlaceReport(self.position, tuple(sorted(self.voids)), is_sum=is_sum, is_new=self.is_alone)
             try:
                 reports = self._calls.meet(roll, self._training.report(report))
@@ -355,6 +363,7 @@ class SurvivingGroup(OwnProcessGroup):
             raise RunError(APART)
         self.voids = set(agreed.voids)
         self._due = None
+        self._is_called = False
         if self.rank() in agreed.given:
             self._training.load(state)
         self._training.regroup(agreed)

@@ -57,15 +57,15 @@ class OwnReplica:
             self._watcher = threading.Thread(target=self._watch, args=(store,), daemon=True)
             self._watcher.start()
 
-    def all_have(self, has: bool) -> bool:
-        """Return whether all ranks of the replica have what this one votes for."""
+    def all_have(self, *has: bool) -> list[bool]:
+        """Return of each thing that this rank has or has not whether all ranks of the replica have it."""
         if not self.is_several:
-            return has
+            return list(has)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
-        vote = torch.tensor([float(has)], device="cpu")
-        self.group.allreduce([vote], options).wait()
-        return bool(vote)
+        votes = torch.tensor(has, dtype=torch.float32, device="cpu")
+        self.group.allreduce([votes], options).wait()
+        return [bool(each) for each in votes]
 
     def told_by_first(self, tell: Callable[[], Sequence[float]]) -> list[float]:
         """Return numbers that the first rank of the replica tells, the same many each time, to all of them."""
