@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain
@@ -17,6 +18,10 @@ from paceline.shares.refusals import Refusing
 
 Function = Callable[..., Any]
 FindBalancer = Callable[[], Balancer | None]
+FSDP = (
+    "torch.distributed.fsdp.",
+    "torch.distributed._composable.fsdp.",
+)  # gathers parameters, of which sizes are known
 # Collectives whose tensors need the same size on all ranks, with the place of the rank's own ones.
 EQUAL_SIZES = {
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_single"), 1),
@@ -46,8 +51,9 @@ def _with_sizes(find_balancer: FindBalancer, at: int, original: Function) -> Fun
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         balancer = find_balancer()
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
         group = kwargs.get("group", next((each for each in args if isinstance(each, dist.ProcessGroup)), None))
-        is_exempt = torch.compiler.is_compiling() or _has_split_sizes(args, kwargs)
+        is_exempt = torch.compiler.is_compiling() or caller.startswith(FSDP) or _has_split_sizes(args, kwargs)
         if balancer is not None and not is_exempt and dist.get_world_size(group) == balancer.ranks:
             given = args[at] if len(args) > at else next(iter(kwargs.values()), None)
             tensors = [given] if isinstance(given, torch.Tensor) else list(given or [])
