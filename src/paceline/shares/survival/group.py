@@ -11,6 +11,7 @@ import torch.distributed
 from paceline.errors import RunError
 from paceline.shares.refusals import refuse
 from paceline.shares.survival.agreement import Agreement, PlaceReport, agree
+from paceline.shares.survival.ended_ranks import EndedRanks
 from paceline.shares.survival.living_group import LivingGroup, Operation
 from paceline.shares.survival.own_process_group import (
     OwnProcessGroup,
@@ -107,9 +108,7 @@ class SurvivingGroup(OwnProcessGroup):
         self._bucket_count = 0  # sums of the last backward pass that was whole
         self._failed: set[int] = set()  # units that some rank has not computed
         self._kept: list[torch.Tensor] = []  # result of the last collective, for a rank that lacks it
-        self._awaited: Operation | None = None  # the last one that the script waits for
-        self._suspected: Operation | None = None  # one that was awaited at the last look, when a rank had ended
-        self._ended: list[int] = []  # ranks that have ended too early
+        self._ended = EndedRanks()
         self.position = 0
         self.voids: set[int] = set()
         self._inner = LivingGroup(calls, rank, is_alone=is_alone)
@@ -182,11 +181,10 @@ class SurvivingGroup(OwnProcessGroup):
         self._sums = self._sums or []
         if self.position in self.voids or self.is_alone:
             return finished(tensors)
-        self._awaited = self._inner.start(
-            lambda inner: inner.allreduce(tensors, opts), tensors, among_peers=among_peers
-        )
-        self._sums.append(self._awaited)
-        return self._awaited.work
+        operation = self._inner.start(lambda inner: inner.allreduce(tensors, opts), tensors, among_peers=among_peers)
+        self._ended.awaited = operation
+        self._sums.append(operation)
+        return operation.work
 
     # --- other collectives --------------------------------------------------------------------------------
 
@@ -217,10 +215,6 @@ class SurvivingGroup(OwnProcessGroup):
         token = torch.zeros(1, device="cpu")
         self._collective(lambda inner: inner.allreduce([token]), [token])
         return finished([token])
-
-    def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        """Wait for the living."""
-        self.barrier()
 
     allgather = collective_of("allgather", OF_ALL)
     _allgather_base = all_gather_single = collective_of("_allgather_base", OF_ALL)
@@ -297,7 +291,7 @@ class SurvivingGroup(OwnProcessGroup):
         while True:
             if of_all and self.missing:
                 self.refuse(of_all)
-            self._awaited = operation = self._inner.start(run, tensors)
+            self._ended.awaited = operation = self._inner.start(run, tensors)
             operation.future.wait()
             if all(self._replica.all_have(operation.is_whole)):
                 break
@@ -321,15 +315,9 @@ class SurvivingGroup(OwnProcessGroup):
         self._inner.break_before(generation)
 
     def _look(self) -> None:
-        """Give the group inside up if this rank waits in an operation at two looks since another one has ended."""
-        awaited = self._awaited
-        suspected, self._suspected = self._suspected, None
-        if awaited is None or awaited.future.done() or not (ended := self._calls.ended_among(self.living)):
-            return
-        if awaited is suspected:
-            self._ended = ended
+        """Give the group inside up if this rank waits for ranks that have come to the end of the script."""
+        if self._ended.look(lambda: self._calls.ended_among(self.living)):
             self._inner.break_off()
-        self._suspected = awaited
 
     def refuse(self, name: str) -> NoReturn:
         """Raise the error of a collective that needs all ranks, which are started again then."""
@@ -339,8 +327,8 @@ class SurvivingGroup(OwnProcessGroup):
 
     def _agree(self, *, is_sum: bool) -> list[torch.Tensor] | None:
         """Go on with the living; return the result of the collective at which this rank stands, if another has it."""
-        if self._ended:
-            refuse(refusal_of_ends(self._ended))
+        if self._ended.found:
+            refuse(refusal_of_ends(self._ended.found))
         self._inner.break_off()
         while True:
             roll = self._inner.next_roll()

@@ -66,6 +66,10 @@ class OwnProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch does no
         """Return a name that torch does not know: for gloo it would look for the C++ object of the backend."""
         return "survivor"
 
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        """Wait for the other ranks."""
+        self.barrier()
+
     @property
     def group_name(self) -> str:
         """Name of the group; torch has that of a backend alone."""
