@@ -62,7 +62,7 @@ def test_a_script_is_told_what_is_taken_over_and_what_it_has_gained(tmp_path):
         "[rank 1] trained 1",
     ]
     assert (
-        "paceline: ranks share the batches of Linear by their speed: 1 to 12 samples in steps of 1 for 8 of "
+        "paceline: 2 ranks share the batches of Linear by their speed: 1 to 12 samples in steps of 1 for 8 of "
         "DataLoader(TensorDataset); the loss is a mean, weighed by samples\n" in done.stderr
     )
     assert re.search(r"25 updates in 0:\d\d; with equal shares 0:\d\d \(", done.stderr)

@@ -20,10 +20,11 @@ WITHOUT = "or start the script with torchrun"
 EQUAL_FROM_HERE = "paceline: the script has made another process group, and what it trains there has equal shares"
 
 
-def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str) -> str:
+def start_line(ranks: int, model: str, loader: Any, sizes: Pieces, weighing: str, costs: str) -> str:
     """Return what is taken over, in one line.
 
     Args:
+        ranks: number of ranks.
         model: name of the model.
         loader: loader of its batches; None for batches of the script itself.
         sizes: sizes of a share.
@@ -33,7 +34,7 @@ def start_line(model: str, loader: Any, sizes: Pieces, weighing: str, costs: str
     few = "; a batch below 4 samples can gain little" if sizes.batch_size < 4 else ""
     by_speed = f"{sizes.fewest} to {sizes.most} samples in steps of {sizes.size}"
     return (
-        f"paceline: ranks share the batches of {model} by their speed: {costs or by_speed} for "
+        f"paceline: {ranks} ranks share the batches of {model} by their speed: {costs or by_speed} for "
         f"{sizes.batch_size} of {name_of_loader(loader)}{few}; {WEIGHED[weighing]}"
     )
 
