@@ -334,7 +334,7 @@ class Balancer:
         self._work_limit = WorkLimit(pieces.pieces, self._memory if self._is_by_cost else None)
         if self.rank == 0:
             costs = how_known(cost_of, loader.collate_fn) if loader is not None else ""
-            line = start_line(self.ranks, self.model, loader, pieces, kind, costs) + self._note
+            line = start_line(self.ranks, self.model, loader, pieces, weighing=kind, costs=costs) + self._note
             print(line, file=sys.stderr, flush=True)
         if self._settings.dry_run:
             raise SystemExit(0)

@@ -28,6 +28,7 @@ from paceline.shares.texts import EQUAL_FROM_HERE
 from paceline.utils.after_import import call_after_import
 
 Function = Callable[..., Any]
+COMPILED = "torch._dynamo.eval_frame"
 FSDP = ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp")
 
 
@@ -55,6 +56,7 @@ class Patches:
         self._originals: list[tuple[Any, str, Any]] = []
         self._thread = threading.get_ident()
         self._is_in_backward = False
+        self._is_in_compiled = False  # in a compiled model, of which the pass was noted before
         self._is_synced = True
         self._passes = ForwardPasses()
         self._other_training = OtherTraining()
@@ -66,6 +68,7 @@ class Patches:
         self._replace(DistributedDataParallel, "__init__", self._with_init)
         for package in FSDP:  # of torch 2.6 and newer, and of older ones
             call_after_import(f"{package}._fsdp_state", partial(self._replace_state, package))
+        call_after_import(COMPILED, lambda: self._replace_compiled(sys.modules[COMPILED].OptimizedModule))
         self._loaders.install(self._replace)
         self._replace(torch.autograd, "backward", self._with_backward)
         patch_collectives(lambda: self.balancer, self._replace)
@@ -180,8 +183,28 @@ class Patches:
 
         return init
 
+    def _replace_compiled(self, compiled: type) -> None:
+        self._replace(compiled, "__call__", self._with_compiled)
+
+    def _with_compiled(self, original: Function) -> Function:
+        @wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            model = getattr(module, "_orig_mod", None)
+            if not isinstance(model, DistributedDataParallel) or torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            self._before_forward(model, args, kwargs)
+            self._is_in_compiled = True
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._is_in_compiled = False
+
+        return call
+
     def _before_forward(self, model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.balancer is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_inner(model):
+            return
+        if self._is_in_compiled:
             return
         self._is_synced = bool(getattr(model, "require_backward_grad_sync", True))
         self._loaders.before_pass(self.balancer)

@@ -5,13 +5,24 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from balance_models import data, net
-from balance_updates import adam, epochs, loader_of, loop, plain
+from balance_updates import adam, epochs, loader_of, loop, plain, update
 
 
 @loop
 def compiled_around():
     model = torch.compile(DistributedDataParallel(net()))
     return plain(model, adam(model), loader_of(data()))
+
+
+@loop
+def compiled_around_with_batches_taken_ahead():
+    model = torch.compile(DistributedDataParallel(net()))
+    optimizer, batches = adam(model), epochs(loader_of(data()))
+    ready = next(batches)
+    while ready is not None:
+        (x, y), ready = ready, next(batches, None)
+        update(optimizer, lambda x=x, y=y: mse_loss(model(x), y))
+    return model
 
 
 @loop
