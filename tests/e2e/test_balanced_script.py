@@ -129,6 +129,10 @@ SLOW = "(time.sleep(0.003 * len(x) * dist.get_rank()) or out).pow(2).mean()"
 AHEAD = f"(dist.get_rank() == 0 and number == 5 and next(loader) and None) or {SLOW}"
 BY_SAMPLES = f"optimizer.param_groups[0].update(lr=len(x) / 80) or {SLOW}"
 EVALUATED = "torch.no_grad()(lambda: list(DataLoader(data, 8, sampler=DistributedSampler(data))))()"
+POOL = "__import__('concurrent.futures').futures.ThreadPoolExecutor(1)"
+BY_THREAD = (
+    f"(lambda pool, batches: (pool.submit(next, batches).result() for _ in range(25)))({POOL}, iter({PARTS['loader']}))"
+)
 STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(torch.randn(50, 1, 6))})())"""
 
 
@@ -138,6 +142,7 @@ STREAM = """DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda se
         ({"loader": "DataLoader(data, batch_size=8, shuffle=True)"}, "does not deal its samples to 2 ranks"),
         ({"loader": STREAM}, "DataLoader(Stream) does not deal its samples"),
         ({"loader": "[(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
+        ({"loader": BY_THREAD}, "takes its batches in another thread"),
         ({"loader": CYCLE, "loss": SLOW}, "computes batches of DataLoader(TensorDataset) again that it has kept"),
         ({"loader": f"{EVALUATED} and [(torch.randn(8, 6),)] * 9"}, "no DataLoader has handed out the batch"),
         ({"loss": BY_SAMPLES}, "the parameters of the ranks are not the same"),

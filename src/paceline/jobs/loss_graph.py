@@ -25,10 +25,11 @@ OF_PENALTIES = frozenset({"Pow", "Abs", "Mul", "Sum", "Add", "LinalgVectorNorm",
 
 
 class Factors(NamedTuple):
-    """Numbers that a term is multiplied by and divided by on the way to the loss."""
+    """Constants that a term is multiplied by and divided by on the way to the loss."""
 
     divisors: tuple[float, ...] = ()
     multipliers: tuple[float, ...] = ()
+    weights: tuple[torch.Tensor, ...] = ()  # one for each value
 
 
 class Reading(NamedTuple):
@@ -107,12 +108,12 @@ def _terms(begin: Iterable[tuple[Any, int, Factors]], passed: Collection[str]) -
 
 
 def _with_factor(factors: Factors, node: Any, name: str) -> Factors:
-    """Return factors with the number by which a node divides or multiplies, if it is one."""
-    if name not in ("Div", "Mul") or not all(child is None for child, _ in node.next_functions[1:]):
+    """Return factors with the constant by which a node divides or multiplies, if there is one."""
+    if name not in ("Div", "Mul") or all(child is not None for child, _ in node.next_functions):
         return factors
-    value = node._saved_other
+    value = node._saved_self if node.next_functions[0][0] is None else node._saved_other
     if isinstance(value, torch.Tensor) and value.numel() != 1:
-        return factors
+        return factors._replace(weights=(*factors.weights, value.reciprocal() if name == "Div" else value))
     if name == "Div":
         return factors._replace(divisors=(*factors.divisors, float(value)))
     return factors._replace(multipliers=(*factors.multipliers, float(value)))
@@ -128,10 +129,18 @@ def _of_reduction(node: Any, factors: Factors, batch_size: int) -> list[Reading]
     """Return what a reduction shows, or those below it that reduce the samples; nothing if none does."""
     below = [(*child, factors) for child in node.next_functions]
     found: list[Reading] = []
+    terms: list[Reading] = []
+    reduces_samples = _reduces_samples(node, batch_size)
     for each, known in _terms(below, JOINING):
         if _is_reduction(each):
             found += _of_reduction(each, known, batch_size)
-    return found or ([_reading(node, factors, batch_size)] if _reduces_samples(node, batch_size) else [])
+        elif reduces_samples:
+            terms.append(_reading(node, known, batch_size))
+    if found or not reduces_samples:
+        return found
+    is_shown = len({each[:2] for each in terms}) == 1 or any(each.weighing in (None, "tokens") for each in terms)
+    # Terms with numbers of their own, as 2 in x**2 / 2 + y, show nothing by them.
+    return terms if is_shown else [_reading(node, factors, batch_size)]
 
 
 def _reduces_samples(node: Any, batch_size: int) -> bool:
@@ -170,6 +179,8 @@ def _selects(node: Any) -> bool:
 def _reading(node: Any, factors: Factors, batch_size: int) -> Reading:
     """Return what a reduction of the samples shows."""
     name, sizes = name_of(node), _sizes(node)
+    if factors.weights and (of_weights := _of_weights(name, _is_mean(node), factors)) is not None:
+        return of_weights
     if not _is_mean(node):
         return _of_sum(name, (batch_size, prod(sizes)), factors)._replace(is_square=sizes == (batch_size,) * 2)
     if not hasattr(node, "_saved_total_weight"):
@@ -178,6 +189,24 @@ def _reading(node: Any, factors: Factors, batch_size: int) -> Reading:
     is_whole = node._saved_weight is None and total == node._saved_target.numel()
     is_square = tuple(node._saved_self.shape) == (batch_size,) * 2
     return Reading("samples" if is_whole else "tokens", total, name, is_square=is_square)
+
+
+def _of_weights(name: str, is_mean: bool, factors: Factors) -> Reading | None:
+    """Return what a reduction shows by the weights of its values; None if their sum is not its divisor.
+
+    A sum is a mean if its weights sum to 1. A mean is one over fewer values if the mean of their weights is 1, or
+    divides it. It counts its values where their weights are equal.
+    """
+    weights = prod(torch.broadcast_tensors(*(each.detach().double() for each in factors.weights)))
+    given = weights[weights != 0]
+    total = float(weights.mean() if is_mean else weights.sum())
+    divisors = (1.0, *factors.divisors) if is_mean else (1.0,)
+    is_plain = is_mean and bool((weights == 1).all())
+    if is_plain or not len(given) or not any(isclose(total, each, rel_tol=1e-3) for each in divisors):
+        return None
+    if not isclose(float(given.min()), float(given.max()), rel_tol=1e-3):
+        return Reading(None, None, f"{name} of values with weights of the batch's own")
+    return Reading("tokens", float(len(given)), name)
 
 
 def _of_sum(name: str, counts: Collection[int], factors: Factors) -> Reading:

@@ -137,20 +137,20 @@ class Balancer:
         # The loader has ended, so this process loads the samples itself.
         return _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False).fetch(own)
 
-    def handed_out(self, loader: Loader | None, dealt: Dealt | None, *, is_ahead: bool = False) -> bool:
+    def handed_out(self, loader: Loader | None, dealt: Dealt | None, *, is_by_thread: bool = False) -> bool:
         """Note the batch that a loader has just returned; return whether the script is to get it.
 
         Args:
             loader: loader; None for one that is gone.
             dealt: how the samples of the update were divided; None if they were not.
-            is_ahead: whether a thread has taken it that does not compute.
+            is_by_thread: whether a thread has taken it that does not compute.
         """
         batch = dealt.batch if dealt is not None else None
         ledger = self._survival.ledger_of(loader) if self._survival is not None and loader is not None else None
         if ledger is not None and batch is not None and not ledger.hand_out(batch):
             return False
-        if is_ahead or torch.is_grad_enabled():  # else it is for evaluation
-            self.batches.add(HandedOut(loader, dealt, is_ahead))
+        if is_by_thread or torch.is_grad_enabled():  # else it is for evaluation
+            self.batches.add(HandedOut(loader, dealt, is_by_thread))
             if loader is not None and dealt is not None:
                 self._loaders.handed_out(loader, dealt.size)
         return True

@@ -11,7 +11,13 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.shares.batches import Dealt
-from paceline.shares.texts import WITHOUT, refusal_of_parts, refusal_of_repetition, refusal_of_weights
+from paceline.shares.texts import (
+    WITHOUT,
+    refusal_of_parts,
+    refusal_of_repetition,
+    refusal_of_thread,
+    refusal_of_weights,
+)
 
 MOST_WAITING = 256  # batches that a script has taken and not computed
 
@@ -24,12 +30,12 @@ class HandedOut(NamedTuple):
     Attributes:
         loader: loader; None for a batch that the script has made itself.
         dealt: shares of the batch; None if it was not dealt by rank.
-        is_ahead: whether a thread has taken it that does not compute.
+        is_by_thread: whether a thread has taken it that does not compute.
     """
 
     loader: Loader | None
     dealt: Dealt | None
-    is_ahead: bool = False
+    is_by_thread: bool = False
 
     @property
     def iteration(self) -> object:
@@ -82,8 +88,7 @@ class HandedOutBatches:
 
     def add(self, batch: HandedOut) -> None:
         """Add a batch."""
-        if not batch.is_ahead:
-            self._forget_unread(batch)
+        self._forget_unread(batch)
         self._waiting.append(batch)
         if batch.loader is not None:
             self._ended.discard(batch.loader)
@@ -102,10 +107,10 @@ class HandedOutBatches:
 
     @property
     def ahead(self) -> int:
-        """Batches of the current iteration that were taken, not by another thread, and that no pass computes yet."""
+        """Batches of the current iteration that were taken, and that no pass computes yet."""
         if self._current.iteration is None:
             return 0
-        return sum(each.is_of(self._current) and not each.is_ahead for each in self._waiting)
+        return sum(each.is_of(self._current) for each in self._waiting)
 
     def forward_began(self, shapes: Collection[Sequence[int]]) -> None:
         """Note a forward pass with gradients.
@@ -140,12 +145,14 @@ class HandedOutBatches:
         """Return the batch of a backward pass: that of the latest forward pass, if one was seen since it was taken.
 
         Raises:
-            UsageError: it cannot be told which batch it computes.
+            UsageError: it cannot be told which batch it computes, or a thread has taken it that does not compute.
         """
         if not self._is_seen and self._waiting:
             self._take_latest(list(self._waiting))
         self._is_seen = False
         self._passes += 1
+        if self._current.is_by_thread and self._current.dealt is not None:
+            raise UsageError(refusal_of_thread())
         seen, self._seen = self._seen, []
         others = [each for each in seen if each.loader is not self._current.loader]
         if len({each.dealt.weight(self._rank) for each in (self._current, *others) if each.dealt is not None}) > 1:
@@ -189,7 +196,7 @@ class HandedOutBatches:
         unread: dict[object, list[HandedOut]] = defaultdict(list)
         for each in self._waiting:
             is_over = each.loader is batch.loader or each.loader in self._ended
-            if is_over and not each.is_ahead and not each.is_of(batch):
+            if is_over and not each.is_of(batch):
                 unread[each.loader, each.iteration].append(each)
         for group in unread.values():
             if len(group) > self._most_ahead:

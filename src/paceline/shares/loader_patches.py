@@ -102,12 +102,12 @@ class LoaderPatches:
             if balancer is None:
                 return self._early_batch(iterator, original)
             loader = self._loader_of(iterator)
-            is_ahead = threading.get_ident() != self._thread
-            if not is_ahead:
+            is_by_thread = threading.get_ident() != self._thread
+            if not is_by_thread:
                 balancer.stopwatch.restart()
             try:
                 batch = original(iterator)
-                while not balancer.handed_out(loader, _taken_from(iterator._index_sampler), is_ahead=is_ahead):
+                while not balancer.handed_out(loader, _taken_from(iterator._index_sampler), is_by_thread=is_by_thread):
                     batch = original(iterator)
             except StopIteration:
                 batch = balancer.owed_batch(loader)

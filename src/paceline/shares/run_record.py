@@ -62,7 +62,7 @@ class RunRecord:
         self._settings = settings
         self._configuration = _configuration(settings, found, ranks, lag)
         self._is_writer = is_writer
-        self._zero_s = self._ended_s = self._written_s = time.perf_counter()
+        self._zero_s = self._ended_s = self._decided_s = self._written_s = time.perf_counter()
         self._unwritten = Unwritten(self._zero_s)
         self._records = UpdateRecords()
         self._living = set(range(ranks))
@@ -110,6 +110,7 @@ class RunRecord:
         self._add_decision(now_s, LIMITS, reason, {**_by_rank(limits.most), COMPILED: float(limits.is_compiled)})
 
     def _add_decision(self, now_s: float, kind: str, reason: str, numbers: dict[str, float]) -> None:
+        self._decided_s = now_s
         if self._is_wanted:
             self._unwritten.add(TimedDecision(now_s=now_s, kind=kind, reason=reason, numbers=numbers))
 
@@ -209,7 +210,7 @@ class RunRecord:
 
     def _close(self, outcome: Outcome, reason: str) -> None:
         self._write(is_last=True)
-        now_s = self._ended_s - self._zero_s
+        now_s = max(self._ended_s, self._decided_s) - self._zero_s
         self._pass_on(
             RunEnded(
                 now_s=now_s, outcome=outcome, reason=reason, busy_s=self._records.busy_s, live_s=self._records.live_s

@@ -91,6 +91,15 @@ def refusal_of_repetition(loader: Any) -> str:
     )
 
 
+def refusal_of_thread() -> str:
+    """Return why batches cannot be trained on that another thread has taken, and what to do."""
+    return (
+        "the script takes its batches in another thread than the one that computes, so the ranks may divide an update "
+        "by other shares: iterate over the loader where the model is trained, and let DataLoader(num_workers=2) load "
+        f"ahead, {WITHOUT}"
+    )
+
+
 def refusal_of_places() -> str:
     """Return why ranks cannot go on that divide different samples, and what to do."""
     return (

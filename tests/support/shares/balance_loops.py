@@ -3,8 +3,6 @@
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
-from queue import Queue
-from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -145,20 +143,6 @@ def batches_taken_ahead():
             (x, y), ready = ready, next(batches, None)
             update(optimizer, lambda x=x, y=y: mse_loss(model(x), y))
     return model
-
-
-@loop
-def batches_of_another_thread():
-    model = DistributedDataParallel(net())
-    waiting = Queue(3)
-
-    def feed():
-        for batch in epochs(loader_of(data()), 3):
-            waiting.put(batch)
-        waiting.put(None)
-
-    Thread(target=feed, daemon=True).start()
-    return trained(model, adam(model), iter(waiting.get, None), lambda x, y: mse_loss(model(x), y))
 
 
 @loop

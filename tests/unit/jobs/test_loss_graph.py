@@ -166,3 +166,51 @@ def test_a_comparison_of_each_sample_with_all_is_told(output, target):
     ):
         assert read_loss(loss, SAMPLES).is_square, loss.grad_fn
     assert not read_loss(functional.cross_entropy(output, target), SAMPLES).is_square
+
+
+MASK = torch.tensor([1.0, 1, 0, 0, 0, 1])
+
+
+def test_numbers_below_a_sum_divide_it(output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    for loss in ((losses / SAMPLES).sum(), (losses * (1 / SAMPLES)).sum(), (torch.tensor(1 / SAMPLES) * losses).sum()):
+        assert kind(loss) == "samples", loss.grad_fn
+    reading = read_loss((losses * torch.full((SAMPLES,), 1 / SAMPLES)).sum(), SAMPLES)
+    assert (reading.weighing, reading.divisor) == ("tokens", 6.0)
+    reading = read_loss((losses * MASK / MASK.sum()).sum(), SAMPLES)
+    assert (reading.weighing, reading.divisor) == ("divided", 3.0)
+
+
+def test_weights_that_sum_to_one_make_a_sum_a_mean_over_tokens(output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    weights = MASK / MASK.sum()
+    for loss in (
+        (losses * weights).sum(),
+        (weights * losses).sum(),
+        (losses * MASK * weights).sum(),
+        (losses[:, None] * weights[:, None]).sum() / 4,  # of four accumulated ones
+        (losses * (MASK / MASK.mean())).mean(),
+        (losses * MASK).mean() / MASK.mean(),
+        (losses * MASK).mean() / MASK.mean() / 4,
+    ):
+        reading = read_loss(loss, SAMPLES)
+        assert (reading.weighing, reading.divisor) == ("tokens", 3.0), loss.grad_fn
+
+
+def test_unequal_weights_that_sum_to_one_are_not_guessed(output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    weights = torch.arange(1.0, SAMPLES + 1)
+    for loss in (
+        (losses * weights.softmax(0)).sum(),
+        (losses * (weights / weights.mean())).mean(),
+        (losses * weights).mean() / weights.mean(),
+    ):
+        assert kind(loss) is None, loss.grad_fn
+
+
+def test_weights_of_samples_change_neither_a_sum_nor_a_mean(output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    weights = torch.arange(1.0, SAMPLES + 1)
+    assert [kind((losses * each).sum()) for each in (MASK, weights, MASK * weights)] == ["none"] * 3
+    assert [kind((losses * each).mean()) for each in (MASK, weights, MASK * weights)] == ["samples"] * 3
+    assert kind((output.pow(2) / 2 + output).sum()) == "none"  # a number of one term alone

@@ -189,6 +189,17 @@ def test_a_pass_whose_tensors_may_be_of_the_batch_is_not_refused(batches, shapes
     assert batches.backward_began().dealt == batch(10).dealt
 
 
+def test_a_batch_that_another_thread_has_taken_is_refused_if_it_is_trained_on(batches):
+    batches.add(batch(8, OTHER)._replace(is_by_thread=True))  # for evaluation
+    batches.add(batch(8))
+    batches.forward_began([(8,)])
+    batches.backward_began()
+    batches.add(batch(8)._replace(is_by_thread=True))
+    batches.forward_began([(8,)])
+    with pytest.raises(UsageError, match="in another thread"):
+        batches.backward_began()
+
+
 @pytest.mark.parametrize("part", [2, 4])
 def test_a_batch_that_is_computed_in_parts_is_refused(batches, part):
     batches.add(batch(8))

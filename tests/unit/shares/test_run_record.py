@@ -18,6 +18,7 @@ from paceline.core.records import (
 )
 from paceline.errors import UsageError
 from paceline.jobs import load_job
+from paceline.policies.share_limits import ShareLimits
 from paceline.recording.run_folder import SavedRun
 from paceline.recording.timed_updates import TimedUpdate, timed_updates
 from paceline.shares.gain import Gain
@@ -70,6 +71,14 @@ def test_limits_of_the_shares_are_replayed(tmp_path):
     assert limits.reason == "at most 18, 22, 24 samples by memory"
     assert shares.numbers["0"] == 18
     assert pl.replay(tmp_path / "run").is_same
+
+
+def test_a_run_that_fails_right_after_a_decision_has_a_whole_log(tmp_path):
+    record = record_in(tmp_path / "run")
+    train(record, 40)
+    record.limited(record._ended_s + 1.0, ShareLimits((BATCH,) * RANKS))
+    record.end(Outcome.FAILED, "")
+    assert kinds(tmp_path / "run")[-2:] == ["DecisionMade", "RunEnded"]
 
 
 @pytest.mark.parametrize("line", [0, 1])
