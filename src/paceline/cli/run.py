@@ -54,7 +54,8 @@ def run(
         str, typer.Option(help="What a rank's gradient counts: samples, tokens or none. Default: read from the loss.")
     ] = "auto",
     cost: Annotated[
-        str | None, typer.Option(metavar="FILE.npy", help="Cost of each sample of the data set, by which it is dealt.")
+        str | None,
+        typer.Option(metavar="FILE.npy", help="Cost of each sample, by which it is dealt, or none."),
     ] = None,
     on_death: Annotated[
         str, typer.Option(help="What follows the loss of a rank of DDP: the others survive, or all restart.")

@@ -19,6 +19,7 @@ from paceline.shares.rank_batches import Batch
 
 CostOf = Callable[[Any], float]  # of an index
 NOT_PADDING = ("flatten", "pack")
+UNKNOWN = "none"  # given where lengths of the data set are no costs
 COLUMNS = ("length", "lengths")  # of data sets of Hugging Face
 
 
@@ -26,8 +27,8 @@ def cost_function(given: CostOf | str | None, dataset: Any) -> CostOf | None:
     """Return the cost of each sample by its index; None if it is not known, or the same for all.
 
     Args:
-        given: function of the index; the path of a file of numpy with a cost for each sample; None to look for lengths
-            in the data set.
+        given: function of the index; the path of a file of numpy with a cost for each sample; "none" for no costs; None
+            to look for lengths in the data set.
         dataset: data set of the loader.
 
     Raises:
@@ -36,6 +37,8 @@ def cost_function(given: CostOf | str | None, dataset: Any) -> CostOf | None:
     """
     if callable(given):
         return partial(_checked, given)
+    if given == UNKNOWN:
+        return None
     lengths = _read(given, dataset) if given else _lengths(dataset)
     if lengths is None or len(lengths) == 0 or lengths.min() == lengths.max():
         return None

@@ -74,7 +74,7 @@ def balance(
         weigh: what a rank's gradient counts: "samples" for a loss that is a mean over the samples of its batch,
             "tokens" for a mean over tokens that count, "none" for a sum; "auto" to read it from the first loss.
         cost: cost of a sample as a function of its index, or the path of a file of numpy with a cost for each; by
-            default the length of its tokens, where the data set knows it.
+            default the length of its tokens, where the data set knows it; "none" to deal by speed alone.
         out: folder for the shares and times of the ranks, which ``paceline report`` shows; none by default.
 
     Returns:

@@ -23,8 +23,8 @@ class BalanceSettings:
         pieces: m, pieces of a rank's batch, >= 1.
         max_share: largest share as a multiple of the batch, >= 1.
         weigh: what backward passes are weighed by; "auto" to read it from the graph of the loss.
-        cost: path of a file with the cost of each sample, or a function of its index; None to look for lengths in the
-            data set.
+        cost: path of a file with the cost of each sample, or a function of its index; "none" for no costs; None to look
+            for lengths in the data set.
         dry_run: whether the script ends once it is known what is taken over.
         on_death: what follows the loss of a rank: the others "survive" it where they can, or all "restart".
         out: folder of the run; None for none.
