@@ -58,7 +58,7 @@ def test_ranks_of_paceline_sleep_and_do_not_wait_for_the_slow_worker(folder):
     assert line["real_evaluated"][-1]["loss"] < line["real_evaluated"][0]["loss"]
     assert line["real_mean_k"] == 1.0
     fast_s, slow_s = (sum(slept_s(task, worker, draw) for draw in range(1, 25)) for worker in range(2))
-    assert 2 / 3 * fast_s < line["real_s"] < slow_s
+    assert fast_s / 2 < line["real_s"] < slow_s  # two fast workers would take half
 
 
 @pytest.mark.slow

@@ -64,4 +64,6 @@ if __name__ == "__main__":
     stop = f"updates={UPDATES}"
     cluster = pl.Torchrun(server=False)
     settings = {"protocol": protocol, "cluster": cluster, "stop": stop, "callbacks": [NoteJoin(joined)], "out": folder}
+    if killed == BESIDE:  # the others wait for it within a gradient, which is no silence then
+        settings["worker_timeout_s"] = 300.0
     pl.train(job(), checkpoint_every="updates=5", seed=1, **settings)
