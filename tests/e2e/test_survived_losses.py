@@ -216,7 +216,7 @@ def test_a_replica_that_was_lost_comes_back_shard_by_shard(tmp_path, faults):
 @pytest.mark.parametrize(("ranks", "variables"), [(2, {}), (4, {"SHARDS": "2"})])
 def test_a_rank_that_was_passed_where_it_waited_comes_back_later(tmp_path, ranks, variables):
     lost = f"{ranks - 1}:6:sum"
-    check(tmp_path, ranks, [lost], RETURNS_AT="1000", EPOCHS="20", LATE="1", **variables)
+    check(tmp_path, ranks, [lost], RETURNS_AT="1000", EPOCHS="60", LATE="1", **variables)
     assert (tmp_path / f"{ranks - 1}.1.back").exists()
 
 
