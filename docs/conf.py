@@ -39,6 +39,7 @@ nitpick_ignore_regex = [
     (r"py:.*", rf"({OTHERS})\b.*"),
     (r"py:.*", r".*\.Count"),
     (r"py:class", r"msgspec\.Meta"),  # bounds of the values in a message
+    (r"py:class", r"DataLoader"),
     (r"py:class", r"Model"),  # the type of the model that balance returns
 ]
 
