@@ -21,13 +21,13 @@ from distributed_ranks import ANSWER
 from paceline.jobs.models.resnet import resnet18
 
 Settings = dict[str, Any]
+Step = tuple[float, int]  # when a step ended, and the updates until then
 BATCH = int(os.environ.get("BATCH", "64"))
 DEVICE = os.environ.get("DEVICE", "cuda")
 
 
 def main() -> None:
     settings: Settings = json.loads(sys.argv[1])
-    begun_s = time.time()
     torch.manual_seed(0)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     generator = torch.Generator().manual_seed(0)
@@ -37,17 +37,21 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     delay_s = settings["delay_s"] if rank == ranks - 1 else 0.0
     train = attached if settings["protocol"] else ddp
-    times_s = train(model, optimizer, data, settings, delay_s)
-    print(ANSWER + json.dumps({"rank": rank, "times_s": times_s, "begun_s": begun_s}), flush=True)
+    steps = train(model, optimizer, data, settings, delay_s)
+    print(ANSWER + json.dumps({"rank": rank, "steps": steps}), flush=True)
     os._exit(0)  # the end of a gloo group may wait for processes that have ended
 
 
 def step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], delay_s: float, autocast: bool
 ) -> float:
-    """Make one step, and return when the GPU has ended it."""
+    """Make one step, and return when the GPU has ended it.
+
+    Args:
+        delay_s: seconds that this rank sleeps for each `BATCH` samples.
+    """
     images, labels = (each.to(DEVICE) for each in batch)
-    time.sleep(delay_s)
+    time.sleep(delay_s * len(images) / BATCH)
     optimizer.zero_grad()
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         loss = nn.functional.cross_entropy(model(images), labels)
@@ -59,25 +63,25 @@ def step(
 
 def attached(
     model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, settings: Settings, delay_s: float
-) -> list[float]:
-    """Return when each step of this rank ended."""
+) -> list[Step]:
+    """Return the steps of this rank."""
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-    cluster = pl.Torchrun(encrypt=settings["encrypt"])
+    cluster = pl.Torchrun(**settings["cluster"])
     run = pl.attach(model, optimizer, loader, protocol=settings["protocol"], cluster=cluster)
-    times_s: list[float] = []
-    for _ in run.epochs(1):
-        times_s += [step(model, optimizer, batch, delay_s, settings["autocast"]) for batch in run.loader]
-    return times_s
+    autocast = settings["autocast"]
+    batches = (batch for _ in run.epochs(1) for batch in run.loader)
+    return [(step(model, optimizer, batch, delay_s, autocast), run.update) for batch in batches]
 
 
 def ddp(
     model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, settings: Settings, delay_s: float
-) -> list[float]:
-    """Return when each step of this rank ended."""
+) -> list[Step]:
+    """Return the steps of this rank."""
     torch.distributed.init_process_group("gloo")
     parallel = DistributedDataParallel(model)
     loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
-    return [step(parallel, optimizer, batch, delay_s, settings["autocast"]) for batch in loader]
+    autocast = settings["autocast"]
+    return [(step(parallel, optimizer, batch, delay_s, autocast), number) for number, batch in enumerate(loader, 1)]
 
 
 if __name__ == "__main__":
