@@ -197,7 +197,10 @@ def _of_weights(name: str, is_mean: bool, factors: Factors) -> Reading | None:
     A sum is a mean if its weights sum to 1. A mean is one over fewer values if the mean of their weights is 1, or
     divides it. It counts its values where their weights are equal.
     """
-    weights = prod(torch.broadcast_tensors(*(each.detach().double() for each in factors.weights)))
+    try:
+        weights = prod(torch.broadcast_tensors(*(each.detach().double() for each in factors.weights)))
+    except RuntimeError:  # the values had another shape in between
+        return None
     given = weights[weights != 0]
     total = float(weights.mean() if is_mean else weights.sum())
     divisors = (1.0, *factors.divisors) if is_mean else (1.0,)

@@ -214,3 +214,8 @@ def test_weights_of_samples_change_neither_a_sum_nor_a_mean(output, target):
     assert [kind((losses * each).sum()) for each in (MASK, weights, MASK * weights)] == ["none"] * 3
     assert [kind((losses * each).mean()) for each in (MASK, weights, MASK * weights)] == ["samples"] * 3
     assert kind((output.pow(2) / 2 + output).sum()) == "none"  # a number of one term alone
+
+
+def test_weights_of_values_that_change_their_shape_in_between_show_nothing(output):
+    weights = torch.rand(SAMPLES, CLASSES)
+    assert kind(((output * weights).flatten() * weights.flatten()).sum()) == "none"
